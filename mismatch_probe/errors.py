@@ -1,0 +1,52 @@
+"""Every failure a person can cause or meet, with the exit code it ends the process with.
+
+Exit codes: 0 pass, 1 gate failed, 2 usage or configuration, 3 inconclusive, 4 environment, engine or
+memory, 130 interrupted. A message says what is wrong, why, and which flag or edit mends it.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    PASS = 0
+    GATE_FAILED = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    ENVIRONMENT = 4
+    INTERRUPTED = 130
+
+
+class MismatchProbeError(Exception):
+    """Base of every error the tool raises on purpose; the CLI prints its message and no traceback."""
+
+    exit_code: ExitCode = ExitCode.ENVIRONMENT
+
+
+class UsageError(MismatchProbeError, ValueError):
+    """A flag, a configuration file, a prompt file or a checkpoint path that cannot be used as given."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RunDirectoryError(UsageError):
+    """A run directory that exists already, belongs to other settings, or lacks a file it should have."""
+
+
+class StorageError(MismatchProbeError, OSError):
+    """The disk refused a write: full, read-only, or gone."""
+
+
+class EngineError(MismatchProbeError, RuntimeError):
+    """An inference engine or the training path could not start or did not deliver what was asked."""
+
+
+class OutOfMemory(EngineError, MemoryError):
+    """The device or the host ran out of memory."""
+
+
+class MissingExtra(EngineError, ImportError):
+    """A part of the tool that is installed on request only is needed and absent."""
+
+
+class BrokenRecord(MismatchProbeError):
+    """Recorded data that must not be trusted: missing or non-finite log-probs, other token ids."""
