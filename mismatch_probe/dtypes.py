@@ -1,6 +1,6 @@
 """One spelling for number formats. Everything the tool writes says fp64, fp32, fp16 or bf16."""
 
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, get_args
 
 from mismatch_probe.errors import UsageError
 
@@ -40,9 +40,3 @@ def parse_dtype(text: str) -> Dtype:
 def vllm_name(dtype: Dtype) -> str:
     return TORCH_NAME[dtype]
 
-
-def as_dtype(text: str) -> Dtype:
-    """Narrow an already canonical string; a programming error otherwise."""
-    if text not in DTYPES:
-        raise AssertionError(f"{text!r} is not canonical")
-    return cast(Dtype, text)

@@ -1,0 +1,106 @@
+"""What a comparison is: the frozen, typed settings that a run directory records and a resume must match."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+
+from mismatch_probe.dtypes import Dtype, parse_dtype
+
+DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+
+
+class Settings(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(Settings):
+    """The checkpoint: a folder, a hub id, or `demo`."""
+
+    path: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+class PromptSettings(Settings):
+    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set."""
+
+    source: str = "sums:long"
+    num_prompts: PositiveInt = 64
+    chat_template: Literal["auto", "always", "never"] = "auto"
+
+
+class SamplingSettings(Settings):
+    """How mu samples. The probabilities compared are those of the distribution sampled from."""
+
+    samples_per_prompt: PositiveInt = 1
+    max_new_tokens: PositiveInt = 1024
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0)
+    ignore_eos: bool = False
+
+
+class EngineSettings(Settings):
+    """The inference engine (mu); `args` go to the engine unchanged."""
+
+    name: Literal["vllm"] = "vllm"
+    prefix_caching: bool = False
+    batch_sequences: PositiveInt | None = None
+    prefill: bool = True
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class TrainingPathSettings(Settings):
+    """How the training path (pi) computes.
+
+    precision: `weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is
+    `model.to(dtype)`, which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is
+    FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters.
+    """
+
+    precision: Literal["weights", "to", "autocast", "fsdp"] = "weights"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    log_softmax_dtype: DtypeField = "fp32"
+    lm_head_dtype: DtypeField | None = None
+    device: str = "auto"
+    device_map: str | None = None
+    batch_tokens: PositiveInt = 16384
+
+
+class ReferenceSettings(Settings):
+    """The high-precision reference both sides are held against."""
+
+    dtype: Literal["fp32", "fp64"] = "fp32"
+    rounded_weights: bool = True
+
+
+class CompareSettings(Settings):
+    """One run of `compare`."""
+
+    model: ModelSettings
+    pairs: tuple[tuple[DtypeField, DtypeField], ...] = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+    prompts: PromptSettings = PromptSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    engine: EngineSettings = EngineSettings()
+    training: TrainingPathSettings = TrainingPathSettings()
+    reference: ReferenceSettings = ReferenceSettings()
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+
+    @model_validator(mode="after")
+    def _pairs_are_distinct(self) -> "CompareSettings":
+        if not self.pairs:
+            raise ValueError("no dtype to compare; give --dtype, or --train-dtype with --infer-dtype")
+        if len(set(self.pairs)) != len(self.pairs):
+            raise ValueError("the same pair of dtypes is asked for twice")
+        return self
+
+    @property
+    def infer_dtypes(self) -> tuple[Dtype, ...]:
+        return tuple(dict.fromkeys(infer for _, infer in self.pairs))
+
+    @property
+    def train_dtypes(self) -> tuple[Dtype, ...]:
+        return tuple(dict.fromkeys(train for train, _ in self.pairs))
