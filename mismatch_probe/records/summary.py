@@ -1,0 +1,96 @@
+"""`summary.json`: the one record that the terminal, the report, `--json`, `diff` and `gate` read."""
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.results import (
+    Blame,
+    ConfidenceBin,
+    ErrorHistogram,
+    Estimate,
+    LengthLaw,
+    ProbabilityScatter,
+)
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Frozen, no unknown keys; non-finite numbers cannot be written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Verdict(Record):
+    """What the numbers mean: a code for machines, a sentence for people, and what to do."""
+
+    code: str
+    sentence: str
+    evidence: list[str] = []
+    advice: list[str] = []
+
+
+class TokenInContext(Record):
+    """A token with a large deviation, the text around it, and its log-probs (nats)."""
+
+    sequence_id: str
+    position: int
+    before: str
+    token: str
+    after: str
+    log_pi: float
+    log_mu: float
+    log_ref: float | None
+
+
+class Counts(Record):
+    """What was there to measure, and what was not usable."""
+
+    num_sequences: int
+    num_tokens: int
+    missing_mu: int
+    missing_pi: int
+    nonfinite_mu: int
+    nonfinite_pi: int
+    mismatched_ids: int
+    truncated_responses: int
+
+
+class PairSummary(Record):
+    """One training dtype against one inference dtype, on responses sampled by the latter."""
+
+    train_dtype: Dtype
+    infer_dtype: Dtype
+    legs: dict[str, str]
+    counts: Counts
+    metrics: dict[str, Estimate]
+    metrics_unavailable: dict[str, str] = {}
+    length: LengthLaw | None
+    blame: Blame | None
+    confidence: list[ConfidenceBin]
+    scatter: ProbabilityScatter | None
+    errors: list[ErrorHistogram]
+    worst_tokens: list[TokenInContext]
+    verdict: Verdict
+
+
+class Contrast(Record):
+    """A metric of one pair over that of another, from rollouts of this run: `FP16 would cut it k-fold`."""
+
+    metric: str
+    of: str
+    over: str
+    ratio: Estimate
+
+
+class Summary(Record):
+    """The whole answer of a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    tool_version: str
+    model: str
+    model_fingerprint: str
+    headline: str
+    verdict: Verdict
+    contrasts: list[Contrast]
+    pairs: list[PairSummary]

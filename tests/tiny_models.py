@@ -1,0 +1,92 @@
+"""Tiny random checkpoints of real architectures, made with transformers: seeded, 16-bit exact, loadable by every engine.
+
+Head size 32, which vLLM's CPU attention accepts; a tokenizer of one token a byte.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+VOCAB_SIZE: Final = 320
+SLIDING_WINDOW: Final = 16
+
+_SHAPE: Final[dict[str, Any]] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
+_NO_HEAD_DIM: Final = {key: value for key, value in _SHAPE.items() if key != "head_dim"}
+
+FAMILIES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
+    "llama": lambda **changes: LlamaConfig(**{**_SHAPE, **changes}),
+    "qwen2": lambda **changes: Qwen2Config(**{**_NO_HEAD_DIM, **changes}),
+    "qwen3": lambda **changes: Qwen3Config(**{**_SHAPE, "tie_word_embeddings": True, **changes}),
+    "mistral-sliding": lambda **changes: MistralConfig(**{**_SHAPE, "sliding_window": SLIDING_WINDOW, **changes}),
+    "qwen3-moe": lambda **changes: Qwen3MoeConfig(
+        **{**_SHAPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, **changes}
+    ),
+    "gemma2": lambda **changes: Gemma2Config(
+        **{
+            **_SHAPE,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 32,
+            "final_logit_softcapping": 2.0,
+            **changes,
+        }
+    ),
+}
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A fast tokenizer of one token a byte, then pad, bos and eos as ids 256, 257 and 258."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (PAD, BOS, EOS)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def make_checkpoint(
+    folder: Path | str, family: str = "llama", *, seed: int = 0, init_std: float = 0.2, **config_changes: Any
+) -> Path:
+    """Write a random model of `family` (a key of FAMILIES) with its tokenizer into `folder`, in safetensors.
+
+    Weights are stored in FP32 with values exact in BF16, as published checkpoints have. `init_std` is wide enough that
+    the next-token distribution is far from uniform; `config_changes` override fields of the transformers config.
+    """
+    config = FAMILIES[family](initializer_range=init_std, **config_changes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    path = Path(folder)
+    model.save_pretrained(path, safe_serialization=True)
+    byte_tokenizer().save_pretrained(path)
+    return path
