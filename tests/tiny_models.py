@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of real architectures, made with transformers: seeded, 16-bit exact, loadable by every engine.
+"""Tiny random checkpoints of real architectures, made with transformers: seeded, BF16-exact, loadable by engines.
 
 Head size 32, which vLLM's CPU attention accepts; a tokenizer of one token a byte.
 """
@@ -54,7 +54,7 @@ FAMILIES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
             **_SHAPE,
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 32,
-            "final_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
             **changes,
         }
     ),
