@@ -1,0 +1,53 @@
+"""`manifest.json`: what was run, on what, with which settings, and how far it came."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.config.model import CompareSettings
+
+MANIFEST_VERSION = 1
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelIdentity(Entry):
+    """The checkpoint as it was read: both sides load `folder`, nothing else."""
+
+    name: str
+    folder: str
+    fingerprint: str
+    architecture: str
+    context_length: int | None
+    checkpoint_dtype: str | None
+    weight_bytes: int
+
+
+class StageRecord(Entry):
+    """One stage's progress; `effective_settings` were read back from what ran, not copied from the request."""
+
+    state: Literal["pending", "running", "done", "skipped"] = "pending"
+    batches: int = 0
+    batches_done: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    note: str = ""
+    effective_settings: dict[str, Any] = {}
+
+
+class Manifest(Entry):
+    """The record of a run; only the parent process writes it."""
+
+    manifest_version: int = MANIFEST_VERSION
+    tool_version: str
+    created_at: str
+    command: list[str]
+    settings: CompareSettings
+    model: ModelIdentity
+    content_keys: dict[str, str]
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    git: dict[str, Any] | None
+    stages: dict[str, StageRecord] = {}

@@ -1,0 +1,52 @@
+"""Resumable work: a stage is a fixed list of batches, and each finished batch is one part file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.records.tables import read_table, write_table
+
+
+class Parts:
+    """The part files of one stage, under `RUN/parts/STAGE/`, named by batch number and output."""
+
+    def __init__(self, folder: Path, outputs: Sequence[str]) -> None:
+        self._folder = folder
+        self._outputs = tuple(outputs)
+
+    def open(self) -> None:
+        """Make the folder and drop what a killed process left half-written."""
+        with storage_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
+                leftover.unlink()
+
+    def is_done(self, batch: int) -> bool:
+        return all(self._path(batch, output).exists() for output in self._outputs)
+
+    def write(self, batch: int, tables: dict[str, pa.Table]) -> None:
+        """Record one finished batch.
+
+        Raises:
+            StorageError: the disk refused the write.
+        """
+        for output in self._outputs:
+            write_table(self._path(batch, output), tables[output])
+
+    def read(self, num_batches: int, output: str) -> pa.Table:
+        """All batches of one output, in batch order.
+
+        Raises:
+            BrokenRecord: a part is missing or damaged.
+        """
+        return pa.concat_tables([read_table(self._path(batch, output)) for batch in range(num_batches)])
+
+    def remove(self) -> None:
+        for path in self._folder.glob("*.parquet"):
+            path.unlink()
+        self._folder.rmdir()
+
+    def _path(self, batch: int, output: str) -> Path:
+        return self._folder / f"{batch:06d}-{output}.parquet"

@@ -1,0 +1,83 @@
+"""Between the sequences that stages pass on and the rows of parquet files."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.tables import PROMPTS, ROLLOUTS, leg_schema
+
+
+def prompts_table(prompts: Sequence[EncodedPrompt]) -> pa.Table:
+    return pa.table(
+        {
+            "prompt_id": [prompt.prompt_id for prompt in prompts],
+            "prompt_token_ids": [prompt.token_ids for prompt in prompts],
+            "text": [_storable(prompt.text) for prompt in prompts],
+            "answer": [prompt.answer for prompt in prompts],
+        },
+        schema=PROMPTS,
+    )
+
+
+def prompts_of(table: pa.Table) -> list[EncodedPrompt]:
+    return [
+        EncodedPrompt(row["prompt_id"], row["prompt_token_ids"], row["text"], row["answer"]) for row in table.to_pylist()
+    ]
+
+
+def rollouts_table(requests: Sequence[SampleRequest], sampled: Sequence[SampledSequence], sampler: str) -> pa.Table:
+    """Rows of `rollouts.parquet`, in request order."""
+    return pa.table(
+        {
+            "id": [request.id for request in requests],
+            "prompt_id": [request.prompt.prompt_id for request in requests],
+            "sampler": [sampler] * len(requests),
+            "seed": [request.seed for request in requests],
+            "prompt_token_ids": [request.prompt.token_ids for request in requests],
+            "token_ids": [sample.sequence.token_ids for sample in sampled],
+            "token_texts": [[_storable(text) for text in sample.token_texts] for sample in sampled],
+            "finish_reason": [sample.finish_reason for sample in sampled],
+        },
+        schema=ROLLOUTS,
+    )
+
+
+def sequences_of(table: pa.Table) -> list[TokenSequence]:
+    columns = table.select(["id", "prompt_token_ids", "token_ids"]).to_pydict()
+    return [
+        TokenSequence(*row)
+        for row in zip(columns["id"], columns["prompt_token_ids"], columns["token_ids"], strict=True)
+    ]
+
+
+def leg_table(scored: Sequence[ScoredSequence], *, double: bool = False) -> pa.Table:
+    """Rows of a leg, in the order given; `double` keeps FP64 log-probs."""
+    number = np.float64 if double else np.float32
+    return pa.table(
+        {
+            "id": [score.id for score in scored],
+            "logprobs": [np.asarray(score.logprobs, dtype=number) for score in scored],
+            "top1_ids": [score.top1_ids for score in scored],
+            "entropy_nats": [
+                None if score.entropy_nats is None else np.asarray(score.entropy_nats, dtype=np.float32)
+                for score in scored
+            ],
+        },
+        schema=leg_schema(double=double),
+    )
+
+
+def in_order(table: pa.Table, ids: Sequence[str]) -> pa.Table:
+    """The table's rows in the order of `ids`.
+
+    Raises:
+        KeyError: an id has no row.
+    """
+    positions = {row_id: position for position, row_id in enumerate(table["id"].to_pylist())}
+    return table.take([positions[row_id] for row_id in ids]).combine_chunks()
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")

@@ -1,0 +1,139 @@
+"""The run directory: where each file lives, who may write, and what may be reused."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.parts import Parts
+from mismatch_probe.records.summary import SCHEMA_VERSION, Summary
+
+
+class RunDirectory:
+    """Paths and documents of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    manifest_path = property(lambda self: self.path / "manifest.json")
+    prompts_path = property(lambda self: self.path / "prompts.parquet")
+    rollouts_path = property(lambda self: self.path / "rollouts.parquet")
+    summary_path = property(lambda self: self.path / "summary.json")
+    report_path = property(lambda self: self.path / "report.html")
+
+    def leg_path(self, name: str) -> Path:
+        return self.path / "legs" / f"{name}.parquet"
+
+    def log_path(self, job: str) -> Path:
+        return self.path / "logs" / f"{job}.log"
+
+    def parts(self, stage: str, outputs: tuple[str, ...]) -> Parts:
+        return Parts(self.path / "parts" / stage, outputs)
+
+    @property
+    def is_run(self) -> bool:
+        return self.manifest_path.exists()
+
+    def create(self) -> None:
+        """Make an empty run directory.
+
+        Raises:
+            RunDirectoryError: something is there already; a directory is never silently reused.
+            StorageError: the disk refused.
+        """
+        if self.is_run:
+            raise RunDirectoryError(
+                f"{self.path} already holds a run: continue it with --resume, or give another --out"
+            )
+        with storage_errors(self.path):
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
+            for folder in (self.path, self.path / "legs", self.path / "logs"):
+                folder.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for one writer.
+
+        Raises:
+            RunDirectoryError: another process is writing this run.
+        """
+        lock = FileLock(self.path / ".lock")
+        try:
+            with storage_errors(self.path):
+                lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunDirectoryError(
+                f"{self.path} is being written by another process: wait for it, or give another --out"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")
+
+    def read_manifest(self) -> Manifest:
+        """The manifest of this run.
+
+        Raises:
+            RunDirectoryError: there is no run here.
+            BrokenRecord: the manifest cannot be read by this version.
+        """
+        text = self._read(self.manifest_path, "it is not a run directory; give the folder that --out named")
+        try:
+            return Manifest.model_validate_json(text)
+        except ValidationError as error:
+            raise BrokenRecord(
+                f"{self.manifest_path} cannot be read by this version ({_first(error)}); run the comparison again"
+            ) from error
+
+    def write_summary(self, summary: Summary) -> None:
+        write_text(self.summary_path, summary.model_dump_json(indent=2) + "\n")
+
+    def read_summary(self) -> Summary:
+        """The summary of this run.
+
+        Raises:
+            RunDirectoryError: there is none yet.
+            BrokenRecord: it is damaged or of another schema version.
+        """
+        text = self._read(self.summary_path, "the run is unfinished; continue it with --resume")
+        try:
+            version = json.loads(text).get("schema_version")
+            if version != SCHEMA_VERSION:
+                raise BrokenRecord(
+                    f"{self.summary_path} has schema version {version}, this version reads {SCHEMA_VERSION}; "
+                    "make it again with `mismatch-probe report RUN --recompute`"
+                )
+            return Summary.model_validate_json(text)
+        except (ValidationError, json.JSONDecodeError, AttributeError) as error:
+            raise BrokenRecord(
+                f"{self.summary_path} cannot be read ({_first(error)}); "
+                "make it again with `mismatch-probe report RUN --recompute`"
+            ) from error
+
+    def _read(self, path: Path, missing: str) -> str:
+        try:
+            return path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise RunDirectoryError(f"{path} does not exist: {missing}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise BrokenRecord(f"{path} cannot be read ({error})") from error
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+    return str(error).splitlines()[0]

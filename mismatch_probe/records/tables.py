@@ -1,0 +1,82 @@
+"""The parquet files of a run: schemas, and reading and writing them (zstd, byte-stream-split log-probs)."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.atomic import replacing
+
+PROMPTS = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("answer", pa.string()),
+    ]
+)
+
+ROLLOUTS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("sampler", pa.string(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("token_texts", pa.list_(pa.string()), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+    ]
+)
+
+
+def leg_schema(*, double: bool = False) -> pa.Schema:
+    """A leg's columns; log-probs in nats, one list a response. `double` for an FP64 reference."""
+    number = pa.float64() if double else pa.float32()
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("logprobs", pa.list_(number), nullable=False),
+            pa.field("top1_ids", pa.list_(pa.int32())),
+            pa.field("entropy_nats", pa.list_(pa.float32())),
+        ]
+    )
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table whole or not at all; the same table gives the same bytes.
+
+    Raises:
+        StorageError: the disk refused the write.
+    """
+    split, dictionary = [], []
+    for field in table.schema:
+        is_list = pa.types.is_list(field.type)
+        leaf = f"{field.name}.list.element" if is_list else field.name
+        kind = field.type.value_type if is_list else field.type
+        if pa.types.is_floating(kind):
+            split.append(leaf)
+        else:
+            dictionary.append(leaf)
+    with replacing(path) as temporary:
+        pq.write_table(
+            table, temporary, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False
+        )
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a table of a run.
+
+    Raises:
+        BrokenRecord: the file is missing, truncated or not parquet.
+    """
+    try:
+        return pq.read_table(path, columns=columns)
+    except FileNotFoundError as error:
+        raise BrokenRecord(f"{path} is missing: the run is unfinished; continue it with --resume") from error
+    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        raise BrokenRecord(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): it is truncated or not parquet; "
+            "remove it and continue the run with --resume"
+        ) from error
