@@ -39,4 +39,3 @@ def parse_dtype(text: str) -> Dtype:
 
 def vllm_name(dtype: Dtype) -> str:
     return TORCH_NAME[dtype]
-

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import (
+    EncodedPrompt,
+    SampledSequence,
+    SampleRequest,
+    ScoredSequence,
+    TokenSequence,
+)
 from mismatch_probe.records.tables import PROMPTS, ROLLOUTS, leg_schema
 
 
@@ -23,7 +29,8 @@ def prompts_table(prompts: Sequence[EncodedPrompt]) -> pa.Table:
 
 def prompts_of(table: pa.Table) -> list[EncodedPrompt]:
     return [
-        EncodedPrompt(row["prompt_id"], row["prompt_token_ids"], row["text"], row["answer"]) for row in table.to_pylist()
+        EncodedPrompt(row["prompt_id"], row["prompt_token_ids"], row["text"], row["answer"])
+        for row in table.to_pylist()
     ]
 
 

@@ -1,0 +1,79 @@
+"""Settings from a TOML or YAML file, overridden by flags; an unknown key is an error with the nearest known one."""
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mismatch_probe.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """The mapping a TOML or YAML file holds.
+
+    Raises:
+        UsageError: the file is missing, of another kind, or malformed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            content = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            content = yaml.safe_load(text)
+        else:
+            raise UsageError(f"--config {path} is neither .toml nor .yaml; save it as one of the two")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} cannot be read ({error}); give a TOML or YAML file") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--config {path} is malformed: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path} holds no settings; its top level must be a table")
+    return content
+
+
+def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `override` laid over it, table by table."""
+    result = dict(base)
+    for key, value in override.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def parse_settings(kind: type[Model], values: Mapping[str, Any]) -> Model:
+    """Validate settings.
+
+    Raises:
+        UsageError: a key is unknown, a value is out of range, or something required is missing.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise UsageError("; ".join(_sentence(kind, problem) for problem in error.errors())) from error
+
+
+def _sentence(kind: type[BaseModel], problem: Any) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        names = _known_keys(kind)
+        near = get_close_matches(place, names, n=1) or get_close_matches(place.split(".")[-1], names, n=1)
+        return f"setting {place!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+    if problem["type"] == "missing":
+        return f"setting {place!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"setting {place!r} is not usable: {message}" if place else message
+
+
+def _known_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, info in kind.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            keys.extend(_known_keys(info.annotation, f"{prefix}{name}."))
+    return keys

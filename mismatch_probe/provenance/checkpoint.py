@@ -1,0 +1,129 @@
+"""What a checkpoint is, read from its files alone: identity, fingerprint, size, context length."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.errors import UsageError
+
+_WHOLE_FILE_BYTES = 256 << 20
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 20
+_WEIGHTS = ("*.safetensors",)
+_DESCRIPTIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "adapter_config.json",
+)
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json.
+
+    Raises:
+        UsageError: it is missing or not JSON.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{folder} is not a checkpoint: it has no config.json; give --model a folder that has one"
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is not JSON ({error}): the checkpoint is damaged; give --model an intact one"
+        ) from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} does not hold an object: the checkpoint is damaged; give --model an intact one")
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The checkpoint's safetensors files, each with a header that can be read and the length it promises.
+
+    Raises:
+        UsageError: there are none, or one is truncated or not safetensors.
+    """
+    files = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    if not files:
+        raise UsageError(
+            f"{folder} holds no .safetensors weights; give --model a checkpoint saved with save_pretrained"
+        )
+    for path in files:
+        safetensors_header(path)
+    return files
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """Tensor names with dtype, shape and offsets (the format's JSON header).
+
+    Raises:
+        UsageError: the file is truncated or not safetensors.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= size - 8:
+                raise ValueError("its header does not fit in the file")
+            header = json.loads(file.read(length))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if size != 8 + length + end:
+            raise ValueError(f"it has {size} bytes where its header promises {8 + length + end}")
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is not an intact safetensors file ({error}): copy or download the checkpoint again"
+        ) from error
+    return entries
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of what the checkpoint computes: description files and weights, as 16 hexadecimal digits.
+
+    A weight file over 256 MiB is hashed by its size, header end and 64 evenly spaced samples of 1 MiB, so that a large
+    checkpoint is told apart in seconds; an optimizer step changes every sample.
+    """
+    digest = hashlib.sha256()
+    paths = [folder / name for name in _DESCRIPTIONS if (folder / name).exists()] + weight_files(folder)
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}\n".encode())
+        with path.open("rb") as file:
+            if size <= _WHOLE_FILE_BYTES:
+                while block := file.read(_SAMPLE_BYTES):
+                    digest.update(block)
+                continue
+            for sample in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in weight_files(folder))
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Longest sequence the architecture was made for, None where the config does not say."""
+    text = config.get("text_config", config)
+    for key in _CONTEXT_KEYS:
+        if isinstance(text.get(key), int):
+            return int(text[key])
+    return None
+
+
+def architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(config.get("model_type", "unknown"))
+
+
+def checkpoint_dtype(config: dict[str, Any]) -> str | None:
+    value = config.get("dtype", config.get("torch_dtype"))
+    return None if value is None else str(value)
