@@ -1,0 +1,37 @@
+"""A stage's loop: skip the batches that are recorded, compute the others, record each whole, and say so."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+import pyarrow as pa
+
+from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted, send
+from mismatch_probe.compare.plan import Stage
+from mismatch_probe.records.run_directory import RunDirectory
+
+BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
+
+
+def run_batches(
+    run: RunDirectory, stage: Stage, batches: Sequence[list[int]], work: BatchWork, events: IO[str]
+) -> None:
+    """Work through `batches` (lists of row numbers); `work` returns the tables of a batch and its response tokens.
+
+    Raises:
+        StorageError: a batch could not be recorded.
+    """
+    parts = run.parts(stage.name, stage.outputs)
+    parts.open()
+    pending = [number for number in range(len(batches)) if not parts.is_done(number)]
+    send(
+        events,
+        StageStarted(stage=stage.name, batches=len(batches), batches_done=len(batches) - len(pending)),
+    )
+    for number in pending:
+        start = time.monotonic()
+        tables, tokens = work(batches[number])
+        parts.write(number, tables)
+        seconds = time.monotonic() - start
+        send(events, BatchDone(stage=stage.name, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
+    send(events, StageDone(stage=stage.name))

@@ -1,0 +1,90 @@
+"""The job of one inference dtype: start the engine once, sample, then replay the same ids by prefill."""
+
+from typing import IO
+
+import pyarrow as pa
+
+from mismatch_probe.compare.batches import run_batches
+from mismatch_probe.compare.events import EffectiveSettings, send
+from mismatch_probe.compare.plan import Job, ReplayStage, SampleStage, fixed_batches, model_length, sample_requests
+from mismatch_probe.engines import Engine, start_engine
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.tables import read_table
+
+
+def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]) -> None:
+    """Run the job's stages on one engine.
+
+    Raises:
+        EngineError: the engine cannot start or does not deliver.
+        StorageError: a batch could not be recorded.
+    """
+    settings = manifest.settings
+    prompts = prompts_of(read_table(run.prompts_path))
+    dtype = job.stages[0].dtype
+    with start_engine(
+        manifest.model.folder,
+        dtype,
+        settings.engine,
+        settings.sampling,
+        max_model_len=model_length(prompts, settings),
+        trust_remote_code=settings.model.trust_remote_code,
+        seed=settings.sampling.seed,
+    ) as engine:
+        effective = engine.effective_settings()
+        for stage in job.stages:
+            send(events, EffectiveSettings(stage=stage.name, settings=effective))
+            if isinstance(stage, SampleStage):
+                _sample(run, manifest, stage, prompts, engine, events)
+            elif isinstance(stage, ReplayStage):
+                _replay(run, manifest, stage, prompts, engine, events)
+
+
+def _batches(manifest: Manifest, prompts: list[EncodedPrompt]) -> list[list[int]]:
+    settings = manifest.settings
+    assert settings.engine.batch_sequences is not None, "resolved when the run was made"
+    return fixed_batches(len(prompts) * settings.sampling.samples_per_prompt, settings.engine.batch_sequences)
+
+
+def _sample(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: SampleStage,
+    prompts: list[EncodedPrompt],
+    engine: Engine,
+    events: IO[str],
+) -> None:
+    requests = sample_requests(prompts, manifest.settings, stage)
+
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [requests[row] for row in rows]
+        sampled = engine.sample(batch, manifest.settings.sampling)
+        tables = {
+            "rollouts": rollouts_table(batch, sampled, stage.sampler),
+            stage.leg: leg_table([sample.scores for sample in sampled]),
+        }
+        return tables, sum(len(sample.sequence.token_ids) for sample in sampled)
+
+    run_batches(run, stage, _batches(manifest, prompts), work, events)
+
+
+def _replay(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: ReplayStage,
+    prompts: list[EncodedPrompt],
+    engine: Engine,
+    events: IO[str],
+) -> None:
+    batches = _batches(manifest, prompts)
+    sampling = SampleStage(stage.dtype)
+    sequences = sequences_of(run.parts(sampling.name, sampling.outputs).read(len(batches), "rollouts"))
+
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [sequences[row] for row in rows]
+        return {stage.leg: leg_table(engine.replay(batch))}, sum(len(sequence.token_ids) for sequence in batch)
+
+    run_batches(run, stage, batches, work, events)
