@@ -1,5 +1,7 @@
 """`summary.json`: the one record that the terminal, the report, `--json`, `diff` and `gate` read."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.dtypes import Dtype
@@ -22,8 +24,12 @@ class Record(BaseModel):
 
 
 class Verdict(Record):
-    """What the numbers mean: a code for machines, a sentence for people, and what to do."""
+    """What the numbers mean: kind and code for machines, a sentence for people, and what to do.
 
+    `kind` says how to take it (clean, precision, bug, broken, undecided); `code` names the cause.
+    """
+
+    kind: Literal["clean", "precision", "bug", "broken", "undecided"]
     code: str
     sentence: str
     evidence: list[str] = []
