@@ -64,7 +64,7 @@ def _sample(
         sampled = engine.sample(batch, manifest.settings.sampling)
         tables = {
             "rollouts": rollouts_table(batch, sampled, stage.sampler),
-            stage.leg: leg_table([sample.scores for sample in sampled]),
+            stage.leg: leg_table([sample.sequence for sample in sampled], [sample.scores for sample in sampled]),
         }
         return tables, sum(len(sample.sequence.token_ids) for sample in sampled)
 
@@ -85,6 +85,6 @@ def _replay(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
-        return {stage.leg: leg_table(engine.replay(batch))}, sum(len(sequence.token_ids) for sequence in batch)
+        return {stage.leg: leg_table(batch, engine.replay(batch))}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, batches, work, events)

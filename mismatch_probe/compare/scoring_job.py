@@ -50,7 +50,7 @@ def _score(
     ) as scorer:
         send(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
         if stage.rounded_to is not None and scorer.rounding_is_exact:
-            note = f"every weight is exactly representable in {stage.rounded_to}: the leg equals {ScoreStage(stage.dtype, stage.samplers, reference=True).leg}"
+            note = f"every weight is exactly representable in {stage.rounded_to}: rounding changes nothing"
             send(events, StageStarted(stage=stage.name, batches=0, batches_done=0))
             send(events, StageDone(stage=stage.name, skipped=True, note=note))
             return
@@ -58,7 +58,7 @@ def _score(
 
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
             batch = [sequences[row] for row in rows]
-            table = leg_table(scorer.score_batch(batch), double=stage.dtype == "fp64")
+            table = leg_table(batch, scorer.score_batch(batch), double=stage.dtype == "fp64")
             return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
         run_batches(run, stage, batches, work, events)

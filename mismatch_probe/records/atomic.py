@@ -47,6 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
     try:
         with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             _sync(temporary)
             temporary.replace(path)

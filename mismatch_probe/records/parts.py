@@ -1,5 +1,6 @@
 """Resumable work: a stage is a fixed list of batches, and each finished batch is one part file."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,9 +45,8 @@ class Parts:
         return pa.concat_tables([read_table(self._path(batch, output)) for batch in range(num_batches)])
 
     def remove(self) -> None:
-        for path in self._folder.glob("*.parquet"):
-            path.unlink()
-        self._folder.rmdir()
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
 
     def _path(self, batch: int, output: str) -> Path:
         return self._folder / f"{batch:06d}-{output}.parquet"

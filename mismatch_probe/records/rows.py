@@ -1,5 +1,6 @@
 """Between the sequences that stages pass on and the rows of parquet files."""
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,12 +60,32 @@ def sequences_of(table: pa.Table) -> list[TokenSequence]:
     ]
 
 
-def leg_table(scored: Sequence[ScoredSequence], *, double: bool = False) -> pa.Table:
-    """Rows of a leg, in the order given; `double` keeps FP64 log-probs."""
+def ids_key(prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> int:
+    """64-bit hash of a prompt's and a response's token ids, and of where one ends and the other begins."""
+    digest = hashlib.blake2b(len(prompt_token_ids).to_bytes(8, "little"), digest_size=8)
+    digest.update(np.asarray([*prompt_token_ids, *token_ids], dtype="<i4").tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def leg_table(
+    sequences: Sequence[TokenSequence], scored: Sequence[ScoredSequence], *, double: bool = False
+) -> pa.Table:
+    """Rows of a leg: the sequences that were scored and their scores; `double` keeps FP64 log-probs.
+
+    Raises:
+        BrokenRecord: a score belongs to another sequence or has another length.
+    """
+    for sequence, score in zip(sequences, scored, strict=True):
+        if sequence.id != score.id or len(sequence.token_ids) != len(score.logprobs):
+            raise BrokenRecord(
+                f"asked for {len(sequence.token_ids)} log-probs of {sequence.id}, "
+                f"got {len(score.logprobs)} of {score.id}"
+            )
     number = np.float64 if double else np.float32
     return pa.table(
         {
             "id": [score.id for score in scored],
+            "ids_key": [ids_key(sequence.prompt_token_ids, sequence.token_ids) for sequence in sequences],
             "logprobs": [np.asarray(score.logprobs, dtype=number) for score in scored],
             "top1_ids": [score.top1_ids for score in scored],
             "entropy_nats": [

@@ -21,11 +21,25 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    manifest_path = property(lambda self: self.path / "manifest.json")
-    prompts_path = property(lambda self: self.path / "prompts.parquet")
-    rollouts_path = property(lambda self: self.path / "rollouts.parquet")
-    summary_path = property(lambda self: self.path / "summary.json")
-    report_path = property(lambda self: self.path / "report.html")
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def prompts_path(self) -> Path:
+        return self.path / "prompts.parquet"
+
+    @property
+    def rollouts_path(self) -> Path:
+        return self.path / "rollouts.parquet"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
 
     def leg_path(self, name: str) -> Path:
         return self.path / "legs" / f"{name}.parquet"
@@ -41,7 +55,7 @@ class RunDirectory:
         return self.manifest_path.exists()
 
     def create(self) -> None:
-        """Make an empty run directory.
+        """Make an empty run directory; the folders below it appear with their first file.
 
         Raises:
             RunDirectoryError: something is there already; a directory is never silently reused.
@@ -54,11 +68,7 @@ class RunDirectory:
         with storage_errors(self.path):
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
-            for folder in (self.path, self.path / "legs", self.path / "logs"):
-                folder.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.touch()
-            probe.unlink()
+            self.path.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -32,11 +32,15 @@ ROLLOUTS = pa.schema(
 
 
 def leg_schema(*, double: bool = False) -> pa.Schema:
-    """A leg's columns; log-probs in nats, one list a response. `double` for an FP64 reference."""
+    """A leg's columns; log-probs in nats, one list a response. `double` for an FP64 reference.
+
+    `ids_key` is the hash of the token ids that were really scored, so that a leg of other ids is found out.
+    """
     number = pa.float64() if double else pa.float32()
     return pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
+            pa.field("ids_key", pa.uint64(), nullable=False),
             pa.field("logprobs", pa.list_(number), nullable=False),
             pa.field("top1_ids", pa.list_(pa.int32())),
             pa.field("entropy_nats", pa.list_(pa.float32())),

