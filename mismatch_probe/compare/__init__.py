@@ -1,0 +1,1 @@
+"""The comparison: plan, child processes, records, summary."""

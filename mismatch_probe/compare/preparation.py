@@ -1,6 +1,5 @@
 """Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
 
-import shlex
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +24,11 @@ class Preparation:
 
     manifest: Manifest
     prompts: list[EncodedPrompt]
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, from the checkpoint's headers."""
+        return checkpoint.num_parameters(Path(self.manifest.model.folder))
 
     @property
     def longest_sequence(self) -> int:
@@ -80,10 +84,6 @@ def _resolved(settings: CompareSettings, *, on_gpu: bool) -> CompareSettings:
         return settings
     size = _BATCH_SEQUENCES_GPU if on_gpu else _BATCH_SEQUENCES_CPU
     return settings.model_copy(update={"engine": settings.engine.model_copy(update={"batch_sequences": size})})
-
-
-def command_line(manifest: Manifest) -> str:
-    return shlex.join(manifest.command)
 
 
 def default_run_path() -> Path:

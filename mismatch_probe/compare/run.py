@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from mismatch_probe.compare.children import run_job
 from mismatch_probe.compare.events import AnyEvent, BatchDone, EffectiveSettings, StageDone, StageStarted
-from mismatch_probe.compare.plan import Plan, SampleStage, ScoreStage, Stage, fixed_batches, make_plan
+from mismatch_probe.compare.plan import Plan, ScoreStage, Stage, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.model import CompareSettings
@@ -17,12 +17,11 @@ from mismatch_probe.records.rows import in_order, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table, write_table
-from mismatch_probe.training_path.batching import plan_batches
 
 Listener = Callable[[AnyEvent], None]
 
 
-def start(path: Path, preparation: Preparation) -> RunDirectory:
+def start_run(path: Path, preparation: Preparation) -> RunDirectory:
     """Make a run directory and record what is to be done.
 
     Raises:
@@ -36,7 +35,7 @@ def start(path: Path, preparation: Preparation) -> RunDirectory:
     return run
 
 
-def resume(path: Path, preparation: Preparation) -> RunDirectory:
+def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     """Open a run to continue it.
 
     Raises:

@@ -1,0 +1,1 @@
+"""What a run is: frozen settings, read from files and flags."""

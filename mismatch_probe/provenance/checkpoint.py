@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,11 @@ def fingerprint(folder: Path) -> str:
 
 def weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in weight_files(folder))
+
+
+def num_parameters(folder: Path) -> int:
+    """Number of stored weights, from the headers alone."""
+    return sum(prod(entry["shape"]) for path in weight_files(folder) for entry in safetensors_header(path).values())
 
 
 def context_length(config: dict[str, Any]) -> int | None:

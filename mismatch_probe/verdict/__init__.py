@@ -1,0 +1,1 @@
+"""From numbers to a code, a sentence, evidence and advice."""

@@ -1,0 +1,57 @@
+"""The command line: registers the commands and turns errors into sentences and exit codes."""
+
+import sys
+import traceback
+
+import typer
+
+from mismatch_probe import __version__
+from mismatch_probe.cli import compare, doctor, report
+from mismatch_probe.errors import ExitCode, MismatchProbeError
+
+app = typer.Typer(
+    name="mismatch-probe",
+    help="Measure, explain and gate the training-inference mismatch of language models trained with RL.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mismatch-probe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+) -> None:
+    """Measure, explain and gate the training-inference mismatch."""
+
+
+app.command(
+    "compare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(compare.compare)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Entry point: every expected failure is one sentence on stderr and a documented exit code."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    try:
+        app()
+    except MismatchProbeError as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"mismatch-probe: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("mismatch-probe: interrupted", err=True)
+        sys.exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,103 @@
+"""`mismatch-probe compare`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mismatch_probe.errors import UsageError
+
+_ENGINE_PREFIX = "--vllm."
+
+Dtypes = list[str] | None
+
+def compare(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help="Checkpoint: a folder, a hub id, or `demo`.")] = None,
+    dtype: Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")] = None,
+    train_dtype: Annotated[Dtypes, typer.Option(help="Training side (repeatable; crossed with --infer-dtype).")] = None,
+    infer_dtype: Annotated[Dtypes, typer.Option(help="Inference side (repeatable).")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="`sums:SPLIT`, a .jsonl or .parquet file, or hub:OWNER/NAME.")
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(help="How many prompts to use.")] = None,
+    samples_per_prompt: Annotated[int | None, typer.Option(help="Responses sampled for each prompt.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature, the same on both sides.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts and sampling.")] = None,
+    train_precision: Annotated[
+        str | None, typer.Option(help="How pi is brought to its dtype: weights, to, autocast, fsdp.")
+    ] = None,
+    attention: Annotated[str | None, typer.Option(help="pi's attention: sdpa, eager, flash_attention_2.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the training path: auto, cpu, cuda, cuda:1.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
+) -> None:
+    """Sample with vLLM, score the same tokens on the training path and in FP32, and say what the mismatch is.
+
+    Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
+    """
+    flags = _nested(
+        {
+            "model.path": model,
+            "prompts.source": prompts,
+            "prompts.num_prompts": num_prompts,
+            "sampling.samples_per_prompt": samples_per_prompt,
+            "sampling.max_new_tokens": max_new_tokens,
+            "sampling.temperature": temperature,
+            "sampling.seed": seed,
+            "training.precision": train_precision,
+            "training.attention": attention,
+            "training.device": device,
+            "engine.args": engine_arguments(context.args) or None,
+            "pairs": _pairs(dtype, train_dtype, infer_dtype),
+        }
+    )
+    from mismatch_probe.cli.compare_command import run_compare
+
+    code = run_compare(flags, config=config, out=out, resume=resume, json_output=json_output, dry_run=dry_run)
+    raise typer.Exit(int(code))
+
+def engine_arguments(extra: list[str]) -> dict[str, str]:
+    """`--vllm.KEY VALUE` and `--vllm.KEY=VALUE` pairs left over by the parser; a bare `--vllm.KEY` means true.
+
+    Raises:
+        UsageError: something else was left over.
+    """
+    found: dict[str, str] = {}
+    rest = list(extra)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith(_ENGINE_PREFIX):
+            raise UsageError(f"{word!r} is not an option of compare; engine arguments are written --vllm.KEY VALUE")
+        key, separator, value = word.removeprefix(_ENGINE_PREFIX).partition("=")
+        if not separator:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        found[key.replace("-", "_")] = value
+    return found
+
+def _pairs(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[str, str]] | None:
+    if not train and not infer:
+        return [(name, name) for name in dtypes] if dtypes else None
+    if dtypes:
+        raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
+    if not (train and infer):
+        raise UsageError("--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides")
+    return [(one, other) for one in train for other in infer]
+
+def _nested(flags: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for dotted, value in flags.items():
+        if value is None:
+            continue
+        table = nested
+        *path, last = dotted.split(".")
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return nested
+
+__all__ = ["ExitCode", "compare", "engine_arguments"]

@@ -1,0 +1,73 @@
+"""What `compare` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mismatch_probe.cli.dry_run import show_dry_run
+from mismatch_probe.cli.output import print_json
+from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.estimates import estimate
+from mismatch_probe.compare.preparation import default_run_path, prepare
+from mismatch_probe.compare.run import execute, resume_run, start_run
+from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import render_terminal, write_report
+
+
+def run_compare(
+    flags: dict[str, Any],
+    *,
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    json_output: bool,
+    dry_run: bool,
+) -> ExitCode:
+    """Parse, validate, run, summarise, export.
+
+    Raises:
+        MismatchProbeError: anything that stops the run, as one sentence.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = Console(stderr=True)
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the run directory to continue")
+    continuing = resume and out is not None and RunDirectory(out).is_run
+    settings = _settings(flags, config, RunDirectory(out) if continuing and out is not None else None)
+    preparation = prepare(settings)
+    if dry_run:
+        plan = estimate(preparation)
+        show_dry_run(plan, console)
+        if json_output:
+            print_json(plan)
+        return ExitCode.PASS
+    path = out or default_run_path()
+    run = resume_run(path, preparation) if continuing else start_run(path, preparation)
+    try:
+        with progress_listener(console, run) as listener:
+            summary = execute(run, listener)
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print(f"What was computed is kept. Continue with: mismatch-probe compare --resume --out {path}", soft_wrap=True)
+        raise
+    report_path = write_report(run)
+    render_terminal(summary, console)
+    console.print(f"Report: {report_path}", soft_wrap=True)
+    if json_output:
+        print_json(summary)
+    return ExitCode.ENVIRONMENT if summary.verdict.kind == "broken" else ExitCode.PASS
+
+
+def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
+    base = recorded.read_manifest().settings.model_dump(mode="json") if recorded else {}
+    if config is not None:
+        base = merged(base, read_settings_file(config))
+    values = merged(base, flags)
+    if "model" not in values:
+        raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
+    return parse_settings(CompareSettings, values)
+
+

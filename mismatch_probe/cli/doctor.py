@@ -1,0 +1,26 @@
+"""`mismatch-probe doctor`."""
+
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Also start both sides on this checkpoint and show what they really apply.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="The dtype both sides are started in, with --model.")] = "bf16",
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Check versions, devices, pin conflicts and imports; with --model, the effective settings of both sides."""
+    from rich.console import Console
+
+    from mismatch_probe.cli.output import print_json
+    from mismatch_probe.compare.examination import examine
+    from mismatch_probe.report.examination import render_examination
+
+    found = examine(model, dtype)
+    render_examination(found, Console(stderr=True))
+    if json_output:
+        print_json(found)
+    raise typer.Exit(int(found.exit_code))

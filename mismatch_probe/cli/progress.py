@@ -1,0 +1,95 @@
+"""Progress on stderr: stage, rate and time left; a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from mismatch_probe.compare.events import AnyEvent, BatchDone, EffectiveSettings, StageDone, StageStarted
+from mismatch_probe.records.run_directory import RunDirectory
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+@contextmanager
+def progress_listener(console: Console, run: RunDirectory) -> Iterator[Callable[[AnyEvent], None]]:
+    """A listener for the events of a run, for as long as the run goes on."""
+    console.print(f"Run directory: {run.path}", soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield _Bars(progress)
+
+
+class _Rate:
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._seconds = 0.0
+
+    def add(self, event: BatchDone) -> None:
+        self._tokens += event.tokens
+        self._seconds += event.seconds
+
+    def __str__(self) -> str:
+        return f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else "starting"
+
+
+class _Bars:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+        self._rates: dict[str, _Rate] = {}
+
+    def __call__(self, event: AnyEvent) -> None:
+        if isinstance(event, EffectiveSettings) and event.stage not in self._tasks:
+            self._tasks[event.stage] = self._progress.add_task(event.stage, total=None, rate="starting")
+        elif isinstance(event, StageStarted):
+            if event.stage not in self._tasks:
+                self._tasks[event.stage] = self._progress.add_task(event.stage, total=None, rate="starting")
+            task = self._tasks[event.stage]
+            self._progress.update(task, total=event.batches, completed=event.batches_done)
+        elif isinstance(event, BatchDone):
+            rate = self._rates.setdefault(event.stage, _Rate())
+            rate.add(event)
+            self._progress.update(self._tasks[event.stage], advance=1, rate=str(rate))
+        elif isinstance(event, StageDone) and event.skipped:
+            self._progress.update(self._tasks[event.stage], total=1, completed=1, rate=event.note)
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rate = _Rate()
+        self._total = self._done = 0
+        self._started = self._printed = 0.0
+
+    def __call__(self, event: AnyEvent) -> None:
+        if isinstance(event, StageStarted):
+            self._rate = _Rate()
+            self._total, self._done = event.batches, event.batches_done
+            self._started = self._printed = time.monotonic()
+            if event.batches:
+                self._print(f"{event.stage}: {event.batches_done} of {event.batches} batches recorded, starting")
+        elif isinstance(event, BatchDone):
+            self._done += 1
+            self._rate.add(event)
+            now = time.monotonic()
+            if now - self._printed >= _LINE_EVERY_SECONDS:
+                self._printed = now
+                left = (now - self._started) / self._done * (self._total - self._done)
+                self._print(f"{event.stage}: {self._done} of {self._total} batches, {self._rate}, {left:.0f} s left")
+        elif isinstance(event, StageDone):
+            self._print(f"{event.stage}: " + (f"skipped, {event.note}" if event.skipped else f"done, {self._rate}"))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False)

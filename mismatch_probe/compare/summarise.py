@@ -1,0 +1,128 @@
+"""Records to `summary.json`: statistics and verdict of every pair, and what another dtype of the run would change."""
+
+from itertools import permutations
+
+from mismatch_probe import __version__
+from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Contrast, PairSummary, Summary, TokenInContext
+from mismatch_probe.stats import (
+    TokenPair,
+    blame,
+    confidence_bins,
+    contrast,
+    error_histograms,
+    length_law,
+    pair_metrics,
+    probability_scatter,
+    worst_tokens,
+)
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.headline import headline, overall
+from mismatch_probe.verdict.judge import judge
+
+WORST_TOKENS = 20
+CONTEXT_TOKENS = 24
+CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
+
+PairName = tuple[Dtype, Dtype]
+
+
+def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
+    """Statistics and verdict of a run whose legs are recorded; needs no accelerator.
+
+    Raises:
+        BrokenRecord: a file of the run is missing or damaged.
+    """
+    reader = RunReader(run, manifest)
+    data = {pair: reader.pair(*pair) for pair in manifest.settings.pairs}
+    level = manifest.settings.confidence
+    metrics = {
+        name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
+    }
+    exact = next((metrics[name][0] for name in data if name == ("fp32", "fp32") and metrics[name][0]), None)
+    pairs = [_pair_summary(manifest, name, found, *metrics[name], exact) for name, found in data.items()]
+    contrasts = _contrasts(data, level)
+    return Summary(
+        tool_version=__version__,
+        model=manifest.model.name,
+        model_fingerprint=manifest.model.fingerprint,
+        headline=headline(pairs, contrasts),
+        verdict=overall(pairs),
+        contrasts=contrasts,
+        pairs=pairs,
+    )
+
+
+def _pair_summary(
+    manifest: Manifest,
+    name: PairName,
+    data: PairData,
+    metrics: dict[str, Estimate],
+    unavailable: dict[str, str],
+    exact: dict[str, Estimate] | None,
+) -> PairSummary:
+    train, infer = name
+    pair = data.pair
+    law = None if pair is None else length_law(pair, level=manifest.settings.confidence)
+    found_blame = None if pair is None else blame(pair, level=manifest.settings.confidence)
+    case = Case(
+        train_dtype=train,
+        infer_dtype=infer,
+        applied_train=manifest.stages[f"score-train-{train}"].effective_settings.get("dtype"),
+        applied_infer=manifest.stages[f"sample-{infer}"].effective_settings.get("dtype"),
+        counts=data.counts,
+        metrics=metrics,
+        length=law,
+        blame=found_blame,
+        exact_pair=exact,
+    )
+    return PairSummary(
+        train_dtype=train,
+        infer_dtype=infer,
+        legs=data.legs,
+        counts=data.counts,
+        metrics=metrics,
+        metrics_unavailable=unavailable,
+        length=law,
+        blame=found_blame,
+        confidence=[] if pair is None else confidence_bins(pair, level=manifest.settings.confidence),
+        scatter=None if pair is None else probability_scatter(pair),
+        errors=[] if pair is None else error_histograms(pair),
+        worst_tokens=[] if pair is None else _worst(data, pair),
+        verdict=judge(case),
+    )
+
+
+def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
+    found = []
+    for worst in worst_tokens(pair, WORST_TOKENS):
+        row = int(data.rows[worst.row])
+        texts = data.rollouts["token_texts"][row].as_py()
+        position = worst.position
+        found.append(
+            TokenInContext(
+                sequence_id=data.rollouts["id"][row].as_py(),
+                position=position,
+                before="".join(texts[max(0, position - CONTEXT_TOKENS) : position]),
+                token=texts[position],
+                after="".join(texts[position + 1 : position + 1 + CONTEXT_TOKENS]),
+                log_pi=worst.log_pi,
+                log_mu=worst.log_mu,
+                log_ref=worst.log_ref,
+            )
+        )
+    return found
+
+
+def _contrasts(data: dict[PairName, PairData], level: float) -> list[Contrast]:
+    """Every pair with one 16-bit dtype on both sides over every other such pair."""
+    same = {name[0]: found.pair for name, found in data.items() if name[0] == name[1] and found.pair is not None}
+    return [
+        Contrast(metric=metric, of=of, over=over, ratio=contrast(same[of], same[over], metric, level=level))
+        for metric in CONTRASTED_METRICS
+        for of, over in permutations((dtype for dtype in same if dtype in ("fp16", "bf16")), 2)
+    ]

@@ -1,0 +1,45 @@
+"""The whole run in a sentence, and the verdict that stands for it."""
+
+from collections.abc import Sequence
+
+from mismatch_probe.records.summary import Contrast, PairSummary, Verdict
+from mismatch_probe.verdict.wording import scientific, tokens
+
+_SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
+
+
+def overall(pairs: Sequence[PairSummary]) -> Verdict:
+    """The most serious verdict among the pairs."""
+    return min((pair.verdict for pair in pairs), key=lambda verdict: _SEVERITY.index(verdict.kind))
+
+
+def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str:
+    """What an engineer reads first: size, length budget, cause, and what another dtype of this run would change."""
+    verdict = overall(pairs)
+    if verdict.kind in ("broken", "bug", "clean"):
+        return verdict.sentence
+    worst = max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
+    parts = [f"{_name(worst)} differs from the engine by KL {scientific(worst.metrics['kl_k3'].value)} a token"]
+    length = worst.length
+    if length is not None and length.budget_tokens is not None:
+        parts.append(
+            f"the length budget at ESS {length.budget_ess:g} is {tokens(length.budget_tokens.value)} tokens, "
+            f"the median response here {tokens(length.median_response)}"
+        )
+    parts.append("no bug found: FP32 agrees" if verdict.kind == "precision" else "no FP32 pair was run to rule out a bug")
+    best = max(
+        (contrast for contrast in contrasts if contrast.metric == "kl_k3" and contrast.of == _key(worst)),
+        key=lambda contrast: contrast.ratio.value,
+        default=None,
+    )
+    if best is not None and best.ratio.low is not None and best.ratio.low > 1:
+        parts.append(f"{best.over.upper()} is {tokens(best.ratio.value)} times closer")
+    return "; ".join(parts) + "."
+
+
+def _key(pair: PairSummary) -> str:
+    return pair.train_dtype if pair.train_dtype == pair.infer_dtype else f"{pair.train_dtype}/{pair.infer_dtype}"
+
+
+def _name(pair: PairSummary) -> str:
+    return _key(pair).upper()

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes the virtual environment: scripts/setup.sh VENV
+# With a GPU (nvidia-smi answers) the CUDA build of vLLM is installed, otherwise the pinned CPU build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:?usage: scripts/setup.sh VENV}
+torch_cpu_index=https://download.pytorch.org/whl/cpu
+
+python=${PYTHON:-$(command -v python3.11 || command -v python3)}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "mismatch-probe needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input install --quiet)
+
+if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
+    echo "GPU found: installing the CUDA build of vLLM" >&2
+    "${pip[@]}" -e '.[vllm-cuda,datasets,dev]'
+else
+    echo "no GPU found: installing the pinned CPU build of vLLM" >&2
+    torch=$(grep '^torch==' requirements/cpu.lock)
+    "${pip[@]}" --no-deps "$torch" 2>/dev/null || "${pip[@]}" --no-deps --index-url "$torch_cpu_index" "$torch"
+    "${pip[@]}" --no-deps -r requirements/cpu.lock
+    "${pip[@]}" --no-deps --no-build-isolation -e .
+fi
