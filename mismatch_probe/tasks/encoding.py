@@ -1,0 +1,114 @@
+"""Prompts become token ids here, once: every leg scores the ids that this room fixed."""
+
+from typing import TYPE_CHECKING, Literal
+
+from jinja2 import TemplateError
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.tasks.prompt import Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ChatTemplate = Literal["auto", "always", "never"]
+
+
+def encode_prompts(
+    prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate
+) -> list[EncodedPrompt]:
+    """Apply the chat template where it belongs and encode; `text` of the result is what its ids decode to.
+
+    Messages always take the template. Text becomes one user message with `always`, stays plain with `never`; `auto`
+    wraps it exactly if the tokenizer has a template. Recorded ids are taken as they are.
+
+    Raises:
+        UsageError: no template where one is needed, one that fails, text that has been templated already, ids outside
+            the vocabulary, or a prompt with no tokens.
+    """
+    wrap_text = chat_template == "always" or (chat_template == "auto" and tokenizer.chat_template is not None)
+    if chat_template == "always":
+        _require_template(tokenizer)
+    return [_encode(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
+
+
+def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_length: int | None) -> None:
+    """Refuse prompts that leave no room for `max_new_tokens` in the context; None means that it is unbounded.
+
+    Raises:
+        UsageError: naming the longest prompt.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    num_tokens = len(longest.token_ids)
+    if context_length is None or num_tokens + max_new_tokens <= context_length:
+        return
+    room = context_length - num_tokens
+    mend = f"give --max-new-tokens {room} or less" if room > 0 else "shorten it or leave it out"
+    raise UsageError(
+        f"prompt {longest.prompt_id} has {num_tokens} tokens, which with {max_new_tokens} new ones exceeds the model's "
+        f"context of {context_length}; {mend}"
+    )
+
+
+def _encode(
+    prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate, *, wrap_text: bool
+) -> EncodedPrompt:
+    if prompt.token_ids is not None:
+        token_ids = _known_ids(prompt.prompt_id, prompt.token_ids, len(tokenizer))
+    elif prompt.messages is not None:
+        if chat_template == "never":
+            raise UsageError(
+                f"prompt {prompt.prompt_id} is a list of messages, which --chat-template never cannot turn into text; "
+                "give --chat-template auto, or prompts as text"
+            )
+        token_ids = _apply_template(prompt.prompt_id, prompt.messages, tokenizer)
+    else:
+        assert prompt.text is not None
+        token_ids = _encode_text(prompt.prompt_id, prompt.text, tokenizer, wrap=wrap_text)
+    if not token_ids:
+        raise UsageError(
+            f"prompt {prompt.prompt_id} has no tokens, so nothing can follow it; give it text, or remove it"
+        )
+    return EncodedPrompt(prompt.prompt_id, token_ids, str(tokenizer.decode(token_ids)), prompt.answer)
+
+
+def _encode_text(prompt_id: str, text: str, tokenizer: "PreTrainedTokenizerBase", *, wrap: bool) -> list[int]:
+    if not wrap:
+        starts_itself = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+        return list(tokenizer.encode(text, add_special_tokens=not starts_itself))
+    markers = [token for token in tokenizer.all_special_tokens if token in text]
+    if markers:
+        raise UsageError(
+            f"prompt {prompt_id} holds {markers[0]!r} already, and a second chat template would be put around it; "
+            "give --chat-template never"
+        )
+    return _apply_template(prompt_id, [{"role": "user", "content": text}], tokenizer)
+
+
+def _apply_template(prompt_id: str, messages: list[Message], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    _require_template(tokenizer)
+    try:
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"the chat template failed on prompt {prompt_id} ({error}); mend its messages or the tokenizer's "
+            "chat_template, or give text with --chat-template never (prompts.chat_template)"
+        ) from error
+
+
+def _require_template(tokenizer: "PreTrainedTokenizerBase") -> None:
+    if tokenizer.chat_template is None:
+        raise UsageError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template, and messages need one; give text prompts "
+            "with --chat-template never (prompts.chat_template), or a model with a template"
+        )
+
+
+def _known_ids(prompt_id: str, token_ids: list[int], vocabulary: int) -> list[int]:
+    unknown = [token_id for token_id in token_ids if token_id >= vocabulary]
+    if unknown:
+        raise UsageError(
+            f"prompt {prompt_id} holds token id {unknown[0]}, outside the model's vocabulary of {vocabulary}; "
+            "give --model the checkpoint whose tokenizer made the ids"
+        )
+    return token_ids

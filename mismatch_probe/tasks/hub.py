@@ -1,0 +1,34 @@
+"""Hub data sets (`hub:owner/name[:split]`), read as a stream through `datasets`, which is installed on request."""
+
+from collections.abc import Iterator
+
+from mismatch_probe.errors import MissingExtra, UsageError
+from mismatch_probe.tasks.rows import Row
+
+HUB_PREFIX = "hub:"
+
+
+def read_hub(source: str) -> Iterator[Row]:
+    """The rows of one split (`train` unless named); a local folder of data files works as well as a hub id.
+
+    Raises:
+        MissingExtra: `datasets` is not installed.
+        UsageError: the data set or the split cannot be loaded.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtra(
+            f"prompt source {source} needs the package datasets, which is not installed; "
+            "run pip install 'mismatch-probe[datasets]'"
+        ) from error
+    name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    try:
+        data = load_dataset(name, split=split or "train", streaming=True)
+        for number, columns in enumerate(data):
+            yield Row(f"row {number} of {source}", columns)
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"prompt source {source} cannot be loaded ({str(error).splitlines()[0]}); "
+            f"give --prompts {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
+        ) from error

@@ -1,0 +1,77 @@
+"""What `--model` names: the shipped checkpoint, a folder, or a hub id; and the tokenizer that comes with it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
+from mismatch_probe.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEMO_MODEL: Final = "demo"
+_CHECKPOINT_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
+
+
+def resolve_model(model: ModelSettings) -> Path:
+    """The folder of the checkpoint; that of a hub id is downloaded, or found in the hub's cache.
+
+    Raises:
+        UsageError: a file, a folder that is absent, or a hub id that cannot be had.
+        MissingExtra: a hub id is given and huggingface_hub is not installed.
+    """
+    if model.path == DEMO_MODEL:
+        return DEMO_CHECKPOINT
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder
+    ways = f"give --model a checkpoint's folder, a hub id, or {DEMO_MODEL!r}"
+    if folder.exists():
+        raise UsageError(f"model {model.path} is a file, not a folder; {ways}")
+    if folder.is_absolute() or model.path.startswith(".") or len(folder.parts) > 2:
+        raise UsageError(f"model folder {model.path} does not exist; {ways}")
+    return _download(model, ways)
+
+
+def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+    """The checkpoint's tokenizer.
+
+    Raises:
+        UsageError: the folder holds none, or one that cannot be read.
+        MissingExtra: transformers is not installed.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise _missing("transformers", "a tokenizer") from error
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"the tokenizer of {folder} cannot be loaded ({_first_line(error)}); give --model a folder with the "
+            "tokenizer's files beside config.json"
+        ) from error
+
+
+def _download(model: ModelSettings, ways: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise _missing("huggingface_hub", "a model of the hub") from error
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=_CHECKPOINT_FILES))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model {model.path} is no folder here and cannot be had from the hub ({_first_line(error)}); {ways}"
+        ) from error
+
+
+def _missing(package: str, purpose: str) -> MissingExtra:
+    return MissingExtra(
+        f"{purpose} needs the package {package}, which is not installed; run pip install 'mismatch-probe[training]'"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

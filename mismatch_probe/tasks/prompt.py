@@ -1,0 +1,27 @@
+"""A prompt as its source gives it, before any template or tokenizer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Exactly one of `text`, `messages` and `token_ids` is set.
+
+    `prompt_id` is unique within its source and depends on the prompt's place there, never on how many are read.
+    `task` names the built-in task whose `verify` reads the answer; prompts of files and data sets have none.
+    """
+
+    prompt_id: str
+    text: str | None = None
+    messages: list[Message] | None = None
+    token_ids: list[int] | None = None
+    answer: str | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [form for form in (self.text, self.messages, self.token_ids) if form is not None]
+        if len(given) != 1:
+            raise ValueError(f"prompt {self.prompt_id}: exactly one of text, messages and token_ids must be given")
