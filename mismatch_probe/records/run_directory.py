@@ -78,13 +78,13 @@ class RunDirectory:
             RunDirectoryError: another process is writing this run.
         """
         lock = FileLock(self.path / ".lock")
-        try:
-            with storage_errors(self.path):
+        with storage_errors(self.path):
+            try:
                 lock.acquire(timeout=0)
-        except Timeout as error:
-            raise RunDirectoryError(
-                f"{self.path} is being written by another process: wait for it, or give another --out"
-            ) from error
+            except Timeout as error:
+                raise RunDirectoryError(
+                    f"{self.path} is being written by another process: wait for it, or give another --out"
+                ) from error
         try:
             yield
         finally:

@@ -26,7 +26,9 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
             f"the length budget at ESS {length.budget_ess:g} is {tokens(length.budget_tokens.value)} tokens, "
             f"the median response here {tokens(length.median_response)}"
         )
-    parts.append("no bug found: FP32 agrees" if verdict.kind == "precision" else "no FP32 pair was run to rule out a bug")
+    parts.append(
+        "no bug found: FP32 agrees" if verdict.kind == "precision" else "no FP32 pair was run to rule out a bug"
+    )
     best = max(
         (contrast for contrast in contrasts if contrast.metric == "kl_k3" and contrast.of == _key(worst)),
         key=lambda contrast: contrast.ratio.value,

@@ -47,7 +47,9 @@ def _broken(case: Case) -> Verdict | None:
                 code="dtype_not_applied",
                 sentence=f"Not a measurement of {asked}: {side} ran in {applied or 'an unknown dtype'}.",
                 evidence=[f"asked for {asked}, read back {applied}"],
-                advice=[f"Find what overrides the dtype of {side} (a quantisation setting or the checkpoint's own config)."],
+                advice=[
+                    f"Find what overrides the dtype of {side} (a quantisation setting or the checkpoint's own config)."
+                ],
             )
     problems = (
         ("ids_differ", counts.mismatched_ids, "responses were scored on other token ids than were sampled"),
@@ -112,7 +114,9 @@ def _precision(case: Case) -> Verdict:
     kind = "precision"
     if case.exact_pair is None:
         kind = "undecided"
-        sentence = f"The sides differ by KL {scientific(kl.value)} a token; without an FP32 pair precision and bug look alike."
+        sentence = (
+            f"The sides differ by KL {scientific(kl.value)} a token; without an FP32 pair precision and bug look alike."
+        )
         advice = ["Add --dtype fp32: FP32 against FP32 decides between precision and a bug."]
     else:
         sentence = f"Precision: the sides differ by KL {scientific(kl.value)} a token, and agree in FP32."

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import UsageError
+
+
+def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[model]\npath = "demo"\n[sampling]\nseed = 3\n')
+    (tmp_path / "run.yaml").write_text("model: {path: demo}\nsampling: {seed: 3}\n")
+    toml, yaml = (read_settings_file(tmp_path / name) for name in ("run.toml", "run.yaml"))
+    assert parse_settings(CompareSettings, toml) == parse_settings(CompareSettings, yaml)
+
+
+def test_a_flag_wins_over_the_file_and_leaves_its_neighbours() -> None:
+    base = {"sampling": {"seed": 3, "temperature": 0.5}, "model": {"path": "a"}}
+    assert merged(base, {"sampling": {"seed": 4}}) == {
+        "sampling": {"seed": 4, "temperature": 0.5},
+        "model": {"path": "a"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": {"path": "a"}, "smapling": {}}, "'smapling' is unknown; did you mean 'sampling'"),
+        ({"model": {"path": "a"}, "sampling": {"temprature": 1}}, "did you mean 'sampling.temperature'"),
+        ({"model": {"path": "a"}, "sampling": {"temperature": 0}}, "sampling.temperature.*greater than 0"),
+        ({}, "'model' is missing"),
+        ({"model": {"path": "a"}, "pairs": []}, "give --dtype"),
+        ({"model": {"path": "a"}, "pairs": [("bf16", "bf16"), ("bfloat16", "bf16")]}, "asked for twice"),
+        ({"model": {"path": "a"}, "pairs": [("fp8", "bf16")]}, "'fp8' cannot be used"),
+        ({"model": {"path": "a"}, "pairs": [("auto", "bf16")]}, "hides which format runs"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(values: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_settings(CompareSettings, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("run.toml", "a = ", "malformed"),
+        ("run.yaml", "a: [", "malformed"),
+        ("run.json", "{}", "neither .toml nor .yaml"),
+        ("run.yaml", "- 1", "top level must be a table"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_settings_file(tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.toml cannot be read"):
+        read_settings_file(tmp_path / "none.toml")

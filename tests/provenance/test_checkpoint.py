@@ -1,0 +1,69 @@
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance import checkpoint
+from mismatch_probe.provenance.keys import content_key, sequence_seed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["TinyForCausalLM"], "max_position_embeddings": 64, "torch_dtype": "bfloat16"})
+    )
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
+    return tmp_path
+
+
+def test_a_checkpoint_is_described_from_its_files(folder: Path) -> None:
+    config = checkpoint.read_config(folder)
+    assert checkpoint.architecture(config) == "TinyForCausalLM"
+    assert checkpoint.context_length(config) == 64
+    assert checkpoint.checkpoint_dtype(config) == "bfloat16"
+    assert checkpoint.num_parameters(folder) == 6
+
+
+def test_one_changed_weight_changes_the_fingerprint(folder: Path) -> None:
+    before = checkpoint.fingerprint(folder)
+    assert before == checkpoint.fingerprint(folder)
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    assert checkpoint.fingerprint(folder) != before
+
+
+def test_another_generation_config_changes_the_fingerprint(folder: Path) -> None:
+    before = checkpoint.fingerprint(folder)
+    (folder / "generation_config.json").write_text("{}")
+    assert checkpoint.fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("cut", [0, 4, 20, 90])
+def test_a_truncated_weight_file_is_named(folder: Path, cut: int) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:cut])
+    with pytest.raises(UsageError, match="not an intact safetensors file"):
+        checkpoint.fingerprint(folder)
+
+
+def test_no_weights_and_no_config_are_two_sentences(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"no \.safetensors weights"):
+        checkpoint.fingerprint(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="not JSON"):
+        checkpoint.read_config(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        checkpoint.read_config(folder)
+
+
+def test_seeds_and_keys_depend_on_what_they_name_and_nothing_else() -> None:
+    assert sequence_seed(0, "p", 1) == sequence_seed(0, "p", 1)
+    assert len({sequence_seed(0, "p", 1), sequence_seed(1, "p", 1), sequence_seed(0, "q", 1)}) == 3
+    assert content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
+    assert content_key({"a": 1}) != content_key({"a": 2})

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError, StorageError
+from mismatch_probe.records.run_directory import RunDirectory
+
+
+def test_a_directory_with_something_in_it_is_never_reused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"not empty.*another --out"):
+        RunDirectory(tmp_path).create()
+
+
+def test_a_directory_that_holds_a_run_says_how_to_continue(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(RunDirectoryError, match="--resume"):
+        RunDirectory(tmp_path).create()
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).create()
+
+
+def test_a_path_below_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((StorageError, RunDirectoryError), match=r"cannot write|not empty"):
+        RunDirectory(tmp_path / "file" / "run").create()
+
+
+def test_two_writers_cannot_hold_one_run(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with run.locked(), pytest.raises(RunDirectoryError, match="another process"), RunDirectory(tmp_path).locked():
+        pass
+    with run.locked():
+        pass
+
+
+def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        RunDirectory(tmp_path).read_manifest()
+    with pytest.raises(RunDirectoryError, match="unfinished"):
+        RunDirectory(tmp_path).read_summary()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", json.dumps({"schema_version": 99}), json.dumps({"schema_version": 1, "model": 3})]
+)
+def test_a_damaged_summary_or_one_of_another_version_is_not_believed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(BrokenRecord, match="--recompute"):
+        RunDirectory(tmp_path).read_summary()
