@@ -1,4 +1,4 @@
-"""What the statistics hand on: plain frozen records, ready for JSON. No arrays, no NaN: what cannot be had is absent."""
+"""The answers of the statistics: plain frozen records, ready for JSON. No arrays, no NaN: what cannot be had is absent."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,12 +37,32 @@ class CurveBin:
 
 
 @dataclass(frozen=True)
+class AtLength:
+    """An estimate over the first `num_tokens` tokens of every response that has as many."""
+
+    num_tokens: int
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class ConfidenceCurve:
+    """abs(d) by position for tokens of one confidence: `by` lies in [low, high)."""
+
+    by: Literal["reference_probability", "entropy_nats"]
+    low: float
+    high: float
+    abs_diff_by_position: list[CurveBin]
+
+
+@dataclass(frozen=True)
 class LengthLaw:
     """Deviation against length (metrics: drift, spread, length budget).
 
-    drift_per_1000: slope of S in nats per 1,000 tokens. spread: Var(S | T) = coefficient * T**exponent.
-    budget_tokens: T* at which sequence-level ESS falls to `budget_ess`, fitted; budget_closed_form: ln 2 / (2 KL).
-    measured_up_to: longest response seen; a budget beyond it is an extrapolation.
+    drift_per_1000: slope of S in nats per 1,000 tokens. spread: Var(S | T) = coefficient * T**exponent, fitted between
+    `fitted_from` and `fitted_up_to` tokens, where enough responses reach. budget_tokens: T* at which sequence-level
+    ESS falls to `budget_ess`, fitted; budget_closed_form: ln(1 / ESS) / (2 KL). ess_by_length: ESS measured on the
+    first t tokens; ess_at_budget: the same at T* itself, where enough responses are as long. measured_up_to: longest
+    response seen; a budget beyond it is an extrapolation. by_confidence separates length from confidence.
     """
 
     abs_diff_by_position: list[CurveBin]
@@ -57,6 +77,11 @@ class LengthLaw:
     measured_up_to: int
     median_response: float
     longest_budget_is_extrapolated: bool
+    fitted_from: int | None = None
+    fitted_up_to: int | None = None
+    ess_at_budget: Estimate | None = None
+    ess_by_length: list[AtLength] = field(default_factory=list)
+    by_confidence: list[ConfidenceCurve] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
@@ -64,8 +89,9 @@ class LengthLaw:
 class Blame:
     """Which side errs, against the reference: rms of e_pi and e_mu (nats), their correlation, and what makes them up.
 
-    Keys of `components` name a measured contrast, for instance `pi_weight_cast`, `pi_arithmetic`, `mu_decode_vs_prefill`;
-    each value is an rms in nats per token.
+    share_pi: rms(e_pi)^2 over the sum of both squares. Keys of `components` name a measured contrast, for instance
+    `pi_weight_cast`, `pi_arithmetic`, `mu_decode_vs_prefill`; of `floors` a leg computed twice (`pi_other_batch`). Each
+    value is an rms in nats per token.
     """
 
     rms_error_pi: Estimate | None
@@ -118,3 +144,62 @@ class WorstToken:
     log_pi: float
     log_mu: float
     log_ref: float | None
+
+
+@dataclass(frozen=True)
+class CorrectionAtLength:
+    """A correction on the first `num_tokens` tokens of every response that has as many."""
+
+    num_tokens: int
+    num_sequences: int
+    ess: float | None
+    share_clipped: float
+    share_rejected: float
+
+
+@dataclass(frozen=True)
+class CorrectionResult:
+    """What one correction rule leaves of the sample.
+
+    name: what the rule does (`token_truncate_3`). level: what it weighs and rejects. ess: of the kept weights, over the
+    number kept; None where all are rejected. ess_tokens: the same counting each kept token with its sequence's weight.
+    mean_weight: of what is kept. bias: mean applied weight, rejected ones as 0, minus mean true weight; abs_weight_error:
+    mean absolute difference of the two, which bounds the bias of the mean of anything within +-1.
+    """
+
+    name: str
+    level: Unit
+    also_known_as: str
+    ess: Estimate | None
+    ess_tokens: Estimate | None
+    share_clipped: Estimate
+    share_rejected: Estimate
+    share_rejected_tokens: Estimate
+    mean_weight: Estimate | None
+    bias: Estimate
+    abs_weight_error: Estimate
+    by_length: list[CorrectionAtLength]
+
+
+@dataclass(frozen=True)
+class SampledAgainstExact:
+    """A sampled estimator and its difference from the exact value at the same positions.
+
+    agrees: the interval of the difference holds 0.
+    """
+
+    sampled: Estimate
+    difference: Estimate
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class FullVocabularyCheck:
+    """Exact KL(mu || pi) and total variation over the whole vocabulary, and the sampled estimators against them.
+
+    Keys of `estimators`: `kl_k1`, `kl_k2`, `kl_k3` against the exact KL, `tv` against the exact total variation.
+    """
+
+    full_kl: Estimate
+    full_tv: Estimate
+    estimators: dict[str, SampledAgainstExact]

@@ -1,0 +1,53 @@
+"""Estimates of KL(mu || pi) and chi-squared from tokens sampled from mu (these are not KL(pi || mu)).
+
+Sources: k1, k2, k3 from Schulman 2020, "Approximating KL divergence" (tinker's v1 and v2, verl's `k3_kl`, NeMo-RL's
+`gen_kl_error`, prime-rl's `mismatch_kl`); chi-squared as in verl's rollout correction. Only chi-squared is bounded.
+"""
+
+import numpy as np
+
+from mismatch_probe.stats.estimator import Estimator, Metrics
+from mismatch_probe.stats.intervals import Scale, ratio
+from mismatch_probe.stats.results import Estimate, Unit
+from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.weights import bounded
+
+
+def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """k1, k2, k3 and chi-squared of tokens and of whole sequences; k3 over the policy's mean entropy (prime-rl)."""
+    of_sequences = _of_log_ratios(pair.diff_sums, estimator, "sequence")
+    return {
+        **_of_log_ratios(pair.diff, estimator, "token"),
+        **{f"{name}_seq": metric for name, metric in of_sequences.items()},
+        "chi2_token": _chi_squared(pair.diff, estimator, "token"),
+        "chi2_seq": _chi_squared(pair.diff_sums, estimator, "sequence"),
+        "kl_entropy_ratio": _kl_over_entropy(pair, estimator),
+    }
+
+
+def k3_terms(log_ratios: Floats) -> Floats:
+    """e^d - 1 - d without the loss of digits at small d; infinite where e^d overflows."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.expm1(log_ratios) - log_ratios)
+
+
+def _of_log_ratios(log_ratios: Floats, estimator: Estimator, by: Unit) -> Metrics:
+    return {
+        "kl_k1": estimator.mean(-log_ratios, by),
+        "kl_k2": estimator.mean(log_ratios**2 / 2, by, Scale.POSITIVE),
+        "kl_k3": estimator.mean(k3_terms(log_ratios), by, Scale.POSITIVE),
+    }
+
+
+def _chi_squared(log_ratios: Floats, estimator: Estimator, by: Unit) -> Estimate | None:
+    """mean e^(2 d) - 1."""
+    return estimator.mean(np.expm1(2 * bounded(log_ratios)), by)
+
+
+def _kl_over_entropy(pair: TokenPair, estimator: Estimator) -> Estimate | str | None:
+    if pair.entropy_pi is None:
+        return "the policy's entropy was not recorded"
+    entropy = estimator.totals(pair.entropy_pi, "token")
+    if not entropy.sum() > 0:
+        return "the policy's entropy is 0"
+    return estimator.smooth(ratio, [estimator.totals(k3_terms(pair.diff), "token"), entropy], "token", Scale.POSITIVE)

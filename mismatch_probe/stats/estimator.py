@@ -1,0 +1,125 @@
+"""Estimates for the sequences of one pair: the only place where a value meets its interval and its counts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from mismatch_probe.stats.intervals import (
+    Function,
+    Interval,
+    Scale,
+    correlation,
+    interval,
+    jackknife,
+    ratio,
+    root_of_ratio,
+    share_interval,
+    squared_variation,
+    standard_deviation,
+)
+from mismatch_probe.stats.results import Estimate, Unit
+from mismatch_probe.stats.sequences import Floats, Mask, Reals, Sequences
+
+Metrics = dict[str, Estimate | str | None]
+"""By name: an estimate, or the reason why there is none; None where the value is beyond a float64."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Makes an `Estimate` of token values [T] or sequence values [N]; None where the value does not exist."""
+
+    sequences: Sequences
+    level: float = 0.95
+
+    @cached_property
+    def _token_counts(self) -> Floats:
+        return self.sequences.sum_by_cluster(self.sequences.lengths)
+
+    @cached_property
+    def _sequence_counts(self) -> Floats:
+        return self.sequences.sum_by_cluster(np.ones(self.sequences.num_sequences))
+
+    def totals(self, values: Reals | Mask, by: Unit) -> Floats:
+        """Cluster totals [G] of token values [T] or sequence values [N]."""
+        return self.sequences.sum_by_cluster(self.sequences.sum_by_sequence(values) if by == "token" else values)
+
+    def counts(self, by: Unit) -> Floats:
+        """Tokens or sequences of each cluster [G]."""
+        return self._token_counts if by == "token" else self._sequence_counts
+
+    def present(self, found: Interval, by: Unit) -> Estimate:
+        """An interval with the counts of this sample."""
+        n, t = self.sequences.num_sequences, self.sequences.num_tokens
+        return Estimate(found.value, found.low, found.high, self.level, n, t, by)
+
+    def bare(self, value: float, by: Unit) -> Estimate:
+        """A value no honest interval exists for (an extreme)."""
+        return self.present(Interval(float(value), None, None), by)
+
+    def smooth(
+        self, function: Function, columns: Sequence[Floats], by: Unit, scale: Scale = Scale.SIGNED
+    ) -> Estimate | None:
+        """A smooth function of cluster totals, each [G]."""
+        estimate = jackknife(function, np.stack(columns))
+        return None if estimate is None else self.present(interval(estimate, scale, self.level), by)
+
+    def mean(self, values: Reals, by: Unit, scale: Scale = Scale.SIGNED) -> Estimate | None:
+        """Ratio estimator of a mean over tokens or sequences [Cochran 1977, Sampling Techniques, section 6.4]."""
+        return self.smooth(ratio, [self.totals(values, by), self.counts(by)], by, scale)
+
+    def root_mean_square(self, values: Reals, by: Unit) -> Estimate | None:
+        return self.smooth(root_of_ratio, [self.totals(values**2, by), self.counts(by)], by, Scale.POSITIVE)
+
+    def standard_deviation(self, values: Reals, by: Unit) -> Estimate | None:
+        centred = values - values.mean()
+        columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
+        return self.smooth(standard_deviation, columns, by, Scale.POSITIVE)
+
+    def share(self, mask: Mask, by: Unit) -> Estimate:
+        """Share of tokens [T] or sequences [N] that are true."""
+        counts = self.counts(by)
+        estimate = jackknife(ratio, np.stack([self.totals(mask, by), counts]))
+        assert estimate is not None, "a share always exists"
+        return self.present(share_interval(estimate, counts.size, int(counts.sum()), self.level), by)
+
+    def correlation(self, x: Floats, y: Floats, by: Unit) -> Estimate | None:
+        """Pearson's correlation with a Fisher-z interval; None where either does not vary."""
+        x, y = x - x.mean(), y - y.mean()
+        columns = [self.counts(by), *(self.totals(values, by) for values in (x, y, x * x, y * y, x * y))]
+        return self.smooth(correlation, columns, by, Scale.CORRELATION)
+
+    def effective_share(self, excess: Floats, by: Unit) -> Estimate | None:
+        """ESS / n = (sum w)^2 / (n sum w^2) of weights w = 1 + excess [Kish 1965, Survey Sampling, section 11.7].
+
+        The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits.
+        """
+        columns = [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)]
+        variation = self.smooth(squared_variation, columns, by, Scale.POSITIVE)
+        return None if variation is None else mapped(variation, lambda square: 1 / (1 + square))
+
+    def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
+        """Quantile with Woodruff's interval: the share below it, its bounds read back [Woodruff 1952, JASA 47:635]."""
+        value = _order_statistic(sorted_values, probability)
+        below = self.share(values <= value, by)
+        if below.low is None or below.high is None:
+            return self.bare(value, by)
+        shift = probability - below.value
+        bounds = (_order_statistic(sorted_values, bound + shift) for bound in (below.low, below.high))
+        return self.present(Interval(value, *bounds), by)
+
+
+def _order_statistic(sorted_values: Reals, probability: float) -> float:
+    """The smallest value whose empirical share is at least `probability` (Hyndman and Fan's definition 1)."""
+    rank = int(np.ceil(probability * sorted_values.size)) - 1
+    return float(sorted_values[min(max(rank, 0), sorted_values.size - 1)])
+
+
+def mapped(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
+    """An estimate and its bounds under a monotone function."""
+    value = float(function(estimate.value))
+    if estimate.low is None or estimate.high is None:
+        return replace(estimate, value=value)
+    low, high = sorted((float(function(estimate.low)), float(function(estimate.high))))
+    return replace(estimate, value=value, low=low, high=high)

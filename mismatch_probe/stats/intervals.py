@@ -1,0 +1,141 @@
+"""Confidence intervals for numbers whose tokens hang together: one method, the cluster jackknife, for every smooth one.
+
+Leaving one cluster (prompt) out at a time gives the standard error of any smooth function of totals [Efron and Stein
+1981, Annals of Statistics 9:586; clustered it is CV3 of Cameron and Miller 2015, J. Human Resources 50:317, which errs
+on the wide side]. Heavy tails make that error itself uncertain: Student's t takes Satterthwaite's degrees of freedom
+from the kurtosis of the jackknife values [Satterthwaite 1946, Biometrics Bulletin 2:110; O'Neill 2014, American
+Statistician 68:282], and positive skewed quantities get their interval on the log scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from scipy import special
+
+from mismatch_probe.stats.sequences import Floats
+
+LEAST_DEGREES = 2.0
+
+Function = Callable[..., Floats]
+
+
+class Scale(Enum):
+    """Where an interval is symmetric: `SIGNED` on the value, `POSITIVE` on its log, `CORRELATION` on Fisher's z."""
+
+    SIGNED = "signed"
+    POSITIVE = "positive"
+    CORRELATION = "correlation"
+
+
+@dataclass(frozen=True)
+class Jackknife:
+    """A value, its standard error, and the degrees of freedom of that error."""
+
+    value: float
+    error: float
+    degrees: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    value: float
+    low: float | None
+    high: float | None
+
+
+def jackknife(function: Function, columns: Floats) -> Jackknife | None:
+    """`function` of column totals with its leave-one-cluster-out standard error; columns [K, G].
+
+    `function` takes K arrays of totals, one shape, and is unchanged when all are scaled alike. None where the value
+    does not exist; the error is NaN with fewer than two clusters, or where a value without one does not exist.
+    """
+    totals = columns.sum(axis=1, keepdims=True)
+    num_clusters = columns.shape[1]
+    with np.errstate(all="ignore"):
+        values = function(*np.concatenate([totals, totals - columns], axis=1))
+        value, without_one = float(values[0]), values[1:]
+        if not np.isfinite(value):
+            return None
+        if num_clusters < 2:
+            return Jackknife(value, np.nan, np.nan)
+        squares = (without_one - without_one.mean()) ** 2
+        error = np.sqrt((num_clusters - 1) / num_clusters * squares.sum())
+        kurtosis = num_clusters * (squares**2).sum() / squares.sum() ** 2
+        degrees = 2 * num_clusters / (kurtosis - 1) - 1
+    return Jackknife(value, float(error), _bounded(float(degrees), num_clusters))
+
+
+def _bounded(degrees: float, num_clusters: int) -> float:
+    most = num_clusters - 1.0
+    return min(max(degrees, LEAST_DEGREES), most) if np.isfinite(degrees) else most
+
+
+def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
+    """The interval of a jackknifed value on the scale where it is nearest to symmetric; no bounds if one is infinite."""
+    value, error = estimate.value, estimate.error
+    if not np.isfinite(error):
+        return Interval(value, None, None)
+    at_edge = (scale is Scale.POSITIVE and value <= 0) or (scale is Scale.CORRELATION and 1 - abs(value) < 1e-15)
+    if error == 0 or at_edge:
+        return Interval(value, value, value)
+    reach = float(special.stdtrit(estimate.degrees, (1 + level) / 2)) * error
+    with np.errstate(over="ignore"):
+        match scale:
+            case Scale.POSITIVE:
+                low, high = value * np.exp(-reach / value), value * np.exp(reach / value)
+            case Scale.CORRELATION:
+                low, high = np.tanh(np.arctanh(value) + np.array([-1, 1]) * reach / (1 - value**2))
+            case Scale.SIGNED:
+                low, high = value - reach, value + reach
+    return Interval(value, float(low), float(high)) if np.isfinite(high) else Interval(value, None, None)
+
+
+def share_interval(estimate: Jackknife, num_clusters: int, num_units: int, level: float) -> Interval:
+    """Clopper-Pearson bounds for a share at its effective sample size [Korn and Graubard 1998, Survey Method. 24:193].
+
+    A share of exactly 0 or 1 says nothing about how its events cluster; the clusters then count as the sample, the
+    most cautious choice (the rule of three over clusters).
+    """
+    share = estimate.value
+    if num_clusters < 2:
+        return Interval(share, None, None)
+    if share in (0.0, 1.0):
+        effective = float(num_clusters)
+    elif estimate.error == 0:
+        effective = float(num_units)
+    else:
+        quantiles = special.stdtrit([num_units - 1.0, estimate.degrees], (1 + level) / 2)
+        effective = min(share * (1 - share) / estimate.error**2 * (quantiles[0] / quantiles[1]) ** 2, float(num_units))
+    events, tail = share * effective, (1 - level) / 2
+    low = 0.0 if share == 0 else float(special.betaincinv(events, effective - events + 1, tail))
+    high = 1.0 if share == 1 else float(special.betaincinv(events + 1, effective - events, 1 - tail))
+    return Interval(share, min(low, share), max(high, share))
+
+
+def ratio(numerator: Floats, denominator: Floats) -> Floats:
+    return numerator / denominator
+
+
+def root_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    return np.sqrt(numerator / denominator)
+
+
+def standard_deviation(count: Floats, x: Floats, xx: Floats) -> Floats:
+    """Of values taken about a fixed origin near their mean."""
+    return np.asarray(np.sqrt(np.maximum(xx / count - (x / count) ** 2, 0)))
+
+
+def correlation(count: Floats, x: Floats, y: Floats, xx: Floats, yy: Floats, xy: Floats) -> Floats:
+    """Pearson's correlation from totals of x, y and their products, taken about any fixed origin near the means."""
+    covariance = xy - x * y / count
+    return np.asarray(covariance / np.sqrt((xx - x**2 / count) * (yy - y**2 / count)))
+
+
+def squared_variation(count: Floats, excess: Floats, excess_squared: Floats) -> Floats:
+    """Squared coefficient of variation of weights w = 1 + u from the totals of u and u^2, exact even for tiny u.
+
+    n sum w^2 / (sum w)^2 - 1 = (n sum u^2 - (sum u)^2) / (n + sum u)^2; Kish's effective share is 1 / (1 + this).
+    """
+    return np.asarray(np.maximum(count * excess_squared - excess**2, 0) / (count + excess) ** 2)

@@ -1,0 +1,41 @@
+"""Every metric of one pair under its canonical name.
+
+NAME is a mean over response tokens; NAME_seq the same quantity for whole sequences, whose log-ratio is S = sum of d.
+Other aggregates are NAME_p50, NAME_p90, NAME_p99, NAME_p99_9, NAME_max, NAME_min and NAME_std. Where neither level is
+the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outside_band_LOW_HIGH`: `outside_band_0.5_2`.
+"""
+
+import math
+
+from mismatch_probe.stats.agreement import agreement
+from mismatch_probe.stats.deviation import logprob_deviation, probability_deviation
+from mismatch_probe.stats.divergence import divergence
+from mismatch_probe.stats.estimator import Estimator, Metrics
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import TokenPair
+from mismatch_probe.stats.weights import importance_weights
+
+TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest float64"
+
+
+def pair_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """All metrics of a pair, and for each one that cannot be had the reason.
+
+    Every estimate is clustered by prompt; extremes carry no interval.
+    """
+    estimator = Estimator(pair.sequences, level)
+    found: Metrics = {}
+    for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
+        found |= family(pair, estimator)
+    estimates: dict[str, Estimate] = {}
+    unavailable: dict[str, str] = {}
+    for name, metric in found.items():
+        if isinstance(metric, Estimate) and _is_finite(metric):
+            estimates[name] = metric
+        else:
+            unavailable[name] = metric if isinstance(metric, str) else TOO_LARGE
+    return estimates, unavailable
+
+
+def _is_finite(estimate: Estimate) -> bool:
+    return all(bound is None or math.isfinite(bound) for bound in (estimate.value, estimate.low, estimate.high))

@@ -1,0 +1,150 @@
+"""The ragged arrays every statistic reads: response tokens of many sequences, one after another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
+Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where each sequence lies in the flat arrays, and which prompt it answers.
+
+    offsets: [N+1], tokens of sequence i are `offsets[i]:offsets[i+1]`; no sequence is empty.
+    clusters: [N], the prompt of each sequence. Samples of one prompt are not independent: intervals cluster by it.
+
+    Raises:
+        ValueError: offsets do not start at 0 and rise, or `clusters` has another length.
+    """
+
+    offsets: Ints
+    clusters: Ints
+
+    def __post_init__(self) -> None:
+        if self.offsets.size < 2 or self.offsets[0] != 0 or (np.diff(self.offsets) < 1).any():
+            raise ValueError("offsets must start at 0 and rise: there is no sequence, or one without a token")
+        if self.clusters.size != self.num_sequences:
+            raise ValueError(f"{self.clusters.size} clusters are given for {self.num_sequences} sequences")
+
+    @classmethod
+    def of_lengths(cls, lengths: npt.ArrayLike, clusters: npt.ArrayLike | None = None) -> "Sequences":
+        """Sequences of the given lengths [N]; each its own cluster unless `clusters` [N] says otherwise."""
+        counts = np.asarray(lengths, dtype=np.int64)
+        numbers = np.arange(counts.size) if clusters is None else np.asarray(clusters, dtype=np.int64)
+        return cls(np.concatenate([[0], np.cumsum(counts)]), numbers)
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.offsets.size - 1)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.offsets[-1])
+
+    @property
+    def num_clusters(self) -> int:
+        return int(self.cluster_index.max()) + 1
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of each sequence [N]."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def cluster_index(self) -> Ints:
+        """Number of each sequence's cluster, from 0 without gaps [N]."""
+        return np.unique(self.clusters, return_inverse=True)[1]
+
+    @cached_property
+    def positions(self) -> npt.NDArray[np.int32]:
+        """Position of each token in its response, from 0 [T]."""
+        return np.arange(self.num_tokens, dtype=np.int32) - np.repeat(self.offsets[:-1], self.lengths).astype(np.int32)
+
+    def spread(self, values: Array) -> Array:
+        """A value of each sequence, repeated for its tokens: [N] -> [T]."""
+        return np.repeat(values, self.lengths)
+
+    def sum_by_sequence(self, values: Array) -> Floats:
+        """[T] -> [N]. Masks count their true entries."""
+        dtype = np.int64 if values.dtype == np.bool_ else np.float64
+        return np.add.reduceat(values, self.offsets[:-1], dtype=dtype).astype(np.float64)
+
+    def sum_by_cluster(self, values: Array) -> Floats:
+        """[N] -> [G], clusters in the order of their number."""
+        totals = np.bincount(self.cluster_index, weights=values.astype(np.float64), minlength=self.num_clusters)
+        return totals.astype(np.float64, copy=False)
+
+
+@dataclass(frozen=True)
+class TokenPair:
+    """The same sampled tokens under both policies: natural log-probs [T], finite and at most 0 up to rounding.
+
+    log_ref: the high-precision reference. log_mu_prefill: mu again, by prefill of the same ids. log_ref_rounded_pi and
+    log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: a side computed once more, to
+    measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`). entropy_pi: entropy of pi's next-token
+    distribution in nats. The caller leaves out, counts and names rows with missing or non-finite log-probs.
+
+    Raises:
+        ValueError: an array has another length, or is not finite; nothing is ever dropped here.
+    """
+
+    sequences: Sequences
+    log_pi: Reals
+    log_mu: Reals
+    log_ref: Reals | None = None
+    top1_pi: Ints | None = None
+    top1_mu: Ints | None = None
+    entropy_pi: Reals | None = None
+    log_mu_prefill: Reals | None = None
+    log_ref_rounded_pi: Reals | None = None
+    log_ref_rounded_mu: Reals | None = None
+    repeats: Mapping[str, Reals] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        legs = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        for name, values in (legs | dict(self.repeats)).items():
+            if values.shape != (self.sequences.num_tokens,):
+                raise ValueError(f"{name} has shape {values.shape}; there are {self.sequences.num_tokens} tokens")
+            if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+                raise ValueError(f"{name} holds NaN or infinity; leave those rows out, and count them")
+
+    @cached_property
+    def diff(self) -> Floats:
+        """d = log pi - log mu [T], nats."""
+        return difference(self.log_pi, self.log_mu)
+
+    @cached_property
+    def abs_diff(self) -> Floats:
+        return np.abs(self.diff)
+
+    @cached_property
+    def prob_pi(self) -> Floats:
+        return np.exp(self.log_pi, dtype=np.float64)
+
+    @cached_property
+    def prob_mu(self) -> Floats:
+        return np.exp(self.log_mu, dtype=np.float64)
+
+    @property
+    def prob_diff(self) -> Floats:
+        """Probability under pi minus that under mu [T]."""
+        return self.prob_pi - self.prob_mu
+
+    @cached_property
+    def diff_sums(self) -> Floats:
+        """S = sum of d over each sequence [N], nats."""
+        return self.sequences.sum_by_sequence(self.diff)
+
+
+def difference(first: Reals, second: Reals) -> Floats:
+    """first - second in float64 [T]."""
+    return np.subtract(first, second, dtype=np.float64)

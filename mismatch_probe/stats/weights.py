@@ -1,0 +1,47 @@
+"""Importance weights pi / mu: their mean, how many leave a band, and how much of the sample they leave.
+
+Weights are exponentials of log-ratios held within +-20, so that every sum exists; the bound lies far outside anything
+that a usable correction lets through.
+"""
+
+import numpy as np
+
+from mismatch_probe.stats.estimator import Estimator, Metrics
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.sequences import Floats, TokenPair
+
+LOG_BOUND = 20.0
+
+BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
+
+
+def bounded(log_ratios: Floats) -> Floats:
+    return np.clip(log_ratios, -LOG_BOUND, LOG_BOUND)
+
+
+def weight_excess(log_ratios: Floats) -> Floats:
+    """w - 1 for w = e^d, exact for tiny d."""
+    return np.asarray(np.expm1(bounded(log_ratios)))
+
+
+def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """Mean weight, perplexity ratio, effective sample share, and shares of rho outside bands.
+
+    `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
+    effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
+    `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
+    """
+    token_excess, sequence_excess = weight_excess(pair.diff), weight_excess(pair.diff_sums)
+    log_ppl_diff = -pair.diff_sums / pair.sequences.lengths
+    found: Metrics = {
+        "is_ratio_mean_token": estimator.mean(1 + token_excess, "token", Scale.POSITIVE),
+        "is_ratio_mean_seq": estimator.mean(1 + sequence_excess, "sequence", Scale.POSITIVE),
+        "ess_token": estimator.effective_share(token_excess, "token"),
+        "ess_seq": estimator.effective_share(sequence_excess, "sequence"),
+        "log_ppl_diff": estimator.mean(log_ppl_diff, "sequence"),
+        "ppl_ratio": estimator.mean(1 + weight_excess(log_ppl_diff), "sequence", Scale.POSITIVE),
+    }
+    for low, high in BANDS:
+        outside = (pair.diff < np.log(low)) | (pair.diff > np.log(high))
+        found[f"outside_band_{low:g}_{high:g}"] = estimator.share(outside, "token")
+    return found
