@@ -105,6 +105,3 @@ def _nested(flags: dict[str, Any]) -> dict[str, Any]:
             table = table.setdefault(part, {})
         table[last] = value
     return nested
-
-
-__all__ = ["ExitCode", "compare", "engine_arguments"]

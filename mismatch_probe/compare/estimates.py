@@ -1,4 +1,4 @@
-"""What a comparison would cost, by arithmetic from its settings and the checkpoint's size: upper bounds, not measurements."""
+"""What a comparison would cost, by arithmetic from settings and checkpoint size: upper bounds, not measurements."""
 
 from pydantic import BaseModel, ConfigDict
 

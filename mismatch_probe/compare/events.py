@@ -51,7 +51,7 @@ class Failure(Event):
 
     def as_exception(self) -> errors.MismatchProbeError:
         found = getattr(errors, self.error, errors.EngineError)
-        return found(self.message)  # type: ignore[no-any-return]
+        return found(self.message)
 
 
 AnyEvent = Annotated[

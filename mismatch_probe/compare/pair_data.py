@@ -1,6 +1,7 @@
 """From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PairData:
-    """A pair ready for statistics; `pair` is None when not one row is usable. `rows` are the usable rows of `rollouts`."""
+    """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none."""
 
     legs: dict[str, str]
     counts: Counts
@@ -32,8 +33,8 @@ class PairData:
 @dataclass(frozen=True)
 class _Leg:
     logprobs: list[FloatArray]
-    top1: npt.NDArray[np.int32] | None
-    entropy: FloatArray | None
+    top1: npt.NDArray[Any] | None
+    entropy: npt.NDArray[Any] | None
     foreign: npt.NDArray[np.bool_]
 
 
@@ -93,8 +94,8 @@ class RunReader:
         foreign = (np.asarray(table["ids_key"].to_numpy()) != keys) | (np.diff(offsets) != lengths)
         return _Leg(
             logprobs=np.split(values, offsets[1:-1]),
-            top1=_optional(table["top1_ids"], np.int32),
-            entropy=_optional(table["entropy_nats"], np.float64),
+            top1=_optional(table["top1_ids"]),
+            entropy=_optional(table["entropy_nats"]),
             foreign=foreign,
         )
 
@@ -125,7 +126,9 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
     prompts = np.asarray(rollouts["prompt_id"].to_pylist())[rows]
     clusters = np.unique(prompts, return_inverse=True)[1]
     lengths = np.asarray([len(mu.logprobs[row]) for row in rows], dtype=np.int64)
-    tokens = np.concatenate([np.full(len(leg), row in set(rows)) for row, leg in enumerate(mu.logprobs)])
+    usable = np.zeros(len(mu.logprobs), dtype=bool)
+    usable[rows] = True
+    tokens = np.repeat(usable, [len(logprobs) for logprobs in mu.logprobs])
 
     def flat(role: str) -> FloatArray | None:
         return np.concatenate([tables[role].logprobs[row] for row in rows]) if role in tables else None
@@ -156,9 +159,9 @@ def _offsets(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def _flat(column: pa.ChunkedArray) -> npt.NDArray[np.generic]:
+def _flat(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(pa.compute.list_flatten(column).to_numpy())
 
 
-def _optional(column: pa.ChunkedArray, dtype: type) -> npt.NDArray[np.generic] | None:
-    return None if column.null_count else _flat(column).astype(dtype)
+def _optional(column: pa.ChunkedArray) -> npt.NDArray[Any] | None:
+    return None if column.null_count else _flat(column)

@@ -53,7 +53,7 @@ class ReplayStage:
 
 @dataclass(frozen=True)
 class ScoreStage:
-    """The training path scores the responses of `samplers`: pi itself, or the reference on weights as given or rounded."""
+    """The training path scores the responses of `samplers`: pi, or the reference on weights as given or rounded."""
 
     dtype: Dtype
     samplers: tuple[str, ...]

@@ -107,7 +107,7 @@ def _is_done(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
 
 
 def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
-    """Merge the parts of finished stages into the final files; the responses of all engines once every engine is done."""
+    """Merge the parts of finished stages into the final files; responses once every engine is done sampling."""
     sampled = all(_complete(run, manifest, stage) for stage in plan.sample_stages)
     if sampled and not run.rollouts_path.exists():
         tables = [_merged(run, manifest, stage, "rollouts") for stage in plan.sample_stages]

@@ -1,4 +1,4 @@
-"""The job of the training path: pi in each dtype and the reference score the recorded ids, one loaded model at a time."""
+"""The job of the training path: pi in each dtype and the reference score the recorded ids, one model at a time."""
 
 from typing import IO
 

@@ -1,4 +1,4 @@
-"""A child process: runs one job of the plan and reports on a pipe. Started as `python -m mismatch_probe.compare.worker`."""
+"""A child process, `python -m mismatch_probe.compare.worker`: runs one job of the plan and reports on a pipe."""
 
 import os
 import signal

@@ -36,10 +36,10 @@ class SamplingSettings(Settings):
 
     samples_per_prompt: PositiveInt = 1
     max_new_tokens: PositiveInt = 1024
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    seed: int = Field(0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0)
     ignore_eos: bool = False
 
 
@@ -87,7 +87,7 @@ class CompareSettings(Settings):
     engine: EngineSettings = EngineSettings()
     training: TrainingPathSettings = TrainingPathSettings()
     reference: ReferenceSettings = ReferenceSettings()
-    confidence: float = Field(0.95, gt=0.5, lt=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
     @model_validator(mode="after")
     def _pairs_are_distinct(self) -> "CompareSettings":

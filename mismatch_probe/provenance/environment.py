@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from mismatch_probe import __version__
@@ -83,7 +84,7 @@ def _lines(command: list[str]) -> list[str]:
 
 def _cpu_model() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()

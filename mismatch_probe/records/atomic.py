@@ -54,7 +54,8 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.replace(path)
             _sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

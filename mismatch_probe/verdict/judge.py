@@ -87,7 +87,7 @@ def _bug(case: Case) -> Verdict | None:
         code="unexplained",
         sentence="This is a bug, not precision: the two implementations disagree in FP32 too.",
         evidence=[
-            f"FP32 against FP32: mean abs(d) {nats(mean)}, where rounding alone stays below {FP32_AGREES_MEAN_ABS_NATS:g}",
+            f"FP32 against FP32: mean abs(d) {nats(mean)} nats; rounding stays below {FP32_AGREES_MEAN_ABS_NATS:g}",
             f"largest abs(d) in FP32: {scientific(largest.value)} nats",
         ],
         advice=[
@@ -138,8 +138,8 @@ def _length_evidence(case: Case) -> list[str]:
     budget = case.length.budget_tokens
     beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
     return [
-        f"length budget at ESS {case.length.budget_ess:g}: {tokens(budget.value)} tokens ({_range(budget)}), {beyond} the "
-        f"{tokens(case.length.measured_up_to)} tokens measured; median response {tokens(case.length.median_response)}"
+        f"length budget at ESS {case.length.budget_ess:g}: {tokens(budget.value)} tokens ({_range(budget)}), {beyond} "
+        f"the {tokens(case.length.measured_up_to)} tokens measured; median response {tokens(case.length.median_response)}"
     ]
 
 
