@@ -149,8 +149,8 @@ def sample_requests(
 
 
 def model_length(prompts: Sequence[EncodedPrompt], settings: CompareSettings) -> int:
-    """Longest sequence the engine must hold: the longest prompt and a full response."""
-    return max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens
+    """Longest sequence the engine must hold: the longest prompt, a full response, and the token that a replay adds."""
+    return max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens + 1
 
 
 def fixed_batches(count: int, size: int) -> list[list[int]]:

@@ -40,7 +40,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     reader = RunReader(run, manifest)
     data = {pair: reader.pair(*pair) for pair in manifest.settings.pairs}
     level = manifest.settings.confidence
-    metrics = {
+    metrics: dict[PairName, tuple[dict[str, Estimate], dict[str, str]]] = {
         name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
     }
     exact = next((metrics[name][0] for name in data if name == ("fp32", "fp32") and metrics[name][0]), None)

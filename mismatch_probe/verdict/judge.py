@@ -139,7 +139,7 @@ def _length_evidence(case: Case) -> list[str]:
     beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
     return [
         f"length budget at ESS {case.length.budget_ess:g}: {tokens(budget.value)} tokens ({_range(budget)}), {beyond} "
-        f"the {tokens(case.length.measured_up_to)} tokens measured; median response {tokens(case.length.median_response)}"
+        f"the {tokens(case.length.measured_up_to)} measured; median response {tokens(case.length.median_response)} tokens"
     ]
 
 
