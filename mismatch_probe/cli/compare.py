@@ -21,6 +21,9 @@ def compare(
     prompts: Annotated[
         str | None, typer.Option(help="`sums:SPLIT`, a .jsonl or .parquet file, or hub:OWNER/NAME.")
     ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="auto (text becomes a user message if there is a template), always, never.")
+    ] = None,
     num_prompts: Annotated[int | None, typer.Option(help="How many prompts to use.")] = None,
     samples_per_prompt: Annotated[int | None, typer.Option(help="Responses sampled for each prompt.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens.")] = None,
@@ -45,6 +48,7 @@ def compare(
         {
             "model.path": model,
             "prompts.source": prompts,
+            "prompts.chat_template": chat_template,
             "prompts.num_prompts": num_prompts,
             "sampling.samples_per_prompt": samples_per_prompt,
             "sampling.max_new_tokens": max_new_tokens,

@@ -26,7 +26,10 @@ def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -
     """
     log_path = run.log_path(job.name)
     reading, writing = os.pipe()
-    with storage_errors(log_path), log_path.open("ab") as log:
+    with storage_errors(log_path):
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.touch()
+    with log_path.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "mismatch_probe.compare.worker", str(run.path), job.name, str(writing)],
             stdin=subprocess.PIPE,

@@ -30,7 +30,7 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
         dtype,
         settings.engine,
         settings.sampling,
-        max_model_len=model_length(prompts, settings),
+        max_model_len=model_length(prompts, settings, manifest.model.context_length),
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.sampling.seed,
     ) as engine:

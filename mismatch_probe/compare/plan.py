@@ -148,9 +148,13 @@ def sample_requests(
     ]
 
 
-def model_length(prompts: Sequence[EncodedPrompt], settings: CompareSettings) -> int:
-    """Longest sequence the engine must hold: the longest prompt, a full response, and the token that a replay adds."""
-    return max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens + 1
+def model_length(prompts: Sequence[EncodedPrompt], settings: CompareSettings, context_length: int | None) -> int:
+    """Longest sequence the engine must hold: the longest prompt, a full response, and the token that a replay adds.
+
+    At the very end of the model's context the response gives way to that token.
+    """
+    needed = max(len(prompt.token_ids) for prompt in prompts) + settings.sampling.max_new_tokens + 1
+    return needed if context_length is None else min(needed, context_length)
 
 
 def fixed_batches(count: int, size: int) -> list[list[int]]:

@@ -32,7 +32,7 @@ class Preparation:
 
     @property
     def longest_sequence(self) -> int:
-        return model_length(self.prompts, self.manifest.settings)
+        return model_length(self.prompts, self.manifest.settings, self.manifest.model.context_length)
 
 
 def prepare(settings: CompareSettings) -> Preparation:
@@ -57,7 +57,7 @@ def prepare(settings: CompareSettings) -> Preparation:
     prompts = encode_prompts(
         load_prompts(settings.prompts, seed=settings.sampling.seed), tokenizer, settings.prompts.chat_template
     )
-    check_lengths(prompts, settings.sampling.max_new_tokens + 1, identity.context_length)
+    check_lengths(prompts, settings.sampling.max_new_tokens, identity.context_length)
     hardware = environment.hardware()
     resolved = _resolved(settings, on_gpu=bool(hardware["gpus"]))
     versions = environment.versions()

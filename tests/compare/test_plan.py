@@ -1,0 +1,62 @@
+from mismatch_probe.compare.plan import SampleStage, ScoreStage, fixed_batches, make_plan, model_length, sample_requests
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.records.sequences import EncodedPrompt
+
+PROMPTS = [EncodedPrompt("p0", [1, 2, 3], "x"), EncodedPrompt("p1", [1], "y")]
+
+
+def settings(**changes: object) -> CompareSettings:
+    return parse_settings(CompareSettings, {"model": {"path": "demo"}, **changes})
+
+
+def test_the_default_run_has_one_engine_job_a_dtype_and_one_training_job() -> None:
+    plan = make_plan(settings())
+    assert [job.name for job in plan.jobs] == ["engine-bf16", "engine-fp16", "engine-fp32", "training-path"]
+    assert {stage.leg for stage in plan.jobs[-1].stages} == {
+        "ref-fp32",
+        "ref-fp32-weights-bf16",
+        "ref-fp32-weights-fp16",
+        "train-bf16",
+        "train-fp16",
+        "train-fp32",
+    }
+
+
+def test_a_cross_product_scores_each_training_leg_on_every_engine_it_is_paired_with() -> None:
+    plan = make_plan(settings(pairs=[("bf16", "fp16"), ("bf16", "fp32"), ("fp32", "fp32")]))
+    legs = {stage.leg: stage for stage in plan.jobs[-1].stages if isinstance(stage, ScoreStage)}
+    assert legs["train-bf16"].samplers == ("infer-fp16", "infer-fp32")
+    assert legs["train-fp32"].samplers == ("infer-fp32",)
+    assert legs["ref-fp32"].samplers == ("infer-fp16", "infer-fp32")
+    assert legs["ref-fp32-weights-fp16"].samplers == ("infer-fp16",)
+
+
+def test_no_two_stages_write_the_same_file() -> None:
+    plan = make_plan(settings(pairs=[(a, b) for a in ("bf16", "fp16", "fp32") for b in ("bf16", "fp16", "fp32")]))
+    legs = [stage.leg for stage in plan.stages]
+    assert len(set(legs)) == len(legs)
+
+
+def test_requests_are_the_same_for_every_engine_but_for_the_id() -> None:
+    given = settings(sampling={"samples_per_prompt": 2})
+    bf16, fp16 = (sample_requests(PROMPTS, given, SampleStage(dtype)) for dtype in ("bf16", "fp16"))
+    assert [request.id for request in bf16] == [
+        "p0/0@infer-bf16",
+        "p0/1@infer-bf16",
+        "p1/0@infer-bf16",
+        "p1/1@infer-bf16",
+    ]
+    assert [request.seed for request in bf16] == [request.seed for request in fp16]
+    assert len({request.seed for request in bf16}) == 4
+
+
+def test_batches_cover_every_row_once_in_order() -> None:
+    assert fixed_batches(5, 2) == [[0, 1], [2, 3], [4]]
+    assert fixed_batches(0, 2) == []
+
+
+def test_the_engine_holds_prompt_response_and_the_replay_token_unless_the_context_ends() -> None:
+    given = settings(sampling={"max_new_tokens": 10})
+    assert model_length(PROMPTS, given, None) == 14
+    assert model_length(PROMPTS, given, 13) == 13
