@@ -20,7 +20,7 @@ from mismatch_probe.stats.intervals import (
     standard_deviation,
 )
 from mismatch_probe.stats.results import Estimate, Unit
-from mismatch_probe.stats.sequences import Floats, Mask, Reals, Sequences
+from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences
 
 Metrics = dict[str, Estimate | str | None]
 """By name: an estimate, or the reason why there is none; None where the value is beyond a float64."""
@@ -40,6 +40,10 @@ class Estimator:
     @cached_property
     def _sequence_counts(self) -> Floats:
         return self.sequences.sum_by_cluster(np.ones(self.sequences.num_sequences))
+
+    def of_part(self, chosen: Mask, lengths: Array) -> "Estimator":
+        """The estimator of some sequences [N], of which `lengths` tokens each are looked at."""
+        return Estimator(Sequences.of_lengths(lengths, self.sequences.clusters[chosen]), self.level)
 
     def totals(self, values: Reals | Mask, by: Unit) -> Floats:
         """Cluster totals [G] of token values [T] or sequence values [N]."""
@@ -68,6 +72,10 @@ class Estimator:
     def mean(self, values: Reals, by: Unit, scale: Scale = Scale.SIGNED) -> Estimate | None:
         """Ratio estimator of a mean over tokens or sequences [Cochran 1977, Sampling Techniques, section 6.4]."""
         return self.smooth(ratio, [self.totals(values, by), self.counts(by)], by, scale)
+
+    def mean_of_sums(self, sums: Floats, scale: Scale = Scale.SIGNED) -> Estimate | None:
+        """Mean over tokens, from the sum of each sequence [N]."""
+        return self.smooth(ratio, [self.totals(sums, "sequence"), self.counts("token")], "token", scale)
 
     def root_mean_square(self, values: Reals, by: Unit) -> Estimate | None:
         return self.smooth(root_of_ratio, [self.totals(values**2, by), self.counts(by)], by, Scale.POSITIVE)

@@ -22,11 +22,21 @@ Function = Callable[..., Floats]
 
 
 class Scale(Enum):
-    """Where an interval is symmetric: `SIGNED` on the value, `POSITIVE` on its log, `CORRELATION` on Fisher's z."""
+    """Where an interval is symmetric: on the value, its log, Fisher's z of a correlation, the logit of a share."""
 
     SIGNED = "signed"
     POSITIVE = "positive"
     CORRELATION = "correlation"
+    SHARE = "share"
+
+
+_LINKS: dict[Scale, tuple[Function, Function, Function]] = {
+    Scale.SIGNED: (lambda x: x, np.ones_like, lambda x: x),
+    Scale.POSITIVE: (np.log, lambda x: 1 / x, np.exp),
+    Scale.CORRELATION: (np.arctanh, lambda x: 1 / (1 - x**2), np.tanh),
+    Scale.SHARE: (special.logit, lambda x: 1 / (x * (1 - x)), special.expit),
+}
+"""Each scale's function, its derivative and its inverse."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +83,16 @@ def _bounded(degrees: float, num_clusters: int) -> float:
 
 
 def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
-    """The interval of a jackknifed value on the scale where it is nearest to symmetric; no bounds if one is infinite."""
+    """A jackknifed value with bounds symmetric on `scale`; none where one is infinite."""
     value, error = estimate.value, estimate.error
     if not np.isfinite(error):
         return Interval(value, None, None)
-    at_edge = (scale is Scale.POSITIVE and value <= 0) or (scale is Scale.CORRELATION and 1 - abs(value) < 1e-15)
-    if error == 0 or at_edge:
-        return Interval(value, value, value)
-    reach = float(special.stdtrit(estimate.degrees, (1 + level) / 2)) * error
-    with np.errstate(over="ignore"):
-        match scale:
-            case Scale.POSITIVE:
-                low, high = value * np.exp(-reach / value), value * np.exp(reach / value)
-            case Scale.CORRELATION:
-                low, high = np.tanh(np.arctanh(value) + np.array([-1, 1]) * reach / (1 - value**2))
-            case Scale.SIGNED:
-                low, high = value - reach, value + reach
+    there, slope, back = _LINKS[scale]
+    with np.errstate(all="ignore"):
+        reach = special.stdtrit(estimate.degrees, (1 + level) / 2) * error * slope(np.float64(value))
+        if reach == 0 or not np.isfinite(reach):
+            return Interval(value, value, value)
+        low, high = back(there(np.float64(value)) + np.array([-reach, reach]))
     return Interval(value, float(low), float(high)) if np.isfinite(high) else Interval(value, None, None)
 
 

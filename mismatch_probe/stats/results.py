@@ -1,4 +1,4 @@
-"""The answers of the statistics: plain frozen records, ready for JSON. No arrays, no NaN: what cannot be had is absent."""
+"""What the statistics answer: plain frozen records for JSON. No arrays, no NaN: what cannot be had is absent."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -46,9 +46,12 @@ class AtLength:
 
 @dataclass(frozen=True)
 class ConfidenceCurve:
-    """abs(d) by position for tokens of one confidence: `by` lies in [low, high)."""
+    """abs(d) by position for tokens of one confidence: `by` lies in [low, high).
 
-    by: Literal["reference_probability", "entropy_nats"]
+    `inference_probability` (mu's) stands in where there is no reference.
+    """
+
+    by: Literal["reference_probability", "inference_probability", "entropy_nats"]
     low: float
     high: float
     abs_diff_by_position: list[CurveBin]
@@ -163,8 +166,8 @@ class CorrectionResult:
 
     name: what the rule does (`token_truncate_3`). level: what it weighs and rejects. ess: of the kept weights, over the
     number kept; None where all are rejected. ess_tokens: the same counting each kept token with its sequence's weight.
-    mean_weight: of what is kept. bias: mean applied weight, rejected ones as 0, minus mean true weight; abs_weight_error:
-    mean absolute difference of the two, which bounds the bias of the mean of anything within +-1.
+    mean_weight: of what is kept. bias: mean applied weight, rejected ones as 0, minus mean true weight.
+    abs_weight_error: mean absolute difference of the two, which bounds the bias of the mean of anything within +-1.
     """
 
     name: str

@@ -1,0 +1,126 @@
+"""The length law: deviation by position and by response length, drift, spread, and the length budget."""
+
+import math
+
+import numpy as np
+
+from mismatch_probe.stats.bins import PositionGrid, curve, grouped, log_ends, quantiles_of_bin
+from mismatch_probe.stats.confidence import confidence_curves
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.results import AtLength, CurveBin, Estimate, LengthLaw
+from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.spread import FEWEST_SEQUENCES, fit_spread
+from mismatch_probe.stats.weights import weight_excess
+
+
+def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> LengthLaw:
+    """Deviation against length of one pair; what the data cannot tell is None, with the reason in `unavailable`.
+
+    Tokens come from mu, so E S = -KL per token: the drift is the slope through the origin. Log-normal weights keep
+    ESS / n = exp(-Var S), and small independent errors give Var S near 2 KL T, hence the closed form
+    ln(1 / ess) / (2 KL) beside the fitted budget.
+
+    Raises:
+        ValueError: `ess` is not between 0 and 1.
+    """
+    if not 0 < ess < 1:
+        raise ValueError(f"the effective share to keep is {ess}; it lies between 0 and 1")
+    estimator = Estimator(pair.sequences, level)
+    longest = int(pair.sequences.lengths.max())
+    grid = PositionGrid(pair.sequences, np.array(log_ends(longest)))
+    prefix_sums = np.cumsum(grid.sums(pair.diff), axis=1)
+    fit = fit_spread(estimator, grid, prefix_sums, ess)
+    closed_form = _closed_form(pair, estimator, ess)
+    no_closed_form = {} if closed_form else {"budget_closed_form": "KL is 0, or beyond a float64"}
+    by_position = curve(
+        estimator,
+        grid.bounds,
+        grouped(pair.abs_diff, grid.labels(), grid.ends.size),
+        grid.sums(pair.abs_diff),
+        grid.counts,
+    )
+    return LengthLaw(
+        abs_diff_by_position=by_position,
+        cumulative_diff_by_position=_cumulative(estimator, grid, prefix_sums),
+        abs_diff_by_response_length=_by_response_length(pair, estimator, grid),
+        drift_per_1000=estimator.mean(1000 * pair.diff, "token"),
+        spread_coefficient=fit.coefficient,
+        spread_exponent=fit.exponent,
+        budget_ess=ess,
+        budget_tokens=fit.budget,
+        budget_closed_form=closed_form,
+        measured_up_to=longest,
+        median_response=float(np.median(pair.sequences.lengths)),
+        longest_budget_is_extrapolated=fit.budget is not None and fit.budget.value > longest,
+        fitted_from=fit.fitted_from,
+        fitted_up_to=fit.fitted_up_to,
+        ess_at_budget=None if fit.budget is None else _ess_at(pair, estimator, fit.budget.value),
+        ess_by_length=_ess_by_length(estimator, grid, prefix_sums),
+        by_confidence=confidence_curves(pair, estimator),
+        unavailable=fit.unavailable | no_closed_form,
+    )
+
+
+def _closed_form(pair: TokenPair, estimator: Estimator, ess: float) -> Estimate | None:
+    divergence = estimator.mean(k3_terms(pair.diff), "token", Scale.POSITIVE)
+    if divergence is None or not divergence.value > 0:
+        return None
+    return mapped(divergence, lambda kl: math.log(1 / ess) / (2 * kl))
+
+
+def _cumulative(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -> list[CurveBin]:
+    """The sum of d over the first `high` tokens, over the responses that have as many."""
+    bins = []
+    for number, (low, high, _) in enumerate(grid.bounds):
+        reached = grid.reached[:, number]
+        sums = prefix_sums[reached, number]
+        mean = _prefixes(estimator, grid, number).mean(sums, "sequence")
+        if mean is not None:
+            bins.append(CurveBin(low, high, high, mean, *quantiles_of_bin(sums)))
+    return bins
+
+
+def _by_response_length(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CurveBin]:
+    """Mean abs(d) over the tokens of responses of like length; quantiles are over the means of single responses."""
+    lengths = pair.sequences.lengths
+    sums = pair.sequences.sum_by_sequence(pair.abs_diff)
+    bin_of_sequence = np.searchsorted(grid.ends, lengths)
+    bins = []
+    for number in np.unique(bin_of_sequence):
+        chosen = bin_of_sequence == number
+        mean = estimator.of_part(chosen, lengths[chosen]).mean_of_sums(sums[chosen], Scale.POSITIVE)
+        if mean is not None:
+            low, high, _ = grid.bounds[number]
+            middle = float(np.median(lengths[chosen]))
+            bins.append(CurveBin(low, high, middle, mean, *quantiles_of_bin(sums[chosen] / lengths[chosen])))
+    return bins
+
+
+def _ess_by_length(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -> list[AtLength]:
+    found = []
+    for number, end in enumerate(grid.ends):
+        reached = grid.reached[:, number]
+        if reached.sum() >= FEWEST_SEQUENCES:
+            excess = weight_excess(prefix_sums[reached, number])
+            ess = _prefixes(estimator, grid, number).effective_share(excess, "sequence")
+            if ess is not None:
+                found.append(AtLength(int(end), ess))
+    return found
+
+
+def _ess_at(pair: TokenPair, estimator: Estimator, budget: float) -> Estimate | None:
+    """ESS measured at the budget itself; None where fewer than 16 responses are as long."""
+    longest = int(pair.sequences.lengths.max())
+    if not 1 <= budget < longest:
+        return None
+    grid = PositionGrid(pair.sequences, np.array([int(budget), longest]))
+    at_budget = _ess_by_length(estimator, grid, np.cumsum(grid.sums(pair.diff), axis=1))
+    return at_budget[0].estimate if at_budget and at_budget[0].num_tokens == int(budget) else None
+
+
+def _prefixes(estimator: Estimator, grid: PositionGrid, number: int) -> Estimator:
+    """The responses that reach an end of the grid, cut there."""
+    reached = grid.reached[:, number]
+    return estimator.of_part(reached, np.full(int(reached.sum()), grid.ends[number]))
