@@ -1,0 +1,117 @@
+"""`compare` against the plain script and against the floor, on the same prompts: wall time and peak memory as ratios.
+
+    python -m benchmarks.compare_cost [--num-prompts 32] [--max-new-tokens 1024] [--dtype bf16] [--repeats 1]
+
+All three generate, score on the training path and score in FP32; `compare` records, checks and summarises besides. Its
+prefill leg is left out: the others have none. Phases are seconds without start-up (imports, engine start, loads).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from mismatch_probe.config.model import ModelSettings, PromptSettings
+from mismatch_probe.dtypes import TORCH_NAME, Dtype, parse_dtype
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer, resolve_model
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Cost:
+    wall_seconds: float
+    peak_bytes: int
+    generation_seconds: float
+    scoring_seconds: float
+
+    @property
+    def work_seconds(self) -> float:
+        return self.generation_seconds + self.scoring_seconds
+
+
+def measured(command: list[str]) -> tuple[float, int, str]:
+    """Wall seconds, peak bytes of the largest process, and stdout of a command."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        start = time.monotonic()
+        child = subprocess.Popen(command, stdout=output, stderr=errors)
+        _, status, usage = os.wait4(child.pid, 0)
+        wall = time.monotonic() - start
+        if status:
+            errors.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{errors.read()[-3000:]}")
+        output.seek(0)
+        return wall, usage.ru_maxrss * 1024, output.read()
+
+
+def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_tokens: int) -> Cost:
+    command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", TORCH_NAME[dtype]]
+    command += ["--prompts", str(prompts), "--max-new-tokens", str(max_new_tokens)]
+    wall, peak, output = measured(command)
+    seconds = json.loads(output.splitlines()[-1])["seconds"]
+    return Cost(wall, peak, seconds["generation"], seconds["scoring"])
+
+
+def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_new_tokens: int, folder: Path) -> Cost:
+    config = folder / "run.toml"
+    config.write_text(
+        f"[engine]\nprefill = false\nbatch_sequences = {num_prompts}\n[reference]\nrounded_weights = false\n"
+    )
+    out = folder / "run"
+    command = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--dtype", dtype, "--out", str(out)]
+    command += ["--config", str(config), "--prompts", source, "--num-prompts", str(num_prompts)]
+    wall, peak, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
+    stages = RunDirectory(out).read_manifest().stages
+    scoring = sum(stage.seconds for name, stage in stages.items() if name.startswith("score-"))
+    return Cost(wall, peak, stages[f"sample-{dtype}"].seconds, scoring)
+
+
+def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
+    def ratio(attribute: str) -> str:
+        pairs = zip(ours, theirs, strict=True)
+        return f"{median(getattr(one, attribute) / getattr(other, attribute) for one, other in pairs):.2f}"
+
+    attributes = ("wall_seconds", "work_seconds", "generation_seconds", "scoring_seconds", "peak_bytes")
+    return f"| {name} | " + " | ".join(ratio(attribute) for attribute in attributes) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompts", default="sums:long")
+    parser.add_argument("--num-prompts", type=int, default=32)
+    parser.add_argument("--max-new-tokens", type=int, default=1024)
+    parser.add_argument("--dtype", action="append", type=parse_dtype)
+    parser.add_argument("--repeats", type=int, default=1)
+    arguments = parser.parse_args()
+    model = str(resolve_model(ModelSettings(path=arguments.model)))
+    settings = PromptSettings(source=arguments.prompts, num_prompts=arguments.num_prompts)
+    prompts = encode_prompts(load_prompts(settings), load_tokenizer(model), settings.chat_template)
+    print("| compare over | wall | work without start-up | generation | scoring | peak memory |")
+    print("|---|---|---|---|---|---|")
+    for dtype in arguments.dtype or ["bf16", "fp16"]:
+        ours, plain, floor = [], [], []
+        for _ in range(arguments.repeats):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                ids = folder / "prompts.json"
+                ids.write_text(json.dumps([prompt.token_ids for prompt in prompts]))
+                limit = arguments.max_new_tokens
+                plain.append(script_cost("plain_script", model, dtype, ids, limit))
+                ours.append(compare_cost(model, dtype, arguments.prompts, len(prompts), limit, folder))
+                floor.append(script_cost("floor", model, dtype, ids, limit))
+        print(row(f"the plain script, {dtype}", ours, plain))
+        print(row(f"the floor, {dtype}", ours, floor), flush=True)
+        for name, costs in (("compare", ours), ("plain", plain), ("floor", floor)):
+            print(f"  {name} {dtype}: {costs}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
