@@ -14,9 +14,7 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import read_table
-from mismatch_probe.stats import Sequences, TokenPair
-
-FloatArray = npt.NDArray[np.float64]
+from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class PairData:
 
 @dataclass(frozen=True)
 class _Leg:
-    logprobs: list[FloatArray]
+    logprobs: list[Reals]
     top1: npt.NDArray[Any] | None
     entropy: npt.NDArray[Any] | None
     foreign: npt.NDArray[np.bool_]
@@ -89,7 +87,7 @@ class RunReader:
                 f"leg {name} has no row for response {error}: remove the file and continue with --resume"
             ) from error
         offsets = _offsets(table["logprobs"])
-        values = np.asarray(_flat(table["logprobs"]), dtype=np.float64)
+        values = _flat(table["logprobs"])
         lengths = np.diff(_offsets(rollouts["token_ids"]))
         foreign = (np.asarray(table["ids_key"].to_numpy()) != keys) | (np.diff(offsets) != lengths)
         return _Leg(
@@ -130,14 +128,14 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
     usable[rows] = True
     tokens = np.repeat(usable, [len(logprobs) for logprobs in mu.logprobs])
 
-    def flat(role: str) -> FloatArray | None:
+    def flat(role: str) -> Reals | None:
         return np.concatenate([tables[role].logprobs[row] for row in rows]) if role in tables else None
 
     log_mu, log_pi = flat("mu"), flat("pi")
     assert log_mu is not None
     assert log_pi is not None
     return TokenPair(
-        layout=Sequences.from_lengths(lengths, clusters),
+        sequences=Sequences.of_lengths(lengths, clusters),
         log_pi=log_pi,
         log_mu=log_mu,
         log_ref=flat("ref"),

@@ -8,18 +8,14 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Contrast, PairSummary, Summary, TokenInContext
-from mismatch_probe.stats import (
-    TokenPair,
-    blame,
-    confidence_bins,
-    contrast,
-    error_histograms,
-    length_law,
-    pair_metrics,
-    probability_scatter,
-    worst_tokens,
-)
+from mismatch_probe.stats.blame import blame
+from mismatch_probe.stats.confidence import confidence_bins
+from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
+from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, overall
 from mismatch_probe.verdict.judge import judge
@@ -44,8 +40,8 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
     }
     exact = next((metrics[name][0] for name in data if name == ("fp32", "fp32") and metrics[name][0]), None)
-    pairs = [_pair_summary(manifest, name, found, *metrics[name], exact) for name, found in data.items()]
-    contrasts = _contrasts(data, level)
+    pairs = [_pair_summary(manifest, name, found, metrics[name], exact) for name, found in data.items()]
+    contrasts = _contrasts(pairs)
     return Summary(
         tool_version=__version__,
         model=manifest.model.name,
@@ -61,11 +57,11 @@ def _pair_summary(
     manifest: Manifest,
     name: PairName,
     data: PairData,
-    metrics: dict[str, Estimate],
-    unavailable: dict[str, str],
+    measured: tuple[dict[str, Estimate], dict[str, str]],
     exact: dict[str, Estimate] | None,
 ) -> PairSummary:
     train, infer = name
+    metrics, unavailable = measured
     pair = data.pair
     law = None if pair is None else length_law(pair, level=manifest.settings.confidence)
     found_blame = None if pair is None else blame(pair, level=manifest.settings.confidence)
@@ -118,11 +114,14 @@ def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
     return found
 
 
-def _contrasts(data: dict[PairName, PairData], level: float) -> list[Contrast]:
-    """Every pair with one 16-bit dtype on both sides over every other such pair."""
-    same = {name[0]: found.pair for name, found in data.items() if name[0] == name[1] and found.pair is not None}
-    return [
-        Contrast(metric=metric, of=of, over=over, ratio=contrast(same[of], same[over], metric, level=level))
-        for metric in CONTRASTED_METRICS
-        for of, over in permutations((dtype for dtype in same if dtype in ("fp16", "bf16")), 2)
-    ]
+def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
+    """Every pair with the same 16-bit dtype on both sides over every other such pair."""
+    same = {pair.train_dtype: pair for pair in pairs if pair.train_dtype == pair.infer_dtype}
+    found = []
+    for metric in CONTRASTED_METRICS:
+        for of, over in permutations((dtype for dtype in same if dtype in ("fp16", "bf16")), 2):
+            if metric in same[of].metrics and metric in same[over].metrics:
+                ratio = contrast(same[of].metrics[metric], same[over].metrics[metric])
+                if ratio is not None:
+                    found.append(Contrast(metric=metric, of=of, over=over, ratio=ratio))
+    return found
