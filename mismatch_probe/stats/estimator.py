@@ -87,10 +87,13 @@ class Estimator:
 
     def share(self, mask: Mask, by: Unit) -> Estimate:
         """Share of tokens [T] or sequences [N] that are true."""
-        counts = self.counts(by)
-        estimate = jackknife(ratio, np.stack([self.totals(mask, by), counts]))
+        return self.share_of_totals(self.totals(mask, by), self.counts(by), by)
+
+    def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Estimate:
+        """Share of the units of each cluster [G] that are events [G]."""
+        estimate = jackknife(ratio, np.stack([events, units]))
         assert estimate is not None, "a share always exists"
-        return self.present(share_interval(estimate, counts.size, int(counts.sum()), self.level), by)
+        return self.present(share_interval(estimate, units.size, int(units.sum()), self.level), by)
 
     def correlation(self, x: Floats, y: Floats, by: Unit) -> Estimate | None:
         """Pearson's correlation with a Fisher-z interval; None where either does not vary."""

@@ -110,7 +110,7 @@ def share_interval(estimate: Jackknife, num_clusters: int, num_units: int, level
     elif estimate.error == 0:
         effective = float(num_units)
     else:
-        quantiles = special.stdtrit([num_units - 1.0, estimate.degrees], (1 + level) / 2)
+        quantiles = special.stdtrit([num_units - 1.0, num_clusters - 1.0], (1 + level) / 2)
         effective = min(share * (1 - share) / estimate.error**2 * (quantiles[0] / quantiles[1]) ** 2, float(num_units))
     events, tail = share * effective, (1 - level) / 2
     low = 0.0 if share == 0 else float(special.betaincinv(events, effective - events + 1, tail))

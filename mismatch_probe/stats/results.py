@@ -164,20 +164,21 @@ class CorrectionAtLength:
 class CorrectionResult:
     """What one correction rule leaves of the sample.
 
-    name: what the rule does (`token_truncate_3`). level: what it weighs and rejects. ess: of the kept weights, over the
-    number kept; None where all are rejected. ess_tokens: the same counting each kept token with its sequence's weight.
-    mean_weight: of what is kept. bias: mean applied weight, rejected ones as 0, minus mean true weight.
-    abs_weight_error: mean absolute difference of the two, which bounds the bias of the mean of anything within +-1.
+    name: what the rule does (`token_truncate_3`). level: what it weighs and rejects; a rule for tokens has no `_seq`
+    figures. ess_*: Kish's effective sample size of the kept weights over the number kept, None where nothing is kept;
+    for a rule on sequences `ess_token` counts each kept token with its sequence's weight. share_*: of all tokens or
+    sequences. mean_weight: of what is kept. bias: mean applied weight, rejected ones as 0, minus mean true weight.
+    abs_weight_error: mean absolute difference of the two; it bounds the bias of the mean of anything within +-1.
     """
 
     name: str
     level: Unit
     also_known_as: str
-    ess: Estimate | None
-    ess_tokens: Estimate | None
+    ess_token: Estimate | None
+    ess_seq: Estimate | None
     share_clipped: Estimate
-    share_rejected: Estimate
-    share_rejected_tokens: Estimate
+    share_rejected_token: Estimate
+    share_rejected_seq: Estimate | None
     mean_weight: Estimate | None
     bias: Estimate
     abs_weight_error: Estimate

@@ -1,0 +1,55 @@
+"""Do the sampled estimators agree with the divergence computed over the whole vocabulary, position by position?"""
+
+import numpy as np
+
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, SampledAgainstExact
+from mismatch_probe.stats.sequences import Floats, Reals, Sequences
+
+
+def full_vocabulary_check(
+    sequences: Sequences, diff: Reals, full_kl: Reals, full_tv: Reals, level: float = 0.95
+) -> FullVocabularyCheck:
+    """Exact KL(mu || pi) and total variation [T] at some positions, against what the sampled tokens there estimate.
+
+    `sequences` lays out those positions, `diff` is d of the tokens sampled at them. k1 and k3 estimate the KL without
+    bias, k2 to second order [Schulman 2020]; E_mu abs(1 - rho) / 2 is the total variation where mu covers pi [Levin
+    and Peres 2017, Markov Chains and Mixing Times, section 4.1]. Each is compared by its paired difference.
+
+    Raises:
+        ValueError: an array has another length, is not finite, or a divergence is negative beyond rounding.
+    """
+    exact = {"full_kl": full_kl, "full_tv": full_tv}
+    for name, values in {"diff": diff, **exact}.items():
+        if values.shape != (sequences.num_tokens,) or not np.isfinite(values).all():
+            raise ValueError(f"{name} must be {sequences.num_tokens} finite numbers, one a position")
+    for name, values in exact.items():
+        if (values < -1e-6).any():
+            raise ValueError(f"{name} is negative at a position, so it is not a divergence")
+    estimator = Estimator(sequences, level)
+    log_ratio, kl, tv = (values.astype(np.float64) for values in (diff, full_kl, full_tv))
+    sampled = {
+        "kl_k1": (-log_ratio, kl, Scale.SIGNED),
+        "kl_k2": (log_ratio**2 / 2, kl, Scale.POSITIVE),
+        "kl_k3": (k3_terms(log_ratio), kl, Scale.POSITIVE),
+        "tv": (np.abs(np.expm1(log_ratio)) / 2, tv, Scale.POSITIVE),
+    }
+    return FullVocabularyCheck(
+        full_kl=_finite(estimator.mean(kl, "token", Scale.POSITIVE)),
+        full_tv=_finite(estimator.mean(tv, "token", Scale.POSITIVE)),
+        estimators={name: _against(estimator, *legs) for name, legs in sampled.items()},
+    )
+
+
+def _against(estimator: Estimator, sampled: Floats, exact: Floats, scale: Scale) -> SampledAgainstExact:
+    difference = _finite(estimator.mean(sampled - exact, "token"))
+    agrees = difference.low is None or difference.high is None or difference.low <= 0 <= difference.high
+    return SampledAgainstExact(_finite(estimator.mean(sampled, "token", scale)), difference, agrees)
+
+
+def _finite(estimate: Estimate | None) -> Estimate:
+    if estimate is None:
+        raise ValueError("a log-ratio is so large that its exponential is beyond the largest float64")
+    return estimate
