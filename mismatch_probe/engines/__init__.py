@@ -1,0 +1,1 @@
+"""Inference engines (mu): one folder an engine, behind one interface."""

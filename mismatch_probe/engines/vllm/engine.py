@@ -1,0 +1,192 @@
+"""The started vLLM engine: sampling, prefill replay, settings."""
+
+import gc
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype, vllm_name
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.token_text import TokenTexts
+from mismatch_probe.engines.vllm.arguments import engine_arguments
+from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
+from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import, recorded_environment
+from mismatch_probe.engines.vllm.failures import engine_failure
+from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
+from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence
+from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sequences import SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+logger = logging.getLogger(__name__)
+
+_SMALLEST_TEMPERATURE = 0.01
+"""vLLM raises a lower temperature to this, with nothing but a warning."""
+_DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+def start_vllm(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+) -> "VllmEngine":
+    """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.start.start_engine`."""
+    if dtype not in _DTYPE_BYTES:
+        raise UsageError(f"vLLM cannot run in {dtype}; give --infer-dtype one of {', '.join(_DTYPE_BYTES)}")
+    if sampling.temperature < _SMALLEST_TEMPERATURE:
+        raise UsageError(
+            f"--temperature {sampling.temperature} cannot be used: vLLM would silently sample at "
+            f"{_SMALLEST_TEMPERATURE}; give at least that"
+        )
+    prepare_import(dtype)
+    config = read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+    args = engine_arguments(engine.args)
+    choose_processes(args)
+    environment = recorded_environment()
+
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    length = args.setdefault("max_model_len", max_model_len)
+    args |= memory_defaults(
+        config, args, dtype_bytes=_DTYPE_BYTES[dtype], max_model_len=length, on_cpu=current_platform.is_cpu()
+    )
+    args |= {
+        "dtype": vllm_name(dtype),
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "seed": seed,
+        "enable_prefix_caching": engine.prefix_caching,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    try:
+        llm = LLM(checkpoint, **args)
+    except Exception as error:
+        raise engine_failure(error, checkpoint, "starting") from error
+    started = VllmEngine(llm, checkpoint, sampling, environment)
+    try:
+        check_applied(started.effective_settings(), dtype)
+    except BaseException:
+        started.close()
+        raise
+    return started
+
+
+class VllmEngine(Engine):
+    """A started `vllm.LLM` that samples with `sampling` and replays at its temperature.
+
+    On a CPU vLLM makes `torch.set_num_threads` a no-op and seeds the global generators of the process it runs in, so
+    nothing else should compute there.
+    """
+
+    def __init__(self, llm: Any, checkpoint: str, sampling: SamplingSettings, environment: dict[str, str]) -> None:
+        self.llm = llm
+        self._checkpoint = checkpoint
+        self._sampling = sampling
+        self._longest: int = llm.model_config.max_model_len - 1
+        self._texts = TokenTexts(llm.get_tokenizer())
+        self._settings = {**read_effective_settings(llm, sampling), "environment": environment}
+
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
+        from vllm import SamplingParams
+
+        self._same_distribution(sampling)
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=request.seed,
+                max_tokens=min(sampling.max_new_tokens, self._room(request)),
+                ignore_eos=sampling.ignore_eos,
+                logprobs=1,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        outputs = self._generate([request.prompt.token_ids for request in requests], params, "sampling from")
+        sampled = [
+            sampled_sequence(request, output, self._texts) for request, output in zip(requests, outputs, strict=True)
+        ]
+        self._count_missing([one.scores for one in sampled])
+        return sampled
+
+    def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        from vllm import SamplingParams
+
+        for sequence in sequences:
+            if sequence.num_tokens > self._longest:
+                raise UsageError(
+                    f"{sequence.id} has {sequence.num_tokens} tokens, and the engine can score {self._longest}; "
+                    f"raise --vllm.max_model_len to {sequence.num_tokens + 1}"
+                )
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=1, flat_logprobs=True, detokenize=False, ignore_eos=True
+        )
+        prompts = [[*sequence.prompt_token_ids, *sequence.token_ids] for sequence in sequences]
+        self.llm.collective_rpc("probe_scale_logits", args=(self._sampling.temperature,))
+        try:
+            outputs = self._generate(prompts, [params] * len(prompts), "replaying on")
+        finally:
+            self.llm.collective_rpc("probe_scale_logits", args=(1.0,))
+        replayed = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
+        self._count_missing(replayed)
+        return replayed
+
+    def effective_settings(self) -> dict[str, Any]:
+        return dict(self._settings)
+
+    def close(self) -> None:
+        if self.llm is None:
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def _generate(self, prompts: list[list[int]], params: list[Any], doing: str) -> list[Any]:
+        """Request outputs in order. A batch must not profit from what earlier ones left in the prefix cache."""
+        if self._settings["prefix_caching"]:
+            self.llm.reset_prefix_cache()
+        try:
+            inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
+            outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=False)
+        except Exception as error:
+            raise engine_failure(error, self._checkpoint, doing) from error
+        return outputs
+
+    def _room(self, request: SampleRequest) -> int:
+        """Response tokens that fit behind the prompt."""
+        room = self._longest - len(request.prompt.token_ids)
+        if room < 1:
+            raise UsageError(
+                f"prompt {request.prompt.prompt_id} has {len(request.prompt.token_ids)} tokens, which leaves no room "
+                f"for a response in {self._longest}; shorten it or raise --vllm.max_model_len"
+            )
+        return room
+
+    def _same_distribution(self, sampling: SamplingSettings) -> None:
+        for name in ("temperature", "top_p", "top_k"):
+            if getattr(sampling, name) != getattr(self._sampling, name):
+                raise UsageError(
+                    f"this engine was started for {name} {getattr(self._sampling, name)} and cannot sample with "
+                    f"{getattr(sampling, name)}: its replay and its recorded settings would not match; start another"
+                )
+
+    def _count_missing(self, scored: list[ScoredSequence]) -> None:
+        if missing := num_missing(scored):
+            logger.warning(
+                "vLLM delivered no log-prob for %d of %d tokens", missing, sum(len(one.logprobs) for one in scored)
+            )

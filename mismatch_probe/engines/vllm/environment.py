@@ -1,0 +1,41 @@
+"""vLLM's environment: defaults set before it starts, never over a variable that is set already."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mismatch_probe.dtypes import Dtype
+
+_RECORDED_PREFIXES: Final = ("VLLM_", "OMP_", "MKL_", "KMP_", "TRITON_F32", "NVIDIA_TF32", "CUDA_VISIBLE", "CUBLAS_")
+_RECORDED_NAMES: Final = ("LD_PRELOAD",)
+_PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def prepare_import(dtype: Dtype) -> None:
+    """Call before vLLM is imported: its log goes to stderr, it sends no usage statistics, and FP32 means FP32.
+
+    Triton's FP32 dot products default to TF32.
+    """
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if dtype == "fp32":
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+
+
+def choose_processes(args: Mapping[str, Any]) -> None:
+    """A lone worker runs inside this process; several keep to vLLM's own processes.
+
+    Inside, the engine starts faster and its batches do not depend on the timing of messages.
+    """
+    if all(int(args.get(size) or 1) == 1 for size in _PARALLEL_SIZES):
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def recorded_environment() -> dict[str, str]:
+    """The variables that can change what the engine computes, secrets left out."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES)
+        and not any(word in name for word in ("KEY", "TOKEN", "SECRET"))
+    }

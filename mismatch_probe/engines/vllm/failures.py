@@ -1,0 +1,104 @@
+"""vLLM's exceptions as one sentence with the flag that mends it."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, UsageError
+
+_MORE_MEMORY: Final = (
+    "lower --vllm.max_model_len, --vllm.max_num_seqs or --max-new-tokens, or give it more: "
+    "--vllm.gpu_memory_utilization on a GPU, VLLM_CPU_KVCACHE_SPACE (GiB) on a CPU"
+)
+_RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
+    (
+        r"Model architectures? \[?(?P<what>['\"\w, ]+?)\]? (?:are|is) not supported"
+        r"|(?P<name>\w+) has no vLLM implementation",
+        EngineError,
+        "vLLM does not support the architecture {what}; take another checkpoint or a vLLM that knows it",
+    ),
+    (
+        r"KV cache is needed|No available memory for the cache blocks|on kv cache allocation is less than"
+        r"|maximum number of tokens that can be stored in KV cache",
+        OutOfMemory,
+        "the KV cache does not fit ({cause}); " + _MORE_MEMORY,
+    ),
+    (
+        r"out of memory|OutOfMemory|can't allocate memory|Cannot allocate memory|less than desired (?:GPU|CPU) memory"
+        r"|std::bad_alloc",
+        OutOfMemory,
+        "vLLM ran out of memory ({cause}); " + _MORE_MEMORY,
+    ),
+    (
+        r"SafetensorError|deserializing header|incomplete metadata|MetadataIncompleteBuffer|HeaderTooLarge",
+        UsageError,
+        "the weights of {checkpoint!r} are broken safetensors ({cause}); fetch the checkpoint again, or mend --model",
+    ),
+    (
+        r"weights were not initialized from checkpoint|Cannot find any model weights"
+        r"|There is no module or parameter named",
+        UsageError,
+        "the weights of {checkpoint!r} do not match its config.json ({cause}); fetch the checkpoint again, or mend "
+        "--model",
+    ),
+    (
+        r"max_model_len \(\d+\) is greater than",
+        UsageError,
+        "the context of {checkpoint!r} is too short ({cause}); lower --max-new-tokens or --vllm.max_model_len",
+    ),
+    (
+        r"Engine core initialization failed|EngineDeadError|Executor failed",
+        EngineError,
+        "vLLM's own process failed; its log above this line says why ({cause})",
+    ),
+)
+
+
+def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
+    """The error to raise from `error`, which vLLM raised while it was `doing` something ("starting", "sampling")."""
+    if isinstance(error, MismatchProbeError):
+        return error
+    text = "\n".join(f"{type(link).__name__}: {link}" for link in _chain(error))
+    for pattern, kind, sentence in _RULES:
+        if match := re.search(pattern, text):
+            named = [value for value in match.groupdict().values() if value]
+            what = named[0].replace("'", "").replace('"', "") if named else ""
+            return kind(sentence.format(what=what, checkpoint=checkpoint, cause=_line_with(match.group(), text)))
+    if argument := _refused_argument(error):
+        return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
+    return EngineError(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(text)}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, root cause last."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _refused_argument(error: BaseException) -> str | None:
+    """The field a pydantic error of vLLM's configuration names."""
+    from pydantic import ValidationError
+
+    for link in _chain(error):
+        if isinstance(link, ValidationError) and (where := link.errors()[0]["loc"]):
+            return str(where[0])
+    return None
+
+
+def _line_with(part: str, text: str) -> str:
+    first = part.splitlines()[0]
+    line = next((line for line in text.splitlines() if first in line), first)
+    return _clean(line)
+
+
+def _last_line(text: str) -> str:
+    lines = [
+        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("For further information")
+    ]
+    return _clean(lines[-1]) if lines else "it gave no reason"
+
+
+def _clean(line: str) -> str:
+    line = re.sub(r"\s*\[type=.*$", "", line.strip())
+    return re.sub(r"^(?:\w+Error|Value error)[:,]\s*", "", line).rstrip(". ")[:300]
