@@ -7,7 +7,8 @@ import pyarrow as pa
 from mismatch_probe.compare.batches import run_batches
 from mismatch_probe.compare.events import EffectiveSettings, send
 from mismatch_probe.compare.plan import Job, ReplayStage, SampleStage, fixed_batches, model_length, sample_requests
-from mismatch_probe.engines import Engine, start_engine
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory

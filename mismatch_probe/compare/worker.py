@@ -49,7 +49,7 @@ def _die_with_parent() -> None:
     """The parent holds the other end of standard input; when it closes, this process group ends at once."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        while os.read(0, 1):
             pass
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
