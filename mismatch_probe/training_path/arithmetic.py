@@ -1,0 +1,79 @@
+# mypy: allow-untyped-calls
+"""Which arithmetic a forward pass runs in: formats, flags and modes that are entered for it and left after it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+
+from mismatch_probe.dtypes import TORCH_NAME, Dtype
+from mismatch_probe.training_path.double import Float64Throughout
+from mismatch_probe.training_path.products import CpuProducts
+
+_FP32_PRODUCTS: Final = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+_MATMUL: Final = ("cuda.matmul", "mkldnn.matmul")
+_REDUCTIONS: Final = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    found: torch.dtype = getattr(torch, TORCH_NAME[dtype])
+    return found
+
+
+@contextmanager
+def true_fp32() -> Iterator[None]:
+    """FP32 products in IEEE FP32: no TF32 on a GPU, no BF16 or TF32 on a CPU; every flag is as before afterwards."""
+    backends = attrgetter(*_FP32_PRODUCTS)(torch.backends)
+    precisions = [backend.fp32_precision for backend in backends]
+    reductions = [getattr(torch.backends.cuda.matmul, name) for name in _REDUCTIONS]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        for name in _REDUCTIONS:
+            setattr(torch.backends.cuda.matmul, name, False)
+        yield
+    finally:
+        for backend, precision in zip(backends, precisions, strict=True):
+            backend.fp32_precision = precision
+        for name, reduction in zip(_REDUCTIONS, reductions, strict=True):
+            setattr(torch.backends.cuda.matmul, name, reduction)
+
+
+def product_flags() -> dict[str, Any]:
+    """The global flags that decide what an FP32 or 16-bit product is, as they are now."""
+    return {
+        **{f"fp32_products_{name}": attrgetter(name)(torch.backends).fp32_precision for name in _MATMUL},
+        **{name: getattr(torch.backends.cuda.matmul, name) for name in _REDUCTIONS},
+    }
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`autocast_dtype` is set where autocast casts each product; `is_reference` demands true FP32 or FP64."""
+
+    dtype: Dtype
+    device_type: str
+    autocast_dtype: torch.dtype | None
+    is_reference: bool
+
+    @property
+    def emulates_cpu_products(self) -> bool:
+        return self.device_type == "cpu" and self.dtype != "fp64"
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Enter it for forward passes without gradients."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if self.is_reference:
+                stack.enter_context(true_fp32())
+            if self.dtype == "fp64":
+                stack.enter_context(Float64Throughout())
+            if self.autocast_dtype is not None:
+                stack.enter_context(torch.autocast(self.device_type, dtype=self.autocast_dtype))
+            if self.emulates_cpu_products:
+                stack.enter_context(CpuProducts())
+            yield

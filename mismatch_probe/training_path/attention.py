@@ -1,0 +1,78 @@
+# ruff: noqa: N803 - shape suffixes
+"""The reference's attention: the model's own eager formula, a block of queries at a time.
+
+Eager attention is the definition of each architecture, soft caps and attention sinks included, which fused kernels may
+drop; blocks bound its memory, and keys after a block's last query are left out where the mask is plainly causal.
+"""
+
+import sys
+from typing import Any, Final
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+REFERENCE_ATTENTION: Final = "eager_in_blocks"
+_MIN_QUERIES: Final = 64
+_SCORES_PER_BLOCK: Final = {"cpu": 2**20, "cuda": 2**26}
+
+
+def use_reference_kernels(model: PreTrainedModel) -> None:
+    """Attention in blocks and experts one by one, for a model loaded with `eager`, which stays where it has no blocks."""
+    if hasattr(sys.modules[type(model).__module__], "eager_attention_forward"):
+        model.set_attn_implementation(REFERENCE_ATTENTION)
+    model.set_experts_implementation("eager")
+
+
+def eager_in_blocks(
+    module: torch.nn.Module,
+    query_BHSD: torch.Tensor,
+    key_BHSD: torch.Tensor,
+    value_BHSD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention output [B, S, H, D] of the eager function in the file that defines `module`'s class.
+
+    `attention_mask` is boolean [B, 1, S, S], true where a query may look, or None for plain causal attention.
+    """
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    num_rows, num_heads, num_queries, _ = query_BHSD.shape
+    num_keys = key_BHSD.shape[2]
+    budget = _SCORES_PER_BLOCK.get(query_BHSD.device.type, 2**26)
+    block = min(num_queries, max(_MIN_QUERIES, budget // (num_heads * num_keys)))
+    row_block = max(1, budget // (num_heads * num_keys * block))
+    outputs = []
+    for first_row in range(0, num_rows, row_block):
+        rows = slice(first_row, first_row + row_block)
+        row_outputs = []
+        for start in range(0, num_queries, block):
+            queries = slice(start, min(start + block, num_queries))
+            visible = num_keys if attention_mask is not None else num_keys - num_queries + queries.stop
+            allowed = (
+                _causal(queries, visible, num_keys - num_queries, query_BHSD.device)
+                if attention_mask is None
+                else attention_mask[rows, :, queries, :visible]
+            )
+            bias = torch.zeros(allowed.shape, dtype=query_BHSD.dtype, device=allowed.device)
+            bias.masked_fill_(~allowed, torch.finfo(bias.dtype).min)
+            output, _ = eager(
+                module,
+                query_BHSD[rows, :, queries],
+                key_BHSD[rows, :, :visible],
+                value_BHSD[rows, :, :visible],
+                bias,
+                **kwargs,
+            )
+            row_outputs.append(output)
+        outputs.append(torch.cat(row_outputs, dim=1))
+    return torch.cat(outputs), None
+
+
+def _causal(queries: slice, num_keys: int, offset: int, device: torch.device) -> torch.Tensor:
+    query_index = torch.arange(queries.start, queries.stop, device=device)[:, None] + offset
+    return (torch.arange(num_keys, device=device)[None, :] <= query_index)[None, None]
+
+
+AttentionInterface.register(REFERENCE_ATTENTION, eager_in_blocks)
+AttentionMaskInterface.register(REFERENCE_ATTENTION, sdpa_mask)

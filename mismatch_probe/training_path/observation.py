@@ -1,0 +1,79 @@
+# mypy: allow-untyped-calls
+"""What really runs: formats, kernels and flags read back from a loaded model and from a forward pass."""
+
+from collections import Counter
+from typing import Any, Final
+
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from mismatch_probe.dtypes import TORCH_NAME, Dtype
+from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
+
+aten = torch.ops.aten
+_PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default)
+_SHORT_NAME: Final[dict[str, Dtype]] = {name: dtype for dtype, name in TORCH_NAME.items()}
+
+
+class ProductFormats(TorchDispatchMode):
+    """Counts the multiplications of the matrix products it sees by the format of their inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiplications: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _PRODUCTS:
+            left = args[1] if func is aten.addmm.default else args[0]
+            self.multiplications[short_name(left.dtype)] += result.numel() * left.shape[-1]
+        return result
+
+    @property
+    def prevailing(self) -> str:
+        """The format most multiplications took."""
+        return self.multiplications.most_common(1)[0][0]
+
+
+def short_name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT_NAME.get(name, name)
+
+
+def describe_model(model: PreTrainedModel) -> dict[str, Any]:
+    """Parameters and buffers by format, the attention and expert code in use, whether dropout can act."""
+    parameter_formats: Counter[str] = Counter()
+    for parameter in model.parameters():
+        parameter_formats[short_name(parameter.dtype)] += parameter.numel()
+    buffers = {name: short_name(buffer.dtype) for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    rotary = {form for name, form in buffers.items() if name.endswith("inv_freq")}
+    config = model.config.get_text_config()
+    return {
+        "architecture": type(model).__name__.removeprefix("FSDP"),
+        "num_parameters": sum(parameter_formats.values()),
+        "parameter_dtypes": dict(parameter_formats),
+        "buffer_dtypes": buffers,
+        "rope_inv_freq_dtype": "/".join(sorted(rotary)) or None,
+        "attention": config._attn_implementation,
+        "experts": getattr(config, "_experts_implementation", None),
+        "dropout": "on" if any(module.training for module in model.modules()) else "off",
+        "device": "/".join(sorted({str(parameter.device) for parameter in model.parameters()})),
+    }
+
+
+def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
+    """Flags as they are while `arithmetic` is active, and the versions at work."""
+    with arithmetic.active():
+        flags = product_flags()
+    return {
+        **flags,
+        "autocast_dtype": None if arithmetic.autocast_dtype is None else short_name(arithmetic.autocast_dtype),
+        "cpu_products": "fp32-accumulated, rounded once" if arithmetic.emulates_cpu_products else "native",
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

@@ -1,0 +1,133 @@
+# mypy: allow-untyped-calls
+"""The precision modes of trainers, applied to a freshly loaded model."""
+
+import atexit
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import EngineError
+from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.attention import use_reference_kernels
+from mismatch_probe.training_path.loading import load_model
+
+_SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
+
+
+def load_training_model(
+    folder: Path,
+    dtype: Dtype,
+    settings: TrainingPathSettings,
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+) -> tuple[PreTrainedModel, Arithmetic]:
+    """pi: the model as `settings.precision` makes it, and the arithmetic to run it in. Raises as `load_model`."""
+    target = torch_dtype(dtype)
+    at_load = target if settings.precision == "weights" or dtype == "fp64" else torch.float32
+    model = load_model(
+        folder,
+        dtype=at_load,
+        attention=settings.attention,
+        device=device,
+        device_map=settings.device_map,
+        trust_remote_code=trust_remote_code,
+    )
+    if settings.precision == "to":
+        torch.nn.Module.to(model, target)
+    if settings.lm_head_dtype is not None:
+        _compute_head_in(model, torch_dtype(settings.lm_head_dtype))
+    if settings.precision == "fsdp":
+        _shard(model, target, device)
+    autocast_dtype = target if settings.precision == "autocast" and target in _SIXTEEN_BIT else None
+    return model, Arithmetic(dtype, device.type, autocast_dtype, is_reference=False)
+
+
+def load_reference_model(
+    folder: Path,
+    dtype: Dtype,
+    settings: TrainingPathSettings,
+    device: torch.device,
+    *,
+    rounded_to: Dtype | None,
+    trust_remote_code: bool,
+) -> tuple[PreTrainedModel, Arithmetic]:
+    """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`."""
+    target = torch_dtype(dtype)
+    model = load_model(
+        folder,
+        dtype=target if rounded_to is None else torch_dtype(rounded_to),
+        attention="eager",
+        device=device,
+        device_map=settings.device_map,
+        trust_remote_code=trust_remote_code,
+    )
+    use_reference_kernels(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(target)
+    for buffer in model.buffers():
+        if buffer.dtype in _SIXTEEN_BIT:
+            buffer.data = buffer.data.to(target)
+    return model, Arithmetic(dtype, device.type, autocast_dtype=None, is_reference=True)
+
+
+class HeadInDtype(torch.nn.Module):
+    """A language-model head whose weights, untied, and arithmetic are of one format whatever the body's."""
+
+    def __init__(self, head: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head = head
+        self.dtype = dtype
+        for name, parameter in list(head.named_parameters(recurse=False)):
+            setattr(head, name, torch.nn.Parameter(parameter.detach().to(dtype, copy=True)))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits: torch.Tensor = self.head(hidden.to(self.dtype))
+        return logits
+
+
+def _compute_head_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    head = model.get_output_embeddings()
+    if head is None:
+        raise EngineError(
+            f"{type(model).__name__} does not say which module is its head, so training.lm_head_dtype cannot be "
+            "applied; leave training.lm_head_dtype unset"
+        )
+    model.set_output_embeddings(HeadInDtype(head, dtype))
+
+
+def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """FSDP2 over every decoder layer and the rest, in the process group at hand or one of this process alone."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        atexit.register(dist.destroy_process_group)
+    sharding: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in _decoder_layers(model):
+        fully_shard(layer, mp_policy=policy, **sharding)
+    head = model.get_output_embeddings()
+    if isinstance(head, HeadInDtype):
+        fully_shard(head, mp_policy=MixedPrecisionPolicy(param_dtype=head.dtype), **sharding)
+    fully_shard(model, mp_policy=policy, **sharding)
+
+
+def _decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The modules that transformers names as not to be split, which are the layers that trainers wrap."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise EngineError(
+            f"{type(model).__name__} does not say which modules are its layers, so training.precision = fsdp cannot "
+            "wrap them; set training.precision to autocast or weights"
+        )
+    return layers

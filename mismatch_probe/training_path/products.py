@@ -1,0 +1,147 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N803, N806 - shape suffixes
+"""Matrix products on the CPU: FP16 as tensor cores compute it, FP32 by oneDNN.
+
+Definition, for FP16 matrices A and B: C = fp16(sum_k A_ik B_kj), where each product is exact (its 22 significant bits
+fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the result is rounded once, to the nearest,
+ties to even. Attention takes FP16 queries, keys and values, is computed in FP32 and rounded once. PyTorch's own FP16
+products are several times slower on a CPU without FP16 instructions.
+
+FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+_SCRATCH_ELEMENTS: Final = 4 * 2**20
+_MIN_ROWS: Final = 256
+
+_ONE_OUTPUT: Final = {
+    aten.mv.default,
+    aten.addmv.default,
+    aten.dot.default,
+    aten.baddbmm.default,
+    aten.addbmm.default,
+    aten._grouped_mm.default,
+}
+_ATTENTION: Final = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION_BACKWARD: Final = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+class CpuProducts(TorchDispatchMode):
+    """While entered, every product of FP16 or FP32 CPU tensors follows this module's definition.
+
+    It acts below autograd and autocast, so forward, backward and autocast's casts, in every spelling of a product
+    (`linear`, `@`, `einsum`, experts), reach it as the same few operators. Tensors elsewhere and other formats pass.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if not (isinstance(first, torch.Tensor) and first.device.type == "cpu"):
+            return func(*args, **kwargs)
+        if first.dtype == torch.float16:
+            return _fp16_product(func, args, kwargs)
+        if first.dtype == torch.float32 and func is aten.mm.default:
+            return _fp32_matmul(*args)
+        if first.dtype == torch.float32 and func is aten.addmm.default and not kwargs and first.dim() == 1:
+            return _fp32_matmul(args[1], args[2]).add_(first)
+        return func(*args, **kwargs)
+
+
+def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is aten.mm.default:
+        return _matmul(*args)
+    if func is aten.addmm.default:
+        return _matmul(args[1], args[2], addend=args[0], **kwargs)
+    if func is aten.bmm.default:
+        return _batched_matmul(*args)
+    if func is aten._grouped_mm.default and args[0].dim() == 2 and args[1].dim() == 3:
+        return _grouped_matmul(*args, **kwargs)
+    if func in _ONE_OUTPUT:
+        return _in_fp32(func, args, kwargs).half()
+    if func is _ATTENTION:
+        output, log_sum_exp = _in_fp32(func, args, kwargs)
+        return output.half(), log_sum_exp
+    if func is _ATTENTION_BACKWARD:
+        return tuple(gradient.half() for gradient in _in_fp32(func, args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def widen(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
+
+    return func(*map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
+
+
+def _matmul(
+    a_MK: torch.Tensor,
+    b_KN: torch.Tensor,
+    *,
+    addend: torch.Tensor | None = None,
+    alpha: float = 1,
+    beta: float = 1,
+) -> torch.Tensor:
+    """fp16(alpha A B + beta addend) in blocks, so that FP32 copies never exceed a few times _SCRATCH_ELEMENTS."""
+    (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
+    addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
+    output_MN = torch.empty(num_rows, num_columns, dtype=torch.float16)
+    columns_per_block = max(1, _SCRATCH_ELEMENTS // max(depth, 1))
+    for columns in _blocks(num_columns, columns_per_block):
+        b_block = b_KN[:, columns].float()
+        rows_per_block = max(_MIN_ROWS, _SCRATCH_ELEMENTS // max(depth, b_block.shape[1]))
+        for rows in _blocks(num_rows, rows_per_block):
+            block = _fp32_matmul(a_MK[rows].float(), b_block)
+            if addend_MN is not None:
+                block.mul_(alpha).add_(addend_MN[rows, columns].float(), alpha=beta)
+            output_MN[rows, columns] = block
+    return output_MN
+
+
+def _batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
+    size, num_rows, num_columns = a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]
+    output_BMN = torch.empty(size, num_rows, num_columns, dtype=torch.float16)
+    largest = max(num_rows * num_columns, a_BMK[:1].numel(), b_BKN[:1].numel(), 1)
+    for batch in _blocks(size, max(1, _SCRATCH_ELEMENTS // largest)):
+        output_BMN[batch] = torch.bmm(a_BMK[batch].float(), b_BKN[batch].float())
+    return output_BMN
+
+
+def _grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
+    """Rows offs[e-1]:offs[e] times matrix e: the experts of a mixture."""
+    if any(value is not None for value in rest.values()):
+        promoted: torch.Tensor = _in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
+        return promoted
+    output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=torch.float16)
+    start = 0
+    for expert, end in enumerate(offs.tolist()):
+        output_TN[start:end] = _matmul(a_TK[start:end], b_EKN[expert])
+        start = end
+    return output_TN
+
+
+def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
+    if _ONEDNN is None or 0 in (*a_MK.shape, b_KN.shape[1]):
+        return torch.mm(a_MK, b_KN)
+    return _ONEDNN(a_MK, b_KN.t(), None, "none", [], "")
+
+
+def _blocks(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, length, size))
+
+
+def _onednn_linear() -> Callable[..., torch.Tensor] | None:
+    """oneDNN's `linear`, or None where PyTorch was built without it."""
+    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return torch.ops.mkldnn._linear_pointwise if available else None
+
+
+_ONEDNN: Final = _onednn_linear()

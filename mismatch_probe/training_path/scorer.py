@@ -1,0 +1,214 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N806 - shape suffixes
+"""Log-probs of recorded responses under the training policy pi, or under the high-precision reference."""
+
+import gc
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_batches
+from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.logprobs import TokenScores, score_hidden_states
+from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.observation import describe_arithmetic, describe_model, short_name
+from mismatch_probe.training_path.precision import load_reference_model, load_training_model
+from mismatch_probe.training_path.probe import probe
+from mismatch_probe.training_path.weight_cast import WeightCast, measure_weight_cast, stored_weights
+
+_CPU_PASS_TOKENS: Final = 4096
+
+
+class Scorer:
+    """A loaded model that scores batches; use it in a `with` block, or `close` it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        arithmetic: Arithmetic,
+        settings: TrainingPathSettings,
+        *,
+        temperature: float,
+        weights_dtype: Dtype,
+    ) -> None:
+        """
+        Raises:
+            EngineError: the model's log-probs cannot be computed in chunks.
+            OutOfMemory: not even a short probe fits.
+        """
+        self._folder = folder
+        self._model = model
+        self._arithmetic = arithmetic
+        self._settings = settings
+        self._temperature = temperature
+        self._weights_dtype = weights_dtype
+        embeddings: Any = model.get_input_embeddings()
+        self._vocab_size: int = embeddings.weight.shape[0]
+        self._head = ChunkedHead(model)
+        is_double = arithmetic.dtype == "fp64"
+        self._log_softmax_dtype = torch.float64 if is_double else torch_dtype(settings.log_softmax_dtype)
+        self._description = describe_model(model)
+        advice = "use a smaller model, or a training.device with more memory"
+        with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
+            self._probe = probe(model, self._head, self._vocab_size)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str | Path,
+        dtype: Dtype,
+        settings: TrainingPathSettings,
+        *,
+        reference: bool = False,
+        rounded_to: Dtype | None = None,
+        temperature: float = 1.0,
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """pi in `dtype` under `settings`, or with `reference` the reference in `dtype` (fp32 or fp64) arithmetic.
+
+        The reference takes device, device_map and batch_tokens from `settings` and nothing else; `rounded_to` has it
+        compute on the weights rounded to that format. `checkpoint` is a folder.
+
+        Raises:
+            UsageError: the checkpoint, the device or the combination cannot be used.
+            EngineError: the model does not support what is asked, or cannot be scored in chunks.
+            MissingExtra: a package that the settings need is not installed.
+            OutOfMemory: the model does not fit.
+        """
+        folder = Path(checkpoint)
+        if not folder.is_dir():
+            raise UsageError(f"checkpoint {checkpoint} is not a folder; give --model a checkpoint's folder or a hub id")
+        device = choose_device(settings.device)
+        if reference:
+            if dtype not in ("fp32", "fp64"):
+                raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
+            settings = TrainingPathSettings(
+                device=settings.device, device_map=settings.device_map, batch_tokens=settings.batch_tokens
+            )
+            model, arithmetic = load_reference_model(
+                folder, dtype, settings, device, rounded_to=rounded_to, trust_remote_code=trust_remote_code
+            )
+        elif rounded_to is not None:
+            raise UsageError(
+                f"weights rounded to {rounded_to} are for the reference; pi's weights follow its own dtype"
+            )
+        else:
+            model, arithmetic = load_training_model(
+                folder, dtype, settings, device, trust_remote_code=trust_remote_code
+            )
+        weights_dtype = rounded_to or dtype
+        return cls(folder, model, arithmetic, settings, temperature=temperature, weights_dtype=weights_dtype)
+
+    def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
+        """Scores of each response, in the order given; FP32, or FP64 where the arithmetic is.
+
+        Padding stands to the right, where causal attention never looks. A row whose scores are not finite although it
+        was padded is scored again alone, so that what overflows in padding cannot reach it; what is still not finite
+        then is the model's own and is returned as it is.
+
+        Raises:
+            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
+            OutOfMemory: the batch does not fit.
+        """
+        scored: dict[int, ScoredSequence] = {}
+        for rows in self._passes(batch):
+            sequences = [batch[row] for row in rows]
+            longest = max(sequence.num_tokens for sequence in sequences)
+            for row, sequence, scores in zip(rows, sequences, self._score_pass(sequences, pad_id), strict=True):
+                suspect = sequence.num_tokens < longest and not np.isfinite(scores.logprobs).all()
+                scored[row] = self._score_pass([sequence], pad_id)[0] if suspect else scores
+        return [scored[row] for row in range(len(batch))]
+
+    def effective_settings(self) -> dict[str, Any]:
+        """What really runs, read back; `dtype` is the format that most of the probe's multiplications took."""
+        cast = self.weight_cast
+        return {
+            "dtype": self._probe.body_formats.prevailing,
+            "multiplications_by_dtype": dict(self._probe.body_formats.multiplications),
+            "precision": "reference" if self._arithmetic.is_reference else self._settings.precision,
+            **self._description,
+            **describe_arithmetic(self._arithmetic),
+            "lm_head_dtype": self._probe.head_formats.prevailing,
+            "log_softmax_dtype": short_name(self._log_softmax_dtype),
+            "temperature": self._temperature,
+            "weight_cast": None if cast is None else cast.as_dict(),
+            "chunked_head_difference": self._probe.head_difference,
+        }
+
+    @cached_property
+    def weight_cast(self) -> WeightCast | None:
+        """What rounding the stored weights to the scored format changes; None without safetensors files."""
+        weights = stored_weights(self._folder)
+        return None if weights is None else measure_weight_cast(weights, self._weights_dtype)
+
+    @property
+    def rounding_is_exact(self) -> bool:
+        """Every stored weight is exact in the scored format, so a leg on rounded weights would repeat another."""
+        return self.weight_cast is not None and self.weight_cast.is_exact
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        del self._model, self._head
+        gc.collect()
+        if self._arithmetic.device_type == "cuda":
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
+        """Rows that run together: on a CPU fewer, since activations that fit its caches are quicker."""
+        lengths = [sequence.num_tokens for sequence in batch]
+        if self._arithmetic.device_type == "cpu":
+            return plan_batches(lengths, min(_CPU_PASS_TOKENS, self._settings.batch_tokens))
+        return [list(range(len(batch)))] if batch else []
+
+    def _score_pass(self, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
+        padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
+        num_rows, width = padded.input_ids_BS.shape
+        with memory_errors_named(
+            f"scoring {num_rows} sequences of up to {width} tokens",
+            f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
+        ):
+            scores = self._run(padded)
+        lengths = padded.response_lengths
+        return [
+            ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
+            for sequence, logprobs, top1_ids, entropy in zip(
+                sequences,
+                scores.logprobs_T.cpu().split(lengths),
+                scores.top1_ids_T.int().cpu().split(lengths),
+                scores.entropy_nats_T.cpu().split(lengths),
+                strict=True,
+            )
+        ]
+
+    def _run(self, padded: PaddedBatch) -> TokenScores:
+        with self._arithmetic.active():
+            hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
+            at = hidden_BSD.device
+            return score_hidden_states(
+                self._head,
+                hidden_BSD[padded.rows_T.to(at), padded.positions_T.to(at)],
+                padded.targets_T.to(at),
+                vocab_size=self._vocab_size,
+                temperature=self._temperature,
+                log_softmax_dtype=self._log_softmax_dtype,
+            )

@@ -1,0 +1,82 @@
+"""What rounding a checkpoint's weights to a format changes, read from its files a tensor at a time."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.training_path.arithmetic import torch_dtype
+
+_INDEX: Final = "model.safetensors.index.json"
+_SINGLE: Final = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class WeightCast:
+    """`changed_share` of the weights are not exact in `dtype`; errors are absolute and exclude overflows.
+
+    `num_overflowed` weights become infinite, `num_flushed` non-zero ones become zero.
+    """
+
+    dtype: Dtype
+    num_weights: int
+    num_changed: int
+    num_overflowed: int
+    num_flushed: int
+    max_abs_error: float
+
+    @property
+    def is_exact(self) -> bool:
+        return self.num_changed == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "changed_share": self.num_changed / max(self.num_weights, 1)}
+
+
+def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> WeightCast:
+    """Compare each floating-point weight with its value after rounding to `dtype`, to nearest even."""
+    target = torch_dtype(dtype)
+    num_weights = num_changed = num_overflowed = num_flushed = 0
+    max_abs_error = 0.0
+    for weight in weights:
+        if not weight.is_floating_point():
+            continue
+        num_weights += weight.numel()
+        if torch.promote_types(weight.dtype, target) == target:
+            continue
+        rounded = weight.to(target).to(weight.dtype)
+        changed = (rounded != weight) & ~weight.isnan()
+        if not changed.any():
+            continue
+        before, after = weight[changed].double(), rounded[changed].double()
+        overflowed = after.isinf() & before.isfinite()
+        num_changed += before.numel()
+        num_overflowed += int(overflowed.sum())
+        num_flushed += int((after == 0).sum())
+        kept = (after - before)[~overflowed].abs()
+        max_abs_error = max(max_abs_error, float(kept.max()) if kept.numel() else 0.0)
+    return WeightCast(dtype, num_weights, num_changed, num_overflowed, num_flushed, max_abs_error)
+
+
+def stored_weights(folder: Path) -> Iterator[torch.Tensor] | None:
+    """The tensors of a checkpoint's safetensors files, or None where it has none."""
+    index = folder / _INDEX
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    elif (folder / _SINGLE).exists():
+        names = [_SINGLE]
+    else:
+        return None
+    return _tensors(folder / name for name in names)
+
+
+def _tensors(files: Iterable[Path]) -> Iterator[torch.Tensor]:
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - not a mapping
+                yield tensors.get_tensor(key)
