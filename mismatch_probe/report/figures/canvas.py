@@ -1,0 +1,120 @@
+"""Drawing with matplotlib in the page's style. Colours are stand-ins that become the page's CSS variables."""
+
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from mismatch_probe.dtypes import DTYPES
+from mismatch_probe.report.figures.svg import for_page
+from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.view import Heading, Panel
+
+NUM_HEAT_LEVELS = 7
+WIDE = (5.6, 3.5)
+SMALL = (4.3, 3.2)
+"""Width and height in inches of a drawing that shares its row with one other, or with two."""
+
+
+_ROLES = ("ink", "muted", "grid", *DTYPES, *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)))
+_STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}
+_FEW_POWERS = 100.0
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def color(role: str) -> str:
+    """The stand-in for the page's `--fig-ROLE`."""
+    return _STAND_INS[role]
+
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mismatch-probe",
+    "font.size": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": color("muted"),
+    "axes.labelcolor": color("muted"),
+    "axes.labelsize": 11.5,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": color("grid"),
+    "grid.linewidth": 0.8,
+    "xtick.color": color("muted"),
+    "ytick.color": color("muted"),
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "text.color": color("ink"),
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+
+def panel(heading: Heading, draw: Callable[[Axes], None], size: tuple[float, float] = WIDE) -> Panel:
+    """What `draw` puts on one pair of axes, as inline SVG; the same drawing gives the same bytes."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.BytesIO()
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
+    colors = {stand_in: f"var(--fig-{role})" for role, stand_in in _STAND_INS.items()}
+    return Panel(heading, Markup(for_page(buffer.getvalue(), heading, colors)))
+
+
+def logarithmic(axes: Axes, axis: str, write: Callable[[float], str] | None = None) -> None:
+    """Make `axis` ("x" or "y") logarithmic once everything is drawn; `write` writes its ticks, by default as `10⁻³`."""
+    getattr(axes, f"set_{axis}scale")("log")
+    chosen = axes.xaxis if axis == "x" else axes.yaxis
+    low, high = sorted(chosen.get_view_interval())
+    if high / low < _FEW_POWERS:
+        chosen.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    chosen.set_minor_locator(NullLocator())
+    chosen.set_major_formatter(FuncFormatter(lambda value, _: (write or power_of_ten)(value)))
+
+
+def power_of_ten(value: float) -> str:
+    exponent = math.floor(math.log10(value) + 1e-9)
+    if -2 < exponent < 4:
+        return f"{value:g}"
+    leading = round(value / 10.0**exponent)
+    power = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return power if leading == 1 else f"{leading}·{power}"
+
+
+def line(axes: Axes, x: list[float], y: list[float], style: PairStyle) -> None:
+    """A pair's curve: colour, dash and marker together."""
+    axes.plot(
+        x,
+        y,
+        color=color(style.color),
+        linestyle=(0, style.dash) if style.dash else "-",
+        marker=style.marker,
+        markeredgewidth=0,
+    )
+
+
+def big_marker(axes: Axes, x: float, y: float, style: PairStyle) -> None:
+    axes.plot([x], [y], color=color(style.color), marker=style.marker, markersize=7.5, markeredgewidth=0)
+
+
+def band(axes: Axes, x: list[float], low: list[float], high: list[float], style: PairStyle, alpha: float) -> None:
+    axes.fill_between(x, low, high, color=color(style.color), alpha=alpha, linewidth=0)
+
+
+def words_inside(axes: Axes, text: str, x: float, y: float, *, right: bool = False) -> None:
+    """A few muted words at a fraction of the axes' size."""
+    axes.text(
+        x, y, text, transform=axes.transAxes, color=color("muted"), fontsize=10.5, ha="right" if right else "left"
+    )

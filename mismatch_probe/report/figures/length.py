@@ -1,0 +1,161 @@
+"""Deviation against length: curves by position and by response length, and what they do to importance sampling."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.report.figures.canvas import (
+    NUM_HEAT_LEVELS,
+    SMALL,
+    band,
+    big_marker,
+    color,
+    line,
+    logarithmic,
+    panel,
+    words_inside,
+)
+from mismatch_probe.report.names import PairStyle, pair_style
+from mismatch_probe.report.numbers import write_token_tick
+from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw
+
+_BAND_ALPHA = 0.22
+_SPREAD_ALPHA = 0.10
+_POINTS = 60
+FEWEST_RESPONSES = 8
+_TOP = 1.04
+
+
+def draw_size(heading: Heading, curves: Sequence[tuple[PairSummary, Sequence[CurveBin]]], x_label: str) -> Panel:
+    """Mean abs(d) on two logarithmic axes: line the mean, dense band its interval, faint band p50 to p90."""
+
+    def on(axes: Axes) -> None:
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("|d|, nats")
+        for pair, bins in curves:
+            positive = [one for one in _solid(bins) if one.mean.value > 0]
+            if not positive:
+                continue
+            style = pair_style(pair)
+            x = [one.center for one in positive]
+            floor = min(one.mean.value for one in positive) / 10
+            p50, p90 = (
+                [max(value, floor) for value in values]
+                for values in zip(*((one.p50, one.p90) for one in positive), strict=True)
+            )
+            band(axes, x, p50, p90, style, _SPREAD_ALPHA)
+            band(axes, x, *_interval(positive, floor), style, _BAND_ALPHA)
+            line(axes, x, [one.mean.value for one in positive], style)
+        logarithmic(axes, "x", write_token_tick)
+        logarithmic(axes, "y")
+
+    return panel(heading, on)
+
+
+def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]) -> Panel:
+    """Mean of S up to each position with its interval, and the fitted drift as a thin line."""
+
+    def on(axes: Axes) -> None:
+        axes.axhline(0, color=color("muted"), linewidth=0.8)
+        axes.set_xlabel("position in the response, tokens")
+        axes.set_ylabel("cumulative S, nats")
+        axes.xaxis.set_major_formatter(lambda value, _: write_token_tick(value))
+        for pair, law in pairs:
+            bins = _solid(law.cumulative_diff_by_position)
+            if not bins:
+                continue
+            style = pair_style(pair)
+            x = [one.center for one in bins]
+            band(axes, x, *_interval(bins, -math.inf), style, _BAND_ALPHA)
+            line(axes, x, [one.mean.value for one in bins], style)
+            if law.drift_per_1000 is not None:
+                end = max(one.high for one in bins)
+                axes.plot([0, end], [0, law.drift_per_1000.value * end / 1000], color=color(style.color), linewidth=0.9)
+
+    return panel(heading, on)
+
+
+def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]) -> Panel:
+    """ESS(T) = exp(-a T^b) of the fitted spread: solid where measured, dotted where extrapolated, marked at T*.
+
+    Hollow marks with intervals are the ESS measured on the first T tokens. Every law given has a fitted spread and a
+    budget.
+    """
+
+    def on(axes: Axes) -> None:
+        for pair, law in pairs:
+            assert law.spread_coefficient is not None
+            assert law.spread_exponent is not None
+            assert law.budget_tokens is not None
+            a, b = law.spread_coefficient.value, law.spread_exponent.value
+            style = pair_style(pair)
+            seen = law.measured_up_to
+            end = max(float(seen), 3 * law.budget_tokens.value)
+            measured, beyond = np.geomspace(1, seen, _POINTS), np.geomspace(seen, end, _POINTS)
+            axes.plot(measured, np.exp(-a * measured**b), color=color(style.color))
+            axes.plot(beyond, np.exp(-a * beyond**b), color=color(style.color), linestyle=(0, (2, 2)), linewidth=1.2)
+            _measured(axes, law.ess_by_length, style)
+            big_marker(axes, law.budget_tokens.value, law.budget_ess, style)
+        budget_ess = pairs[0][1].budget_ess
+        axes.axhline(budget_ess, color=color("muted"), linewidth=1, linestyle=(0, (2, 3)))
+        words_inside(axes, f"ESS {budget_ess:g}", 0.005, budget_ess / _TOP + 0.015)
+        axes.set_ylim(0, _TOP)
+        axes.set_xlabel("response length T, tokens")
+        axes.set_ylabel("share of samples that count (ESS)")
+        logarithmic(axes, "x", write_token_tick)
+
+    return panel(heading, on)
+
+
+def _measured(axes: Axes, points: Sequence[AtLength], style: PairStyle) -> None:
+    for point in points:
+        one = point.estimate
+        if one.low is not None and one.high is not None:
+            axes.plot([point.num_tokens] * 2, [one.low, one.high], color=color(style.color), linewidth=0.9, alpha=0.6)
+        axes.plot(
+            [point.num_tokens],
+            [one.value],
+            color=color(style.color),
+            marker=style.marker,
+            markersize=4.5,
+            markerfacecolor="none",
+            markeredgewidth=1,
+        )
+
+
+def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> Panel:
+    """Mean abs(d) by position, one line a bin of confidence; the strongest line is the last bin."""
+
+    def on(axes: Axes) -> None:
+        for curve in curves:
+            positive = [one for one in _solid(curve.abs_diff_by_position) if one.mean.value > 0]
+            x, y = [one.center for one in positive], [one.mean.value for one in positive]
+            line(axes, x, y, confidence_style(curve, curves))
+        axes.set_xlabel("position in the response, tokens")
+        axes.set_ylabel("mean |d|, nats")
+        logarithmic(axes, "x", write_token_tick)
+        logarithmic(axes, "y")
+
+    return panel(heading, on, SMALL)
+
+
+def confidence_style(curve: ConfidenceCurve, curves: Sequence[ConfidenceCurve]) -> PairStyle:
+    """The higher the bin, the stronger the colour; dash and marker tell neighbours apart."""
+    number = curves.index(curve)
+    level = 2 + round((NUM_HEAT_LEVELS - 2) * number / max(1, len(curves) - 1))
+    return PairStyle(f"heat-{level}", ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))[number % 4], "os^D"[number % 4])
+
+
+def _solid(bins: Sequence[CurveBin]) -> list[CurveBin]:
+    """The bins that enough responses reach for a curve to mean something."""
+    return [one for one in bins if one.mean.num_sequences >= FEWEST_RESPONSES]
+
+
+def _interval(bins: Sequence[CurveBin], floor: float) -> tuple[list[float], list[float]]:
+    low = [max(one.mean.value if one.mean.low is None else one.mean.low, floor) for one in bins]
+    high = [max(one.mean.value if one.mean.high is None else one.mean.high, floor) for one in bins]
+    return low, high

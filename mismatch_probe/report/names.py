@@ -1,0 +1,108 @@
+"""What things are called and how they look: pairs, metrics, dtypes, verdicts."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import PairSummary, Verdict
+
+SIGNS: Final[dict[str, str]] = {"clean": "✓", "precision": "≈", "undecided": "?", "bug": "✕", "broken": "!"}
+"""A sign for each kind of verdict, so that none is told by colour alone."""
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """`clean`, or `bug: label offset` where the code says more than the kind."""
+    return verdict.kind if verdict.code == verdict.kind else f"{verdict.kind}: {verdict.code.replace('_', ' ')}"
+
+
+@dataclass(frozen=True)
+class PairStyle:
+    """Colour says the inference dtype, dash and marker say the training dtype, so no pair is told by colour alone."""
+
+    color: str
+    dash: tuple[float, ...]
+    marker: str
+
+
+_DASHES: dict[Dtype, tuple[float, ...]] = {"bf16": (), "fp16": (6, 2), "fp32": (1.5, 1.5), "fp64": (6, 2, 1.5, 2)}
+_MARKERS: dict[Dtype, str] = {"bf16": "o", "fp16": "s", "fp32": "^", "fp64": "D"}
+
+KEY_MARKERS: Final[dict[str, str]] = {
+    "o": "M19 2.8a3.2 3.2 0 1 1 0 6.4a3.2 3.2 0 1 1 0-6.4z",
+    "s": "M16 3h6v6h-6z",
+    "^": "M19 2.4l3.6 6.6h-7.2z",
+    "D": "M19 2l4 4l-4 4l-4-4z",
+}
+"""The markers as SVG paths around (19, 6), for keys outside the drawings."""
+
+
+def pair_style(pair: PairSummary) -> PairStyle:
+    return PairStyle(pair.infer_dtype, _DASHES[pair.train_dtype], _MARKERS[pair.train_dtype])
+
+
+def pair_label(pair: PairSummary) -> str:
+    """`BF16`, or `train FP32 / infer BF16` where the two sides differ."""
+    if pair.train_dtype == pair.infer_dtype:
+        return pair.train_dtype.upper()
+    return f"train {pair.train_dtype.upper()} / infer {pair.infer_dtype.upper()}"
+
+
+def pair_key(pair: PairSummary) -> str:
+    """Part of an anchor: `train-fp16-infer-bf16`."""
+    return f"train-{pair.train_dtype}-infer-{pair.infer_dtype}"
+
+
+HEADLINE_METRICS = (
+    "abs_logprob_diff",
+    "abs_logprob_diff_p99",
+    "abs_logprob_diff_max",
+    "kl_k1",
+    "kl_k3",
+    "token_mult_prob_error",
+    "prob_abs_diff",
+    "is_ratio_mean_seq",
+    "ess_seq",
+    "bitwise_equal",
+)
+"""Shown at once, in this order and as far as present; every other metric is one click away."""
+
+_MEANINGS = {
+    "abs_logprob_diff": "distance of the two log-probabilities of a sampled token, in nats",
+    "logprob_diff_rms": "root of the mean squared difference of log-probabilities, in nats",
+    "kl_k1": "KL from mu to pi by the plain estimator, mean of -d; unbiased, may be negative",
+    "kl_k2": "KL from mu to pi by half the mean square of d; never negative",
+    "kl_k3": "KL from mu to pi by mean of e^d - d - 1; unbiased and never negative",
+    "token_mult_prob_error": "factor by which a token's probability differs, mean of e^|d|; 1 is agreement",
+    "prob_abs_diff": "distance of the two probabilities of a sampled token",
+    "prob_diff_extremes": "largest and smallest pi - mu; values near +1 and -1 precede collapse",
+    "prob_pearson": "correlation of the two probabilities; 1 is agreement",
+    "chi2": "chi-squared divergence; heavy-tailed, shown and never blocking",
+    "log_ppl_diff": "difference of mean log-probability per response, in nats",
+    "ppl_ratio": "ratio of perplexities per response",
+    "is_ratio_mean": "mean importance weight; 1 when both policies normalise over the same tokens",
+    "outside_band": "share of importance weights outside the band",
+    "ess": "effective sample size as a share of the samples; 1 is no loss",
+    "top1_flip": "share of positions where the most probable token differs",
+    "differs": "share of tokens that differ by more than 1e-6 nats",
+    "bitwise_equal": "share of tokens whose log-probabilities are exactly equal",
+    "kl_entropy_ratio": "KL as a share of the policy's entropy",
+    "full_kl": "exact KL over the whole vocabulary on a subsample",
+    "full_tv": "exact total variation over the whole vocabulary on a subsample",
+}
+
+
+def metric_meaning(name: str) -> str:
+    """What a metric measures, found by the longest known beginning of its name; empty when unknown."""
+    known = [prefix for prefix in _MEANINGS if name == prefix or name.startswith(f"{prefix}_")]
+    return _MEANINGS[max(known, key=len)] if known else ""
+
+
+_AGGREGATES = {"max": "largest", "min": "smallest", "std": "standard deviation", "seq": "of whole responses"}
+
+
+def metric_aggregate(name: str) -> str:
+    """`99th percentile` for `..._p99`; `mean` where the name carries no aggregate."""
+    last = name.rsplit("_", 1)[-1]
+    if last.startswith("p") and last[1:].replace(".", "").isdigit():
+        return f"{last[1:]}th percentile"
+    return _AGGREGATES.get(last, "mean")

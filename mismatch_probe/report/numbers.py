@@ -1,0 +1,176 @@
+"""How numbers are written: the one place, so that the terminal and the page print identical strings.
+
+The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
+value is cut at the same place. A bound much smaller than that gets the digits it needs not to read as zero. A number
+without an interval gets three significant digits.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mismatch_probe.stats.results import CurveBin, Estimate
+
+ABSENT = "n/a"
+
+_MIN_SIGNIFICANT = 2
+_MAX_SIGNIFICANT = 7
+_DEFAULT_SIGNIFICANT = 3
+_MAX_EXTRA_DIGITS = 3
+_BESIDE_ONE = 0.05
+_SMALLEST_PLAIN = 1e-3
+_LARGEST_PLAIN = 1e5
+_TOKEN_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
+
+
+@dataclass(frozen=True)
+class Written:
+    """A number and its interval as strings; `interval` is empty where there is none."""
+
+    value: str
+    interval: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.interval}".strip()
+
+
+def write_estimate(estimate: Estimate | None) -> Written:
+    """`3.3e-4 [2.9e-4, 3.8e-4]`."""
+    if estimate is None:
+        return Written(ABSENT)
+    exponent = _leading(estimate)
+    return _write(
+        estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, lambda number, place: _write_at(number, place, exponent)
+    )
+
+
+def write_tokens(estimate: Estimate | None) -> Written:
+    """A number of tokens with its interval: `1,050 [980, 1,130]`, `23.1k [21.8k, 24.5k]`."""
+    return Written(ABSENT) if estimate is None else _write(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
+
+
+def write_number(number: float | None) -> str:
+    """A number that has no interval, to three significant digits."""
+    if number is None:
+        return ABSENT
+    return _write_at(number, _default_place(number), _exponent(number))
+
+
+def write_token_count(number: float) -> str:
+    """A rounded number of tokens: `350`, `1,050`, `23.1k`, `1.20M`."""
+    if number == round(number) and abs(number) < 1e4:
+        return write_count(round(number))
+    return _write_tokens_at(number, _exponent(number) - _DEFAULT_SIGNIFICANT + 1)
+
+
+def write_token_tick(number: float) -> str:
+    """A number of tokens beside an axis: `0`, `20`, `1k`, `10M`."""
+    for scale, suffix in (*_TOKEN_SUFFIXES[:-1], (1e3, "k")):
+        if abs(number) >= scale:
+            return f"{number / scale:g}{suffix}"
+    return f"{number:g}"
+
+
+def write_count(number: int) -> str:
+    """An exact count: `1,234,567`."""
+    return f"{number:,}"
+
+
+def write_share(part: int, whole: int) -> str:
+    """`0.8 %`; a share too small to show reads `< 0.01 %`, never `0 %`."""
+    if whole == 0:
+        return ABSENT
+    percent = 100 * part / whole
+    if 0 < percent < 0.01:
+        return "< 0.01 %"
+    return f"{percent:.2g} %" if percent < 99 else f"{math.floor(percent * 100) / 100:g} %"
+
+
+def write_range(one: CurveBin) -> str:
+    """Which tokens of a response a bin holds, numbered from 1: `3 to 4`."""
+    first, last = round(one.low) + 1, round(one.high)
+    return write_count(first) if first == last else f"{write_count(first)} to {write_count(last)}"
+
+
+def write_seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def write_bytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def _write(estimate: Estimate, fewest: int, most: int, write_at: Callable[[float, int], str]) -> Written:
+    place = _place(estimate, fewest, most)
+    value = write_at(estimate.value, place)
+    if estimate.low is None or estimate.high is None:
+        return Written(value)
+    low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
+    return Written(value, f"[{low}, {high}]")
+
+
+def _place_of_bound(bound: float, place: int) -> int:
+    """`place`, or a little further where the bound would be cut to zero."""
+    own = _exponent(bound)
+    return own if place - _MAX_EXTRA_DIGITS <= own < place else place
+
+
+def _place(estimate: Estimate, fewest: int, most: int) -> int:
+    """The power of ten of the last digit shown: set by the interval, between `fewest` and `most` significant digits."""
+    leading = _leading(estimate)
+    half_width = _half_width(estimate)
+    if not half_width:
+        return _default_place(estimate.value)
+    place = _exponent(half_width)
+    if half_width < 2 * 10.0**place:
+        place -= 1
+    return min(max(place, leading - most + 1), leading - fewest + 1)
+
+
+def _default_place(number: float) -> int:
+    """Three significant digits; for a number beside 1 (a ratio, a correlation), enough to see how far from it it is."""
+    place = _exponent(number) - _DEFAULT_SIGNIFICANT + 1
+    distance = abs(abs(number) - 1)
+    return max(_exponent(distance) - 1, -_MAX_SIGNIFICANT) if 0 < distance < _BESIDE_ONE else place
+
+
+def _leading(estimate: Estimate) -> int:
+    """The exponent a number is written with; its interval's where the value drowns in it."""
+    return _exponent(max(abs(estimate.value), _half_width(estimate)))
+
+
+def _half_width(estimate: Estimate) -> float:
+    if estimate.low is None or estimate.high is None:
+        return 0.0
+    return max(0.0, (estimate.high - estimate.low) / 2)
+
+
+def _exponent(number: float) -> int:
+    return math.floor(math.log10(abs(number))) if number else 0
+
+
+def _write_at(number: float, place: int, exponent: int) -> str:
+    """`number` cut at 10**place, in scientific notation with `exponent` where plain digits would not be readable."""
+    if number == 0:
+        return "0"
+    if _SMALLEST_PLAIN <= 10.0**exponent < _LARGEST_PLAIN:
+        return _no_negative_zero(f"{round(number, -place):,.{max(0, -place)}f}")
+    return _no_negative_zero(f"{number / 10.0**exponent:.{max(0, exponent - place)}f}") + f"e{exponent}"
+
+
+def _write_tokens_at(number: float, place: int) -> str:
+    rounded = round(number, -place)
+    for scale, suffix in _TOKEN_SUFFIXES:
+        if abs(rounded) >= scale:
+            unit = 1e3 if suffix == "k" else scale
+            decimals = max(0, round(math.log10(unit)) - place)
+            return f"{rounded / unit:,.{decimals}f}{suffix}"
+    return _no_negative_zero(f"{rounded:,.{max(0, -place)}f}")
+
+
+def _no_negative_zero(text: str) -> str:
+    return text.removeprefix("-") if not text.strip("-0.,") else text

@@ -1,0 +1,117 @@
+"""`report.html`: one file, offline, without JavaScript, from the two records of a run."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.hostile import inert_json, plain, shortened, visible
+from mismatch_probe.report.names import KEY_MARKERS, SIGNS, verdict_words
+from mismatch_probe.report.numbers import Written
+from mismatch_probe.report.sections.confidence import confidence
+from mismatch_probe.report.sections.counts import counts
+from mismatch_probe.report.sections.dtypes import dtypes
+from mismatch_probe.report.sections.errors import errors
+from mismatch_probe.report.sections.length import length
+from mismatch_probe.report.sections.overview import overview
+from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
+from mismatch_probe.report.sections.scatter import scatter
+from mismatch_probe.report.sections.verdicts import verdicts
+from mismatch_probe.report.sections.worst import MAX_TOKENS, worst
+from mismatch_probe.report.view import Badge, Cell
+
+_CONTEXT_CHARACTERS = 200
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write `report.html` of a run from its `summary.json` and `manifest.json` alone.
+
+    Raises:
+        RunDirectoryError: a record is missing.
+        BrokenRecord: a record cannot be read.
+        StorageError: the disk refused the write.
+    """
+    write_text(run.report_path, render_html(run.read_summary(), run.read_manifest()))
+    return run.report_path
+
+
+def render_html(summary: Summary, manifest: Manifest) -> str:
+    """The page; the same records give the same bytes."""
+    sections = [
+        verdicts(summary),
+        dtypes(summary),
+        scatter(summary),
+        length(summary),
+        errors(summary),
+        confidence(summary),
+        worst(summary),
+        counts(summary),
+        settings(summary, manifest),
+        provenance(manifest),
+        reproduce(manifest),
+    ]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            overview=overview(summary, manifest),
+            sections=sections,
+            manifest=manifest,
+            summary_json=inert_json(_embedded(summary)),
+        )
+    )
+
+
+def _embedded(summary: Summary) -> dict[str, Any]:
+    """The summary as in `summary.json`, with as many worst tokens and as much context as the page shows."""
+    document = summary.model_dump(mode="json")
+    for pair in document["pairs"]:
+        pair["worst_tokens"] = [
+            {
+                name: shortened(value, _CONTEXT_CHARACTERS, keep="end" if name == "before" else "start")
+                if isinstance(value, str)
+                else value
+                for name, value in token.items()
+            }
+            for token in pair["worst_tokens"][:MAX_TOKENS]
+        ]
+    return document
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("mismatch_probe.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(cell=_cell, visible=_visible, plain=plain)
+    environment.globals["markers"] = KEY_MARKERS
+    environment.tests.update({name: _is_named(name) for name in ("Figure", "Table", "Note", "Finding", "Command")})
+    return environment
+
+
+def _is_named(name: str) -> Any:
+    return lambda block: type(block).__name__ == name
+
+
+def _visible(text: str | Markup) -> Markup:
+    return text if isinstance(text, Markup) else visible(text)
+
+
+def _cell(cell: Cell) -> Markup:
+    if isinstance(cell, Badge):
+        kind = cell.verdict.kind
+        return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
+            kind, SIGNS[kind], visible(verdict_words(cell.verdict))
+        )
+    if isinstance(cell, Written):
+        interval = Markup(' <span class="interval">{}</span>').format(cell.interval) if cell.interval else ""
+        return Markup('<span class="value">{}</span>{}').format(cell.value, interval)
+    return _visible(cell)

@@ -1,0 +1,85 @@
+"""The story in one row a pair of dtypes: what the terminal prints and the page opens with, from the same strings."""
+
+from dataclasses import dataclass
+
+from mismatch_probe.records.summary import Contrast, PairSummary, Summary, Verdict
+from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.numbers import (
+    ABSENT,
+    Written,
+    write_count,
+    write_estimate,
+    write_tokens,
+)
+
+COLUMNS = ("dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu")
+"""What `PairRow` holds, in order."""
+
+
+@dataclass(frozen=True)
+class PairRow:
+    label: str
+    verdict: Verdict
+    abs_diff: Written
+    kl: Written
+    budget: Written
+    rms_pi: str
+    rms_mu: str
+
+    @property
+    def rms(self) -> str:
+        return ABSENT if self.rms_pi == self.rms_mu == ABSENT else f"{self.rms_pi} / {self.rms_mu}"
+
+
+def pair_row(pair: PairSummary) -> PairRow:
+    return PairRow(
+        label=pair_label(pair),
+        verdict=pair.verdict,
+        abs_diff=write_estimate(pair.metrics.get("abs_logprob_diff")),
+        kl=write_estimate(pair.metrics.get("kl_k3")),
+        budget=budget(pair),
+        rms_pi=write_estimate(pair.blame.rms_error_pi if pair.blame else None).value,
+        rms_mu=write_estimate(pair.blame.rms_error_mu if pair.blame else None).value,
+    )
+
+
+def budget(pair: PairSummary) -> Written:
+    """The fitted length budget in tokens; a star marks a budget beyond the longest response measured."""
+    law = pair.length
+    if law is None or law.budget_tokens is None:
+        return Written(ABSENT)
+    written = write_tokens(law.budget_tokens)
+    return Written(f"{written.value}*", written.interval) if law.longest_budget_is_extrapolated else written
+
+
+def budget_footnote(summary: Summary) -> str:
+    """How to read the length budget, with the range behind it; empty where no pair has one."""
+    laws = [pair.length for pair in summary.pairs if pair.length and pair.length.budget_tokens]
+    if not laws:
+        return ""
+    longest = write_count(max(law.measured_up_to for law in laws))
+    note = f"length budget: tokens until sequence-level importance sampling keeps an ESS of {laws[0].budget_ess:g}"
+    if any(law.longest_budget_is_extrapolated for law in laws):
+        note += f"; * extrapolated beyond the longest response measured, {longest} tokens"
+    return note
+
+
+def contrast_sentences(summary: Summary) -> list[str]:
+    """`kl_k3 of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller."""
+    return [_contrast_sentence(contrast) for contrast in summary.contrasts if contrast.ratio.value >= 1]
+
+
+def _contrast_sentence(contrast: Contrast) -> str:
+    of, over = contrast.of.upper(), contrast.over.upper()
+    return f"{contrast.metric} of {of} is {write_estimate(contrast.ratio)} times that of {over}"
+
+
+def size_sentence(pair: PairSummary) -> str:
+    counts = pair.counts
+    return f"{write_count(counts.num_tokens)} tokens in {write_count(counts.num_sequences)} responses"
+
+
+def level(summary: Summary) -> str:
+    """The confidence of the intervals: `95 %`; empty where there is none."""
+    levels = {estimate.level for pair in summary.pairs for estimate in pair.metrics.values()}
+    return " and ".join(f"{100 * one:g} %" for one in sorted(levels))

@@ -1,0 +1,101 @@
+"""Deviation against how sure the model is of the token."""
+
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.figures import confidence as drawing
+from mismatch_probe.report.figures import length as length_drawing
+from mismatch_probe.report.names import pair_key, pair_label, pair_style
+from mismatch_probe.report.numbers import write_count, write_estimate, write_number
+from mismatch_probe.report.sections.length import bins_table
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
+from mismatch_probe.stats.results import ConfidenceCurve
+
+_MEASURES = {
+    "reference_probability": "reference probability",
+    "inference_probability": "inference probability",
+    "entropy_nats": "entropy",
+}
+
+Separated = list[tuple[PairSummary, list[ConfidenceCurve]]]
+
+
+def confidence(summary: Summary) -> Section:
+    shown = [pair for pair in summary.pairs if pair.confidence]
+    blocks: list[Block] = [_figure(shown)] if shown else [Note("No token was measured, so there are no bins.")]
+    for by in _MEASURES:
+        curves = [
+            (pair, [curve for curve in pair.length.by_confidence if curve.by == by])
+            for pair in summary.pairs
+            if pair.length
+        ]
+        separated = [(pair, found) for pair, found in curves if found]
+        if separated:
+            blocks.append(_by_position(by, separated))
+    return Section(
+        "confidence",
+        "Deviation against confidence",
+        "Unlikely tokens deviate most. A curve against length can bend only because longer responses hold other "
+        "tokens; inside a bin of confidence that explanation is gone.",
+        blocks,
+    )
+
+
+def _figure(shown: list[PairSummary]) -> Figure:
+    heading = Heading(
+        "confidence-mean",
+        "Mean |d| by reference probability",
+        "; ".join(
+            f"{pair_label(pair)} goes from {write_estimate(pair.confidence[0].mean_abs_diff)} in the lowest bin to "
+            f"{write_estimate(pair.confidence[-1].mean_abs_diff)} in the highest"
+            for pair in shown
+        ),
+    )
+    return Figure(
+        "figure-confidence",
+        "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
+        "a level that does not fall at sure tokens is worth a look.",
+        [drawing.draw(heading, shown)],
+        [_table(pair) for pair in shown],
+        key=[(pair_label(pair), pair_style(pair)) for pair in shown],
+    )
+
+
+def _by_position(by: str, separated: Separated) -> Figure:
+    words = _MEASURES[by]
+    panels, tables = [], []
+    for pair, curves in separated:
+        title = f"{pair_label(pair)}, by {words}"
+        heading = Heading(
+            f"confidence-{by}-{pair_key(pair)}", title, f"One line for each of {len(curves)} bins of {words}."
+        )
+        panels.append(length_drawing.draw_by_confidence(heading, curves))
+        tables += [bins_table(f"{title}: {_range(curve)}", "tokens", curve.abs_diff_by_position) for curve in curves]
+    widest = max((curves for _, curves in separated), key=len)
+    key = [(_range(curve), length_drawing.confidence_style(curve, widest)) for curve in widest]
+    return Figure(
+        f"figure-length-by-{by.replace('_', '-')}",
+        "How to read it: mean |d| by position, one line for each bin of confidence. Where the lines are flat, "
+        "length by itself does nothing; a line that rises means that position matters among equally hard tokens.",
+        panels,
+        tables,
+        key=key,
+        dense=True,
+    )
+
+
+def _range(curve: ConfidenceCurve) -> str:
+    return f"{_MEASURES[curve.by]} {curve.low:g} to {curve.high:g}"
+
+
+def _table(pair: PairSummary) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            drawing.bin_label(one),
+            write_count(one.num_tokens),
+            write_estimate(one.mean_abs_diff),
+            write_number(one.rms_error_pi),
+            write_number(one.rms_error_mu),
+        ]
+        for one in pair.confidence
+    ]
+    columns = ["reference probability", "tokens", "mean |d|", "rms of e_pi", "rms of e_mu"]
+    return Table(f"{pair_label(pair)} by reference probability", columns, rows)

