@@ -23,7 +23,11 @@ def pair_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estima
 
     Every estimate is clustered by prompt; extremes carry no interval.
     """
-    estimator = Estimator(pair.sequences, level)
+    return metrics_of(pair, Estimator(pair.sequences, level))
+
+
+def metrics_of(pair: TokenPair, estimator: Estimator) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """As `pair_metrics`, with the estimates that `estimator` makes."""
     found: Metrics = {}
     for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
         found |= family(pair, estimator)
