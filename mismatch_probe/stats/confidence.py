@@ -9,7 +9,7 @@ from mismatch_probe.stats.bins import Labels, PositionGrid, curve, grouped, log_
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve
-from mismatch_probe.stats.sequences import Floats, Reals, TokenPair, difference
+from mismatch_probe.stats.sequences import Floats, Reals, TokenPair, difference, probability
 
 PROBABILITY_EDGES = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 FINE_PROBABILITY_EDGES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
@@ -53,7 +53,7 @@ def confidence_bins(pair: TokenPair, level: float = 0.95) -> list[ConfidenceBin]
 
 
 def _probability(pair: TokenPair) -> Floats:
-    return pair.prob_mu if pair.log_ref is None else np.exp(pair.log_ref, dtype=np.float64)
+    return pair.prob_mu if pair.log_ref is None else probability(pair.log_ref)
 
 
 def _label(values: Reals, edges: tuple[float, ...]) -> Labels:

@@ -93,7 +93,7 @@ class Estimator:
         """Share of the units of each cluster [G] that are events [G]."""
         estimate = jackknife(ratio, np.stack([events, units]))
         assert estimate is not None, "a share always exists"
-        return self.present(share_interval(estimate, units.size, int(units.sum()), self.level), by)
+        return self.present(share_interval(estimate, int(units.sum()), self.level), by)
 
     def correlation(self, x: Floats, y: Floats, by: Unit) -> Estimate | None:
         """Pearson's correlation with a Fisher-z interval; None where either does not vary."""

@@ -14,6 +14,9 @@ Ints = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
+HIGHEST_LOG_PROB = 0.1
+"""Low-precision softmaxes put log-probs a little above 0; nothing puts them here."""
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -94,7 +97,7 @@ class TokenPair:
     distribution in nats. The caller leaves out, counts and names rows with missing or non-finite log-probs.
 
     Raises:
-        ValueError: an array has another length, or is not finite; nothing is ever dropped here.
+        ValueError: an array has another length, is not finite, or no log-probability; nothing is ever dropped here.
     """
 
     sequences: Sequences
@@ -114,8 +117,11 @@ class TokenPair:
         for name, values in (legs | dict(self.repeats)).items():
             if values.shape != (self.sequences.num_tokens,):
                 raise ValueError(f"{name} has shape {values.shape}; there are {self.sequences.num_tokens} tokens")
-            if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
-                raise ValueError(f"{name} holds NaN or infinity; leave those rows out, and count them")
+            if np.issubdtype(values.dtype, np.floating):
+                if not np.isfinite(values).all():
+                    raise ValueError(f"{name} holds NaN or infinity; leave those rows out, and count them")
+                if name != "entropy_pi" and values.max() > HIGHEST_LOG_PROB:
+                    raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 
     @cached_property
     def diff(self) -> Floats:
@@ -128,11 +134,11 @@ class TokenPair:
 
     @cached_property
     def prob_pi(self) -> Floats:
-        return np.exp(self.log_pi, dtype=np.float64)
+        return probability(self.log_pi)
 
     @cached_property
     def prob_mu(self) -> Floats:
-        return np.exp(self.log_mu, dtype=np.float64)
+        return probability(self.log_mu)
 
     @property
     def prob_diff(self) -> Floats:
@@ -148,3 +154,8 @@ class TokenPair:
 def difference(first: Reals, second: Reals) -> Floats:
     """first - second in float64 [T]."""
     return np.subtract(first, second, dtype=np.float64)
+
+
+def probability(log_probs: Reals) -> Floats:
+    """e^x in float64 [T]."""
+    return np.asarray(np.exp(log_probs, dtype=np.float64))

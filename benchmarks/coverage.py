@@ -1,0 +1,142 @@
+"""How often the intervals of `stats` hold the truth, by simulation with clustered, heavy-tailed tokens.
+
+    python benchmarks/coverage.py [--repeats 1000] [--sequences 64 256] [--processes 2]
+
+Each design draws sequences of many lengths whose tokens share a scale; the truth is the estimate from 40,000 sequences
+(so its own error is far below an interval's width at 256). Printed: the percentage of 95 % intervals that hold it.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import Pool
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.stats.blame import blame
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+
+Vector = npt.NDArray[np.float64]
+TRUTH_SEQUENCES = 40_000
+TRUTH_BATCHES = 8
+
+METRICS = (
+    "abs_logprob_diff",
+    "abs_logprob_diff_seq",
+    "abs_logprob_diff_p50",
+    "abs_logprob_diff_p99",
+    "logprob_diff_rms",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "token_mult_prob_error",
+    "prob_abs_diff",
+    "prob_abs_diff_std",
+    "prob_pearson",
+    "chi2_token",
+    "log_ppl_diff",
+    "ppl_ratio",
+    "is_ratio_mean_token",
+    "ess_token",
+    "outside_band_0.9_1.1",
+    "kl_k2_seq",
+    "ess_seq",
+)
+BLAME = ("rms_error_pi", "error_correlation", "share_pi")
+
+
+@dataclass(frozen=True)
+class Design:
+    """noise: unit-scale token noise; spread: sd of the log scale between sequences; lengths: sd of the log length."""
+
+    name: str
+    noise: Callable[[np.random.Generator, int], Vector]
+    spread: float
+    lengths: float
+    growth: float = 0.0
+
+
+def _laplace(random: np.random.Generator, size: int) -> Vector:
+    return random.laplace(size=size)
+
+
+def _student(random: np.random.Generator, size: int) -> Vector:
+    return random.standard_t(5, size)
+
+
+def _mixture(random: np.random.Generator, size: int) -> Vector:
+    return np.asarray(random.laplace(size=size) * np.where(random.random(size) < 0.01, 8.0, 1.0))
+
+
+def _log_normal_scale(random: np.random.Generator, size: int) -> Vector:
+    return np.asarray(random.normal(size=size) * np.exp(random.normal(0, 0.8, size)))
+
+
+DESIGNS = (
+    Design("student", _student, 0.3, 0.5),
+    Design("laplace, grows with length", _laplace, 0.3, 0.5, growth=0.25),
+    Design("1 % of tokens 8x", _mixture, 0.3, 0.5),
+    Design("log-normal token scale", _log_normal_scale, 0.3, 0.5),
+    Design("student, unlike sequences", _student, 0.5, 0.8),
+)
+
+
+def draw(design: Design, num_sequences: int, random: np.random.Generator) -> TokenPair:
+    """d and both sides' errors share each sequence's scale; mu's probabilities are those of a confident model."""
+    lengths = np.clip(random.lognormal(5, design.lengths, num_sequences), 10, 2000).astype(np.int64)
+    sequences = Sequences.of_lengths(lengths)
+    scale = 0.01 * np.exp(random.normal(0, design.spread, num_sequences)) * (lengths / 150) ** design.growth
+    log_ref = -0.1 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
+    sides = [np.repeat(scale, lengths) * design.noise(random, sequences.num_tokens) for _ in range(2)]
+    return TokenPair(sequences, log_ref + sides[0], log_ref + 0.5 * sides[1], log_ref)
+
+
+def estimates(pair: TokenPair) -> dict[str, Estimate]:
+    metrics, _ = pair_metrics(pair)
+    sides = blame(pair)
+    return {name: metrics[name] for name in METRICS} | {name: getattr(sides, name) for name in BLAME}
+
+
+def truth(number: int) -> dict[str, float]:
+    batches = [
+        estimates(draw(DESIGNS[number], TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([number, batch])))
+        for batch in range(TRUTH_BATCHES)
+    ]
+    return {name: float(np.mean([batch[name].value for batch in batches])) for name in batches[0]}
+
+
+def held(task: tuple[int, int, int, dict[str, float]]) -> dict[str, tuple[bool, bool]]:
+    """Whether each truth lies below, and above, one sample's interval."""
+    number, num_sequences, repeat, truths = task
+    pair = draw(DESIGNS[number], num_sequences, np.random.default_rng([99, number, num_sequences, repeat]))
+    found = estimates(pair)
+    return {name: (truths[name] < (found[name].low or 0), truths[name] > (found[name].high or 0)) for name in truths}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    for number, design in enumerate(DESIGNS):
+        print(f"{design.name:<32}" + "".join(f"{n:>8} seq. (below, above)" for n in arguments.sequences), flush=True)
+        truths = truth(number)
+        misses = {}
+        with Pool(arguments.processes) as pool:
+            for n in arguments.sequences:
+                tasks = [(number, n, repeat, truths) for repeat in range(arguments.repeats)]
+                misses[n] = pool.map(held, tasks, chunksize=16)
+        for name in truths:
+            cells = ""
+            for n in arguments.sequences:
+                below, above = 100 * np.mean([sample[name] for sample in misses[n]], axis=0)
+                cells += f"{100 - below - above:>10.1f} ({below:>4.1f}, {above:>4.1f})     "
+            print(f"  {name:<30}{cells}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
