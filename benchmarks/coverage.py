@@ -14,10 +14,13 @@ from multiprocessing import Pool
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.blame import blame
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.spread import fit_spread
 
 Vector = npt.NDArray[np.float64]
 TRUTH_SEQUENCES = 40_000
@@ -46,6 +49,8 @@ METRICS = (
     "ess_seq",
 )
 BLAME = ("rms_error_pi", "error_correlation", "share_pi")
+SPREAD = ("coefficient", "exponent", "budget")
+EFFECTIVE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def draw(design: Design, num_sequences: int, random: np.random.Generator) -> Tok
     lengths = np.clip(random.lognormal(5, design.lengths, num_sequences), 10, 2000).astype(np.int64)
     sequences = Sequences.of_lengths(lengths)
     scale = 0.01 * np.exp(random.normal(0, design.spread, num_sequences)) * (lengths / 150) ** design.growth
-    log_ref = -0.1 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
+    log_ref = -0.5 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
     sides = [np.repeat(scale, lengths) * design.noise(random, sequences.num_tokens) for _ in range(2)]
     return TokenPair(sequences, log_ref + sides[0], log_ref + 0.5 * sides[1], log_ref)
 
@@ -97,7 +102,14 @@ def draw(design: Design, num_sequences: int, random: np.random.Generator) -> Tok
 def estimates(pair: TokenPair) -> dict[str, Estimate]:
     metrics, _ = pair_metrics(pair)
     sides = blame(pair)
-    return {name: metrics[name] for name in METRICS} | {name: getattr(sides, name) for name in BLAME}
+    grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
+    prefix_sums = np.cumsum(grid.sums(pair.diff), axis=1)
+    spread = fit_spread(Estimator(pair.sequences), grid, prefix_sums, EFFECTIVE_SHARE)
+    return (
+        {name: metrics[name] for name in METRICS}
+        | {name: getattr(sides, name) for name in BLAME}
+        | {f"spread {name}": getattr(spread, name) for name in SPREAD}
+    )
 
 
 def truth(number: int) -> dict[str, float]:
@@ -108,12 +120,17 @@ def truth(number: int) -> dict[str, float]:
     return {name: float(np.mean([batch[name].value for batch in batches])) for name in batches[0]}
 
 
-def held(task: tuple[int, int, int, dict[str, float]]) -> dict[str, tuple[bool, bool]]:
+def misses(task: tuple[int, int, int, dict[str, float]]) -> dict[str, tuple[bool, bool]]:
     """Whether each truth lies below, and above, one sample's interval."""
     number, num_sequences, repeat, truths = task
-    pair = draw(DESIGNS[number], num_sequences, np.random.default_rng([99, number, num_sequences, repeat]))
-    found = estimates(pair)
-    return {name: (truths[name] < (found[name].low or 0), truths[name] > (found[name].high or 0)) for name in truths}
+    found = estimates(draw(DESIGNS[number], num_sequences, np.random.default_rng([99, number, num_sequences, repeat])))
+    sides = {}
+    for name, value in truths.items():
+        low, high = found[name].low, found[name].high
+        assert low is not None, name
+        assert high is not None, name
+        sides[name] = (value < low, value > high)
+    return sides
 
 
 def main() -> None:
@@ -125,15 +142,15 @@ def main() -> None:
     for number, design in enumerate(DESIGNS):
         print(f"{design.name:<32}" + "".join(f"{n:>8} seq. (below, above)" for n in arguments.sequences), flush=True)
         truths = truth(number)
-        misses = {}
+        sides = {}
         with Pool(arguments.processes) as pool:
             for n in arguments.sequences:
                 tasks = [(number, n, repeat, truths) for repeat in range(arguments.repeats)]
-                misses[n] = pool.map(held, tasks, chunksize=16)
+                sides[n] = pool.map(misses, tasks, chunksize=16)
         for name in truths:
             cells = ""
             for n in arguments.sequences:
-                below, above = 100 * np.mean([sample[name] for sample in misses[n]], axis=0)
+                below, above = 100 * np.mean([sample[name] for sample in sides[n]], axis=0)
                 cells += f"{100 - below - above:>10.1f} ({below:>4.1f}, {above:>4.1f})     "
             print(f"  {name:<30}{cells}", flush=True)
 

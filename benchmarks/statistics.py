@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
@@ -24,6 +25,8 @@ from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
 MEAN_LENGTH = 500
+
+Leg = npt.NDArray[np.float32]
 
 STAGES: dict[str, Callable[[TokenPair], object]] = {
     "metrics": pair_metrics,
@@ -47,10 +50,9 @@ def synthetic_pair(num_tokens: int) -> TokenPair:
     scale = sequences.spread(0.01 * np.exp(random.normal(0, 0.3, num_sequences))).astype(np.float32)
     log_ref = -0.5 - random.exponential(0.5, total).astype(np.float32)
 
-    def leg() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        return log_ref + scale * random.standard_exponential(total, np.float32) * random.choice(
-            np.array([-1, 1], np.float32), total
-        )
+    def leg() -> Leg:
+        noise = random.standard_exponential(total, np.float32) * random.choice(np.array([-1, 1], np.float32), total)
+        return np.asarray(log_ref + scale * noise)
 
     top1 = random.integers(0, 50_000, total, dtype=np.int32)
     return TokenPair(

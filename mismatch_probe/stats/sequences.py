@@ -14,8 +14,8 @@ Ints = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
-HIGHEST_LOG_PROB = 0.1
-"""Low-precision softmaxes put log-probs a little above 0; nothing puts them here."""
+HIGHEST_LOG_PROB = 1.0
+"""Low precision puts log-probs a little above 0; nothing puts them here."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ FEWEST_SEQUENCES = 16
 FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
+FARTHEST_EXTRAPOLATION = 1000
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats, es
         return replace(measured, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
     log_variance = math.log(math.log(1 / ess))
     solve = fit(lambda log_a, b: np.exp((log_variance - log_a) / b))
-    return replace(measured, budget=estimator.smooth(solve, by_cluster, "sequence", Scale.POSITIVE))
+    budget = estimator.smooth(solve, by_cluster, "sequence", Scale.POSITIVE)
+    if budget is None or budget.value > FARTHEST_EXTRAPOLATION * ends[-1]:
+        reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
+        return replace(measured, unavailable={"budget_tokens": reason})
+    return replace(measured, budget=budget)
 
 
 def _unfitted(reason: str) -> SpreadFit:

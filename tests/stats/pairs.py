@@ -10,7 +10,7 @@ Vector = npt.NDArray[np.float64]
 
 def pair_with(diff: Vector, lengths: npt.ArrayLike, clusters: npt.ArrayLike | None = None, **legs: object) -> TokenPair:
     """A pair whose d is `diff` (up to the last bit); mu's log-probs spread over 3 nats."""
-    log_mu = -max(diff.max(), 0.0) - 3 * np.random.default_rng(1).random(diff.size)
+    log_mu = -max(diff.max(), 1.0) - 3 * np.random.default_rng(1).random(diff.size)
     return TokenPair(Sequences.of_lengths(lengths, clusters), log_mu + diff, log_mu, **legs)  # type: ignore[arg-type]
 
 

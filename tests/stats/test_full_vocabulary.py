@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
+from mismatch_probe.stats.sequences import Sequences
+
+Check = tuple[Sequences, np.ndarray, np.ndarray, np.ndarray]
+
+
+def sampled_positions(noise: float, sample_from_pi: bool = False) -> Check:
+    """Real categorical policies over 50 tokens at 20,000 positions: tokens sampled, KL and total variation exact."""
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 2, (20_000, 50))
+    moved = logits + noise * random.normal(size=logits.shape)
+    log_mu, log_pi = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (logits, moved))
+    mu, pi = np.exp(log_mu), np.exp(log_pi)
+    drawn = pi if sample_from_pi else mu
+    tokens = (drawn.cumsum(axis=1) > random.random((20_000, 1))).argmax(axis=1)
+    rows = np.arange(20_000)
+    diff = log_pi[rows, tokens] - log_mu[rows, tokens]
+    kl, tv = (mu * (log_mu - log_pi)).sum(axis=1), np.abs(mu - pi).sum(axis=1) / 2
+    return Sequences.of_lengths(np.full(200, 100)), diff, kl, tv
+
+
+def test_tokens_sampled_from_mu_agree_with_the_whole_vocabulary():
+    found = full_vocabulary_check(*sampled_positions(noise=0.05))
+    assert set(found.estimators) == {"kl_k1", "kl_k2", "kl_k3", "tv"}
+    assert all(estimator.agrees for estimator in found.estimators.values())
+    assert found.estimators["kl_k3"].sampled.value == pytest.approx(found.full_kl.value, rel=0.05)
+    assert found.estimators["tv"].sampled.value == pytest.approx(found.full_tv.value, rel=0.05)
+
+
+def test_tokens_sampled_from_the_wrong_side_are_found_out():
+    found = full_vocabulary_check(*sampled_positions(noise=0.3, sample_from_pi=True))
+    assert not found.estimators["kl_k1"].agrees
+
+
+def test_log_probs_of_other_tokens_are_found_out():
+    sequences, diff, kl, tv = sampled_positions(noise=0.05)
+    found = full_vocabulary_check(sequences, diff + np.random.default_rng(1).normal(0, 0.05, diff.size), kl, tv)
+    assert not found.estimators["kl_k3"].agrees
+    assert not found.estimators["tv"].agrees
+
+
+def test_equal_policies_agree_at_zero():
+    zeros = np.zeros(300)
+    found = full_vocabulary_check(Sequences.of_lengths([100, 200]), zeros, zeros, zeros)
+    assert found.full_kl.value == found.full_tv.value == 0
+    assert all(estimator.agrees for estimator in found.estimators.values())
+
+
+def test_a_missing_position_is_refused():
+    sequences, diff, kl, tv = sampled_positions(noise=0.05)
+    with pytest.raises(ValueError, match="full_kl"):
+        full_vocabulary_check(sequences, diff, kl[:-1], tv)
+    with pytest.raises(ValueError, match="diff"):
+        full_vocabulary_check(sequences, np.where(diff == diff[0], np.nan, diff), kl, tv)
+
+
+def test_a_negative_divergence_is_refused():
+    sequences, diff, kl, tv = sampled_positions(noise=0.05)
+    with pytest.raises(ValueError, match="negative"):
+        full_vocabulary_check(sequences, diff, kl - 1, tv)

@@ -1,0 +1,172 @@
+import math
+
+import numpy as np
+import pytest
+
+from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+from tests.stats.pairs import clustered_pair, gaussian_pair, pair_with
+
+
+def holds(estimate: Estimate | None, truth: float) -> bool:
+    assert estimate is not None
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low <= truth <= estimate.high
+
+
+def fractional_pair(num_sequences: int, length: int, exponent: float, scale: float) -> TokenPair:
+    """Each response's cumulative d is a Gaussian process of independent increments with variance scale * t^exponent."""
+    t = np.arange(length + 1.0)
+    steps = np.sqrt(np.diff(scale * t**exponent))
+    noise = np.random.default_rng(5).normal(size=(num_sequences, length)) * steps
+    return pair_with(noise.ravel(), np.full(num_sequences, length))
+
+
+def test_a_planted_drift_is_recovered():
+    random = np.random.default_rng(0)
+    lengths = random.integers(50, 800, 200)
+    law = length_law(pair_with(random.normal(-1e-3, 0.02, lengths.sum()), lengths))
+    assert holds(law.drift_per_1000, -1.0)
+
+
+def test_independent_errors_are_a_random_walk():
+    law = length_law(gaussian_pair(400, 512, 0.05))
+    assert holds(law.spread_exponent, 1.0)
+    assert holds(law.spread_coefficient, 0.05**2)
+
+
+@pytest.mark.parametrize("exponent", [0.7, 1.3, 1.7])
+def test_a_planted_exponent_is_recovered(exponent: float):
+    law = length_law(fractional_pair(500, 512, exponent, 1e-4))
+    assert holds(law.spread_exponent, exponent)
+
+
+def test_a_bias_of_each_sequence_spreads_with_the_square_of_length():
+    bias = np.random.default_rng(0).normal(0, 0.01, 300)
+    law = length_law(pair_with(np.repeat(bias, 256), np.full(300, 256)))
+    assert law.spread_exponent is not None
+    assert law.spread_exponent.value == pytest.approx(2, abs=1e-6)
+
+
+def test_the_budget_of_independent_errors_is_the_closed_form_and_keeps_half_the_sample():
+    sigma = 0.05
+    law = length_law(gaussian_pair(2000, 512, sigma))
+    truth = math.log(2) / sigma**2
+    assert holds(law.budget_tokens, truth)
+    assert law.budget_closed_form is not None
+    assert law.budget_closed_form.value == pytest.approx(truth, rel=0.05)
+    assert law.ess_at_budget is not None
+    assert law.ess_at_budget.value == pytest.approx(0.5, abs=0.06)
+    assert not law.longest_budget_is_extrapolated
+
+
+def test_a_budget_from_short_responses_agrees_with_the_effective_sample_of_long_ones():
+    short, long = gaussian_pair(1000, 128, 0.05, seed=1), gaussian_pair(1000, 512, 0.05, seed=2)
+    law = length_law(short)
+    assert law.budget_tokens is not None
+    assert law.longest_budget_is_extrapolated
+    assert law.ess_at_budget is None
+    num_tokens = int(law.budget_tokens.value)
+    sums = long.diff.reshape(1000, 512)[:, :num_tokens].sum(axis=1)
+    weights = np.exp(sums)
+    assert weights.sum() ** 2 / (1000 * (weights**2).sum()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_stricter_share_buys_a_shorter_budget():
+    pair = gaussian_pair(300, 512, 0.05)
+    half, most = length_law(pair, ess=0.5).budget_tokens, length_law(pair, ess=0.9).budget_tokens
+    assert half is not None
+    assert most is not None
+    assert most.value < half.value
+
+
+@pytest.mark.parametrize("ess", [0.0, 1.0, -1.0])
+def test_a_share_that_is_none_is_refused(ess: float):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        length_law(gaussian_pair(4, 8, 0.1), ess=ess)
+
+
+def test_equal_log_probs_have_no_spread_and_say_so():
+    law = length_law(pair_with(np.zeros(3200), np.full(32, 100)))
+    assert law.spread_exponent is None
+    assert law.budget_tokens is None
+    assert law.budget_closed_form is None
+    assert {"spread_exponent", "budget_tokens", "budget_closed_form"} <= set(law.unavailable)
+    assert law.drift_per_1000 is not None
+    assert law.drift_per_1000.value == 0
+
+
+def test_too_few_responses_fit_nothing_and_say_why():
+    law = length_law(gaussian_pair(8, 200, 0.1))
+    assert law.spread_exponent is None
+    assert "fewer than 16" in law.unavailable["spread_exponent"]
+    assert law.abs_diff_by_position
+
+
+def test_a_spread_that_does_not_grow_has_no_budget():
+    paired = np.tile([1.0, -1.0], (64, 128)) * np.random.default_rng(0).choice([0.1, 0.3], (64, 1))
+    law = length_law(pair_with(paired.ravel(), np.full(64, 256)))
+    assert law.budget_tokens is None
+    assert "budget_tokens" in law.unavailable
+
+
+def test_every_token_lies_in_one_bin_of_position_and_one_of_response_length():
+    pair = clustered_pair(40, seed=0)
+    law = length_law(pair)
+    for curve in (law.abs_diff_by_position, law.abs_diff_by_response_length):
+        assert sum(part.mean.num_tokens for part in curve) == pair.sequences.num_tokens
+        total = sum(part.mean.value * part.mean.num_tokens for part in curve)
+        assert total == pytest.approx(pair.abs_diff.sum())
+    assert law.measured_up_to == pair.sequences.lengths.max()
+
+
+def test_the_last_point_of_the_cumulative_curve_is_the_sum_of_d():
+    pair = gaussian_pair(32, 100, 0.1)
+    last = length_law(pair).cumulative_diff_by_position[-1]
+    assert last.center == 100
+    assert last.mean.value == pytest.approx(pair.diff_sums.mean())
+
+
+def test_deviation_that_grows_with_position_shows_in_the_curve():
+    growing = np.tile(np.linspace(0.001, 0.1, 256), 32)
+    curve = length_law(pair_with(growing, np.full(32, 256))).abs_diff_by_position
+    means = [part.mean.value for part in curve]
+    assert means == sorted(means)
+
+
+def test_growth_that_is_only_confidence_vanishes_inside_its_bins():
+    random = np.random.default_rng(0)
+    position = np.tile(np.arange(256), 100)
+    confident = random.random(position.size) < 1 - position / 300
+    log_ref = np.where(confident, np.log(0.95), np.log(0.05))
+    error = random.laplace(size=position.size) * np.where(confident, 0.001, 0.05)
+    sequences = Sequences.of_lengths(np.full(100, 256))
+    law = length_law(TokenPair(sequences, log_ref + error, log_ref, log_ref))
+    first, last = (law.abs_diff_by_position[number].mean.value for number in (5, -1))
+    assert last > 3 * first
+    assert len(law.by_confidence) == 2
+    for part in law.by_confidence:
+        assert part.by == "reference_probability"
+        first, last = (part.abs_diff_by_position[number].mean.value for number in (3, -1))
+        assert last == pytest.approx(first, rel=0.3)
+
+
+def test_entropy_makes_curves_of_its_own():
+    pair = clustered_pair(20, seed=0)
+    entropy = np.random.default_rng(0).exponential(size=pair.sequences.num_tokens)
+    law = length_law(TokenPair(pair.sequences, pair.log_pi, pair.log_mu, entropy_pi=entropy))
+    assert {part.by for part in law.by_confidence} == {"inference_probability", "entropy_nats"}
+
+
+def test_the_order_of_sequences_changes_no_law():
+    pair = clustered_pair(40, seed=0)
+    order = np.random.default_rng(0).permutation(40)
+    tokens = np.concatenate([np.arange(*pair.sequences.offsets[i : i + 2]) for i in order])
+    moved = TokenPair(Sequences.of_lengths(pair.sequences.lengths[order]), pair.log_pi[tokens], pair.log_mu[tokens])
+    first, second = length_law(pair), length_law(moved)
+    for name in ("drift_per_1000", "spread_exponent", "budget_tokens"):
+        ours, theirs = getattr(first, name), getattr(second, name)
+        assert ours.value == pytest.approx(theirs.value)
+        assert ours.high == pytest.approx(theirs.high)
