@@ -18,7 +18,7 @@ _SCORES_PER_BLOCK: Final = {"cpu": 2**20, "cuda": 2**26}
 
 
 def use_reference_kernels(model: PreTrainedModel) -> None:
-    """Attention in blocks and experts one by one, for a model loaded with `eager`, which stays where it has no blocks."""
+    """Attention in blocks and experts one by one; a model loaded with `eager` that cannot have blocks keeps that."""
     if hasattr(sys.modules[type(model).__module__], "eager_attention_forward"):
         model.set_attn_implementation(REFERENCE_ATTENTION)
     model.set_experts_implementation("eager")

@@ -20,14 +20,6 @@ class TokenScores:
     top1_ids_T: torch.Tensor
     entropy_nats_T: torch.Tensor
 
-    @staticmethod
-    def concatenate(parts: list["TokenScores"]) -> "TokenScores":
-        return TokenScores(
-            torch.cat([part.logprobs_T for part in parts]),
-            torch.cat([part.top1_ids_T for part in parts]),
-            torch.cat([part.entropy_nats_T for part in parts]),
-        )
-
 
 def score_logits(
     logits_TV: torch.Tensor, targets_T: torch.Tensor, *, temperature: float, log_softmax_dtype: torch.dtype
@@ -60,12 +52,20 @@ def score_hidden_states(
     log_softmax_dtype: torch.dtype,
 ) -> TokenScores:
     """`score_logits` in chunks of tokens whose logits and temporaries stay within _CHUNK_BYTES."""
-    result_itemsize = torch.promote_types(log_softmax_dtype, torch.float32).itemsize
-    bytes_per_logit = 3 * hidden_TD.dtype.itemsize + 4 * result_itemsize
-    chunk_tokens = max(1, _CHUNK_BYTES // (vocab_size * bytes_per_logit))
-    parts = []
-    for hidden_chunk, target_chunk in zip(hidden_TD.split(chunk_tokens), targets_T.split(chunk_tokens), strict=True):
-        logits = head.logits(hidden_chunk)
-        targets = target_chunk.to(logits.device)
-        parts.append(score_logits(logits, targets, temperature=temperature, log_softmax_dtype=log_softmax_dtype))
-    return TokenScores.concatenate(parts)
+    result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
+    chunk_tokens = max(1, _CHUNK_BYTES // (vocab_size * (3 * hidden_TD.dtype.itemsize + 4 * result_dtype.itemsize)))
+    # Filled in place: results allocated between chunks would pin the heap around each chunk's freed temporaries.
+    scores = TokenScores(
+        torch.empty_like(targets_T, dtype=result_dtype),
+        torch.empty_like(targets_T),
+        torch.empty_like(targets_T, dtype=result_dtype),
+    )
+    for start in range(0, len(targets_T), chunk_tokens):
+        chunk = slice(start, start + chunk_tokens)
+        logits = head.logits(hidden_TD[chunk])
+        targets = targets_T[chunk].to(logits.device)
+        found = score_logits(logits, targets, temperature=temperature, log_softmax_dtype=log_softmax_dtype)
+        scores.logprobs_T[chunk] = found.logprobs_T
+        scores.top1_ids_T[chunk] = found.top1_ids_T
+        scores.entropy_nats_T[chunk] = found.entropy_nats_T
+    return scores

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.dtypes import TORCH_NAME, Dtype
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
+from mismatch_probe.verdict.preflight.facts import forward_facts
 
 aten = torch.ops.aten
 _PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default)
@@ -60,6 +61,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
         "rope_inv_freq_dtype": "/".join(sorted(rotary)) or None,
         "attention": config._attn_implementation,
         "experts": getattr(config, "_experts_implementation", None),
+        "config": forward_facts(config.to_dict()),
         "dropout": "on" if any(module.training for module in model.modules()) else "off",
         "device": "/".join(sorted({str(parameter.device) for parameter in model.parameters()})),
     }
