@@ -7,6 +7,7 @@ Each design draws sequences of many lengths whose tokens share a scale; the trut
 """
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pool
@@ -90,16 +91,16 @@ DESIGNS = (
 
 
 def draw(design: Design, num_sequences: int, random: np.random.Generator) -> TokenPair:
-    """d and both sides' errors share each sequence's scale; mu's probabilities are those of a confident model."""
+    """d and both sides' errors share each sequence's scale; half of the tokens are as likely as any is here."""
     lengths = np.clip(random.lognormal(5, design.lengths, num_sequences), 10, 2000).astype(np.int64)
     sequences = Sequences.of_lengths(lengths)
     scale = 0.01 * np.exp(random.normal(0, design.spread, num_sequences)) * (lengths / 150) ** design.growth
-    log_ref = -0.5 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
+    log_ref = -3.0 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
     sides = [np.repeat(scale, lengths) * design.noise(random, sequences.num_tokens) for _ in range(2)]
     return TokenPair(sequences, log_ref + sides[0], log_ref + 0.5 * sides[1], log_ref)
 
 
-def estimates(pair: TokenPair) -> dict[str, Estimate]:
+def estimates(pair: TokenPair) -> dict[str, Estimate | None]:
     metrics, _ = pair_metrics(pair)
     sides = blame(pair)
     grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
@@ -112,25 +113,28 @@ def estimates(pair: TokenPair) -> dict[str, Estimate]:
     )
 
 
+def misses(task: tuple[int, int, int, dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """Whether each truth lies below, and above, one sample's interval; NaN where the sample gives none."""
+    number, num_sequences, repeat, truths = task
+    found = estimates(draw(DESIGNS[number], num_sequences, np.random.default_rng([99, number, num_sequences, repeat])))
+    sides = dict.fromkeys(truths, (math.nan, math.nan))
+    for name, estimate in found.items():
+        if estimate is not None and estimate.low is not None and estimate.high is not None:
+            sides[name] = (truths[name] < estimate.low, truths[name] > estimate.high)
+    return sides
+
+
 def truth(number: int) -> dict[str, float]:
     batches = [
         estimates(draw(DESIGNS[number], TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([number, batch])))
         for batch in range(TRUTH_BATCHES)
     ]
-    return {name: float(np.mean([batch[name].value for batch in batches])) for name in batches[0]}
-
-
-def misses(task: tuple[int, int, int, dict[str, float]]) -> dict[str, tuple[bool, bool]]:
-    """Whether each truth lies below, and above, one sample's interval."""
-    number, num_sequences, repeat, truths = task
-    found = estimates(draw(DESIGNS[number], num_sequences, np.random.default_rng([99, number, num_sequences, repeat])))
-    sides = {}
-    for name, value in truths.items():
-        low, high = found[name].low, found[name].high
-        assert low is not None, name
-        assert high is not None, name
-        sides[name] = (value < low, value > high)
-    return sides
+    values: dict[str, list[float]] = {name: [] for name in batches[0]}
+    for batch in batches:
+        for name, estimate in batch.items():
+            assert estimate is not None, name
+            values[name].append(estimate.value)
+    return {name: float(np.mean(found)) for name, found in values.items()}
 
 
 def main() -> None:
@@ -140,7 +144,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     for number, design in enumerate(DESIGNS):
-        print(f"{design.name:<32}" + "".join(f"{n:>8} seq. (below, above)" for n in arguments.sequences), flush=True)
+        print(
+            f"{design.name:<32}" + "".join(f"{n:>8} seq. (below, above)      " for n in arguments.sequences), flush=True
+        )
         truths = truth(number)
         sides = {}
         with Pool(arguments.processes) as pool:
@@ -150,8 +156,11 @@ def main() -> None:
         for name in truths:
             cells = ""
             for n in arguments.sequences:
-                below, above = 100 * np.mean([sample[name] for sample in sides[n]], axis=0)
-                cells += f"{100 - below - above:>10.1f} ({below:>4.1f}, {above:>4.1f})     "
+                of_samples = np.array([sample[name] for sample in sides[n]])
+                below, above = 100 * np.nanmean(of_samples, axis=0)
+                none = 100 * np.isnan(of_samples).mean()
+                note = f"none: {none:.1f} %" if none else ""
+                cells += f"{100 - below - above:>10.1f} ({below:>4.1f}, {above:>4.1f}) {note:<14}"
             print(f"  {name:<30}{cells}", flush=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mismatch_probe.stats.bins import PositionGrid
-from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import Function, Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Mask
@@ -17,6 +17,7 @@ FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
 FARTHEST_EXTRAPOLATION = 1000
+LARGEST_LOG_BOUND = 100.0
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,16 @@ def fit_spread(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats, es
     if coefficient is None or exponent is None:
         return _unfitted("the summed log-ratio does not vary between responses")
     measured = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
-    if exponent.low is None or exponent.low <= 0:
+    log_budget = None
+    if exponent.low is not None and exponent.low > 0:
+        log_variance = math.log(math.log(1 / ess))
+        log_budget = estimator.smooth(fit(lambda log_a, b: (log_variance - log_a) / b), by_cluster, "sequence")
+    if log_budget is None or log_budget.high is None or log_budget.high > LARGEST_LOG_BOUND:
         return replace(measured, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
-    log_variance = math.log(math.log(1 / ess))
-    solve = fit(lambda log_a, b: np.exp((log_variance - log_a) / b))
-    budget = estimator.smooth(solve, by_cluster, "sequence", Scale.POSITIVE)
-    if budget is None or budget.value > FARTHEST_EXTRAPOLATION * ends[-1]:
+    if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
         reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
         return replace(measured, unavailable={"budget_tokens": reason})
-    return replace(measured, budget=budget)
+    return replace(measured, budget=mapped(log_budget, math.exp))
 
 
 def _unfitted(reason: str) -> SpreadFit:
