@@ -6,7 +6,7 @@ import traceback
 import typer
 
 from mismatch_probe import __version__
-from mismatch_probe.cli import compare, doctor, report
+from mismatch_probe.cli import compare, diff, doctor, gate, report
 from mismatch_probe.errors import ExitCode, MismatchProbeError
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ def _root(
 
 app.command("compare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(compare.compare)
 app.command("report")(report.report)
+app.command("diff")(diff.diff)
+app.add_typer(gate.app, name="gate")
 app.command("doctor")(doctor.doctor)
 
 

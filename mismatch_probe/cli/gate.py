@@ -1,0 +1,53 @@
+"""`mismatch-probe gate RUN` and `mismatch-probe gate calibrate RUN AGAIN`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+_DEFAULT = "run"
+
+
+class _RunUnlessNamed(TyperGroup):
+    """`gate RUN` is `gate run RUN`: what names no subcommand is the run to judge."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named or not args else [_DEFAULT, *args])
+
+
+app = typer.Typer(
+    cls=_RunUnlessNamed, no_args_is_help=True, help="Hold a run against the limits of a gate file: `gate RUN`."
+)
+
+Config = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
+
+
+@app.command(_DEFAULT)
+def run(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
+    config: Config = Path("mismatch.toml"),
+    baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="JUnit XML here too, besides RUN/junit.xml.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Markdown report to write.")] = None,
+    github: Annotated[bool, typer.Option("--github", help="Job summary and annotations of GitHub Actions.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
+    from mismatch_probe.cli.gate_command import Outputs, judge
+
+    outputs = Outputs(junit=junit, markdown=markdown, github=github, json=json_output)
+    raise typer.Exit(int(judge(path, config, baseline, outputs).exit_code))
+
+
+@app.command()
+def calibrate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one unchanged set-up.")],
+    config: Config = Path("mismatch.toml"),
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Measure the noise floor that the gate file names (`floor`), so that no limit is put below it."""
+    from mismatch_probe.cli.gate_command import measure_floor
+
+    measure_floor(runs, config, json_output=json_output)

@@ -1,0 +1,75 @@
+"""Two runs on one screen; plain lines where the output is no terminal."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
+from mismatch_probe.report.hostile import plain
+from mismatch_probe.report.numbers import write_count, write_estimate
+
+_SHOWN = (
+    "abs_logprob_diff",
+    "abs_logprob_diff_p99",
+    "abs_logprob_diff_max",
+    "logprob_diff_rms",
+    "kl_k1",
+    "kl_k3",
+    "prob_abs_diff",
+    "prob_pearson",
+    "ess_seq",
+    "top1_flip",
+)
+_UNBOUNDED = 10_000
+
+
+def render_difference(found: Difference, console: Console) -> None:
+    """What changed, then every pair: its sentence, its metrics, and its deviation by position."""
+    _print(console, f"first:  {found.first.run} ({found.first.model}, {found.first.created_at})")
+    _print(console, f"second: {found.second.run} ({found.second.model}, {found.second.created_at})")
+    _print(console, "changed: nothing that the manifests record" if not found.changes else "changed:")
+    for change in found.changes:
+        _print(console, f"  {change.kind}: {change}")
+    for pair in found.pairs:
+        _render_pair(pair, console)
+    for which, names in (("first", found.only_first), ("second", found.only_second)):
+        if names:
+            _print(console, f"only in the {which} run: {', '.join(names)}")
+
+
+def _render_pair(pair: PairDifference, console: Console) -> None:
+    names = dict.fromkeys((pair.first_pair, pair.second_pair))
+    _print(console, "")
+    _print(console, f"{' -> '.join(names)}: {pair.sentence}", style="bold")
+    _print(
+        console,
+        f"{pair.comparison}: {write_count(pair.same_responses)} of {write_count(pair.shared_responses)} shared "
+        f"responses have the same token ids; {write_count(pair.shared_prompts)} prompts are shared",
+        style="dim",
+    )
+    shown = [(name, pair.metrics[name]) for name in _SHOWN if name in pair.metrics]
+    _table("metric", shown, console)
+    _table("abs(d) at positions", [(_bin(one), one.abs_logprob_diff) for one in pair.by_position], console)
+
+
+def _bin(one: BinDifference) -> str:
+    first, last = one.low + 1, one.high
+    return write_count(first) if first == last else f"{write_count(first)} to {write_count(last)}"
+
+
+def _table(title: str, rows: Sequence[tuple[str, MetricDifference]], console: Console) -> None:
+    box = SIMPLE_HEAD if console.is_terminal else None
+    table = Table(title, "first", "second", "difference", "ratio", box=box, pad_edge=False)
+    for name, metric in rows:
+        numbers = (metric.first, metric.second, metric.difference, metric.ratio)
+        table.add_row(name, *(Text("" if number is None else str(write_estimate(number))) for number in numbers))
+    if not console.is_terminal:
+        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+    console.print(table, crop=False)
+
+
+def _print(console: Console, line: str, style: str = "") -> None:
+    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)

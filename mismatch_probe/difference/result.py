@@ -1,0 +1,69 @@
+"""What `diff` answers: one record that the terminal and `--json` read."""
+
+from typing import Literal
+
+from mismatch_probe.difference.changes import Change
+from mismatch_probe.records.summary import Counts, Record
+from mismatch_probe.stats.results import Estimate
+
+SCHEMA_VERSION = 1
+
+
+class Side(Record):
+    """One of the two runs."""
+
+    run: str
+    model: str
+    model_fingerprint: str
+    created_at: str
+    tool_version: str
+
+
+class MetricDifference(Record):
+    """A metric in both runs; difference: second - first; ratio: second / first, of positive values."""
+
+    first: Estimate
+    second: Estimate
+    difference: Estimate | None
+    ratio: Estimate | None
+
+
+class BinDifference(Record):
+    """abs(d) of tokens at positions, or in responses of lengths, from `low` up to, not including, `high`."""
+
+    low: int
+    high: int
+    abs_logprob_diff: MetricDifference
+
+
+class PairDifference(Record):
+    """One pair of dtypes (`TRAIN/INFER`) of the first run against one of the second.
+
+    comparison: `paired` where every response has the same token ids in both runs.
+    """
+
+    first_pair: str
+    second_pair: str
+    comparison: Literal["paired", "two-sample"]
+    shared_prompts: int
+    shared_responses: int
+    same_responses: int
+    first_counts: Counts
+    second_counts: Counts
+    sentence: str
+    metrics: dict[str, MetricDifference]
+    by_position: list[BinDifference]
+    by_response_length: list[BinDifference]
+
+
+class Difference(Record):
+    """Two runs side by side."""
+
+    schema_version: int = SCHEMA_VERSION
+    tool_version: str
+    first: Side
+    second: Side
+    changes: list[Change]
+    pairs: list[PairDifference]
+    only_first: list[str]
+    only_second: list[str]

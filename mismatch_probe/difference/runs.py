@@ -1,0 +1,128 @@
+"""Two run directories set side by side."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from mismatch_probe import __version__
+from mismatch_probe.difference.changes import changes
+from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference, Side
+from mismatch_probe.difference.samples import Meeting, PairName, Sample, meet, pair_text, read_samples
+from mismatch_probe.difference.slices import Span, part_of
+from mismatch_probe.difference.traced import TracingEstimator, plain, traced_metrics
+from mismatch_probe.difference.versus import difference, ratio
+from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.stats.bins import log_ends
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import TokenPair
+
+HEADLINE = "abs_logprob_diff"
+
+
+def difference_of(first: RunDirectory, second: RunDirectory) -> Difference:
+    """Every pair of dtypes that both runs have; where they share none and each has one, those two.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        BrokenRecord: a run is damaged, or has no usable response.
+        UsageError: no pair of one run has a counterpart in the other.
+    """
+    old, new = first.read_manifest(), second.read_manifest()
+    old_samples, new_samples = read_samples(first, old), read_samples(second, new)
+    matches = _matched(old_samples, new_samples)
+    level = old.settings.confidence
+    return Difference(
+        tool_version=__version__,
+        first=_side(first, old),
+        second=_side(second, new),
+        changes=changes(old, new),
+        pairs=[_pair(_usable(old_samples[a], first), _usable(new_samples[b], second), level) for a, b in matches],
+        only_first=[pair_text(name) for name in old_samples if name not in {a for a, _ in matches}],
+        only_second=[pair_text(name) for name in new_samples if name not in {b for _, b in matches}],
+    )
+
+
+def _matched(first: dict[PairName, Sample], second: dict[PairName, Sample]) -> list[tuple[PairName, PairName]]:
+    shared = [(name, name) for name in first if name in second]
+    if shared:
+        return shared
+    if len(first) == len(second) == 1:
+        return [(next(iter(first)), next(iter(second)))]
+    raise UsageError(
+        f"the runs have no pair of dtypes in common: {', '.join(map(pair_text, first))} against "
+        f"{', '.join(map(pair_text, second))}; compare with the same --dtype, or with one dtype each"
+    )
+
+
+def _usable(sample: Sample, run: RunDirectory) -> Sample:
+    if sample.data.pair is None:
+        raise BrokenRecord(
+            f"{pair_text(sample.name)} of {run.path} has no usable response: there is nothing to compare"
+        )
+    return sample
+
+
+def _side(run: RunDirectory, manifest: Manifest) -> Side:
+    return Side(
+        run=str(run.path),
+        model=manifest.model.name,
+        model_fingerprint=manifest.model.fingerprint,
+        created_at=manifest.created_at,
+        tool_version=manifest.tool_version,
+    )
+
+
+def _pair(first: Sample, second: Sample, level: float) -> PairDifference:
+    meeting = meet(first, second)
+    old, _ = traced_metrics(meeting.first, level)
+    new, _ = traced_metrics(meeting.second, level)
+    metrics = {name: _metric(old[name], new[name], level) for name in old if name in new}
+    return PairDifference(
+        first_pair=pair_text(first.name),
+        second_pair=pair_text(second.name),
+        comparison="paired" if meeting.overlap.is_paired else "two-sample",
+        shared_prompts=meeting.overlap.prompts,
+        shared_responses=meeting.overlap.responses,
+        same_responses=meeting.overlap.same_responses,
+        first_counts=first.data.counts,
+        second_counts=second.data.counts,
+        sentence=_sentence(metrics[HEADLINE]),
+        metrics=metrics,
+        by_position=list(_bins(meeting, 0, lambda pair, span: part_of(pair, position=span), level)),
+        by_response_length=list(_bins(meeting, 1, lambda pair, span: part_of(pair, length=span), level)),
+    )
+
+
+def _metric(old: Estimate, new: Estimate, level: float) -> MetricDifference:
+    return MetricDifference(
+        first=plain(old), second=plain(new), difference=difference(old, new, level), ratio=ratio(old, new, level)
+    )
+
+
+def _bins(
+    meeting: Meeting, start: int, part: Callable[[TokenPair, Span], TokenPair | None], level: float
+) -> Iterator[BinDifference]:
+    """Ranges that double, from `start` on."""
+    longest = max(int(pair.sequences.lengths.max()) for pair in (meeting.first, meeting.second))
+    for span in pairwise(end + start for end in (0, *log_ends(longest, per_octave=1))):
+        old, new = (_mean_deviation(part(pair, span), level) for pair in (meeting.first, meeting.second))
+        if old is not None and new is not None:
+            yield BinDifference(low=span[0], high=span[1], abs_logprob_diff=_metric(old, new, level))
+
+
+def _mean_deviation(pair: TokenPair | None, level: float) -> Estimate | None:
+    if pair is None:
+        return None
+    return TracingEstimator(pair.sequences, level).mean(pair.abs_diff, "token", Scale.POSITIVE)
+
+
+def _sentence(found: MetricDifference) -> str:
+    what = "the mean deviation of a token, abs(d),"
+    if found.ratio is None or found.ratio.low is None or found.ratio.high is None:
+        return f"{what} is {found.first.value:.3g} nats in the first run and {found.second.value:.3g} in the second"
+    times = f"{found.ratio.value:.3g} times the first run's [{found.ratio.low:.3g}, {found.ratio.high:.3g}]"
+    if found.ratio.low <= 1 <= found.ratio.high:
+        return f"no difference can be told: {what} is {times}"
+    return f"the second run is {'worse' if found.ratio.value > 1 else 'better'}: {what} is {times}"

@@ -1,0 +1,138 @@
+"""One pair of a run as a sample, and two such samples over the prompts they share."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.rows import ids_key
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.stats.sequences import Ints, TokenPair
+
+PairName = tuple[Dtype, Dtype]
+Key = int
+
+
+def pair_text(name: PairName) -> str:
+    """`bf16/fp16`: the training dtype and the inference dtype."""
+    return "/".join(name)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A pair's recorded data; `pair` of it is None when no response is usable."""
+
+    name: PairName
+    data: PairData
+
+    @property
+    def num_sampled(self) -> int:
+        """Responses sampled, usable or not."""
+        return int(self.data.rollouts.num_rows)
+
+    @property
+    def num_empty(self) -> int:
+        """Responses without a token."""
+        return sum(not token_ids for token_ids in self.data.rollouts["token_ids"].to_pylist())
+
+    @cached_property
+    def prompt_ids(self) -> list[str]:
+        """The prompt of each usable response [N]."""
+        ids = self.data.rollouts["prompt_id"].to_pylist()
+        return [ids[row] for row in self.data.rows]
+
+    @cached_property
+    def responses(self) -> dict[str, Key]:
+        """Of each usable response, by its id: the key of the prompt's and response's token ids."""
+        columns = self.data.rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pydict()
+        return {
+            columns["id"][row]: ids_key(columns["prompt_token_ids"][row], columns["token_ids"][row])
+            for row in self.data.rows
+        }
+
+    @cached_property
+    def prompts(self) -> dict[str, Key]:
+        """The key of each prompt's token ids, by its id; all prompts, whether their responses are usable or not."""
+        columns = self.data.rollouts.select(["prompt_id", "prompt_token_ids"]).to_pydict()
+        return {
+            prompt_id: ids_key(token_ids, ())
+            for prompt_id, token_ids in zip(columns["prompt_id"], columns["prompt_token_ids"], strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How two samples meet: prompts in both, those of them with other token ids, responses in both, those the same."""
+
+    prompts: int
+    changed_prompts: int
+    responses: int
+    same_responses: int
+    only_first: int
+    only_second: int
+
+    @property
+    def is_paired(self) -> bool:
+        """Every response that can be in both samples has the same token ids in both."""
+        return 0 < self.responses == self.same_responses and min(self.only_first, self.only_second) == 0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Two token pairs whose clusters (prompts) are numbered alike, and how they overlap."""
+
+    first: TokenPair
+    second: TokenPair
+    overlap: Overlap
+
+
+def read_samples(run: RunDirectory, manifest: Manifest) -> dict[PairName, Sample]:
+    """Every pair of a run.
+
+    Raises:
+        BrokenRecord: a file of the run is missing or damaged.
+    """
+    reader = RunReader(run, manifest)
+    return {name: Sample(name, reader.pair(*name)) for name in manifest.settings.pairs}
+
+
+def meet(first: Sample, second: Sample) -> Meeting:
+    """Number the prompts of two samples alike.
+
+    Raises:
+        ValueError: one of them has no usable response.
+    """
+    if first.data.pair is None or second.data.pair is None:
+        raise ValueError("a sample without a usable response cannot be compared")
+    names = np.union1d(first.prompt_ids, second.prompt_ids)
+    return Meeting(
+        first=_renumbered(first.data.pair, np.searchsorted(names, first.prompt_ids)),
+        second=_renumbered(second.data.pair, np.searchsorted(names, second.prompt_ids)),
+        overlap=_overlap(first, second),
+    )
+
+
+def _renumbered(pair: TokenPair, clusters: Ints) -> TokenPair:
+    return replace(pair, sequences=replace(pair.sequences, clusters=clusters))
+
+
+def _overlap(first: Sample, second: Sample) -> Overlap:
+    prompts = first.prompts.keys() & second.prompts.keys()
+    old, new = _without_sampler(first.responses), _without_sampler(second.responses)
+    responses = old.keys() & new.keys()
+    return Overlap(
+        prompts=len(prompts),
+        changed_prompts=sum(first.prompts[prompt] != second.prompts[prompt] for prompt in prompts),
+        responses=len(responses),
+        same_responses=sum(old[response] == new[response] for response in responses),
+        only_first=len(old) - len(responses),
+        only_second=len(new) - len(responses),
+    )
+
+
+def _without_sampler(responses: dict[str, Key]) -> dict[str, Key]:
+    """By prompt and number of the sample, so that engines of different dtypes can be set side by side."""
+    return {response.rpartition("@")[0]: key for response, key in responses.items()}

@@ -1,0 +1,113 @@
+"""Measuring the noise floor from runs of one unchanged set-up."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from mismatch_probe.difference.samples import Sample, meet, pair_text
+from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.traced import traced_metrics
+from mismatch_probe.errors import UsageError
+from mismatch_probe.gate.claims import regression
+from mismatch_probe.gate.config import Check, GateFile
+from mismatch_probe.gate.floor import Floor, FloorEntry, checks_with_floor
+from mismatch_probe.gate.reading import OpenRun, check_comparable
+from mismatch_probe.gate.soundness import sound_pair
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
+
+
+def calibrate(gate: GateFile, runs: Sequence[OpenRun]) -> Floor:
+    """Measure the floor of every check that has an interval, from at least two runs of the same set-up.
+
+    Raises:
+        UsageError: fewer than two runs, or the runs differ in more than their seed and batch shape.
+        BrokenRecord: the data of a run must not be judged.
+    """
+    if len(runs) < 2:
+        raise UsageError("one run has no noise floor; run the same comparison again and give both: gate calibrate A B")
+    first = runs[0]
+    for other in runs[1:]:
+        check_comparable(other, first)
+        if other.manifest.content_keys["versions"] != first.manifest.content_keys["versions"]:
+            raise UsageError(
+                f"{other.path} was made with other versions than {first.path}: that is a change, not a repetition"
+            )
+    for run in runs:
+        for sample in run.samples.values():
+            sound_pair(sample, run.manifest, f"the run {run.path}")
+    shared = [name for name in first.samples if all(name in run.samples for run in runs)]
+    if not shared:
+        raise UsageError("the runs have no pair of dtypes in common; run the same comparison twice")
+    return Floor(
+        model_fingerprint=first.manifest.model.fingerprint,
+        runs=[str(run.path) for run in runs],
+        num_sequences=min(run.samples[name].num_sampled for run in runs for name in shared),
+        entries=[entry for name in shared for entry in _entries(gate, [run.samples[name] for run in runs])],
+    )
+
+
+def _entries(gate: GateFile, samples: Sequence[Sample]) -> Iterator[FloorEntry]:
+    by_measured = {check.measured: check for check in checks_with_floor(gate)}
+    for measured, check in by_measured.items():
+        same = [_same_leg(check, *two) for two in combinations(samples, 2)]
+        change = [_change(check, gate.settings.alpha, *two) for two in combinations(samples, 2)]
+        yield FloorEntry(
+            pair=pair_text(samples[0].name),
+            measured=measured,
+            same_leg=_worst(check, [value for value in same if value is not None]),
+            change=max((value for value in change if value is not None), default=None),
+        )
+
+
+def _worst(check: Check, values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return min(values) if check.higher_is_better else max(values)
+
+
+def _same_leg(check: Check, first: Sample, second: Sample) -> float | None:
+    """The metric between each side's log-probs in one run and the same side's in the other, on the same token ids."""
+    found = [_metric(check, pair) for pair in _same_tokens(first, second)]
+    return _worst(check, [metric.value for metric in found if metric is not None])
+
+
+def _metric(check: Check, pair: TokenPair) -> Estimate | None:
+    part = part_of(pair, position=check.slice.position, length=check.slice.length, clip=check.clip)
+    return None if part is None else traced_metrics(part)[0].get(check.name)
+
+
+def _same_tokens(first: Sample, second: Sample) -> Iterator[TokenPair]:
+    """Both sides, each held against itself in the other run; nothing where no response has the same ids in both."""
+    old, new = first.data.pair, second.data.pair
+    assert old is not None
+    assert new is not None
+    places = {response: place for place, response in enumerate(second.responses)}
+    same = [
+        (place, places[response])
+        for place, (response, key) in enumerate(first.responses.items())
+        if second.responses.get(response) == key
+    ]
+    if not same:
+        return
+    chosen, chosen_again = map(list, zip(*same, strict=True))
+    old_tokens, new_tokens = _tokens(old.sequences, chosen), _tokens(new.sequences, chosen_again)
+    sequences = Sequences.of_lengths(old.sequences.lengths[chosen], old.sequences.clusters[chosen])
+    for leg in ("log_pi", "log_mu"):
+        yield TokenPair(sequences, log_pi=getattr(new, leg)[new_tokens], log_mu=getattr(old, leg)[old_tokens])
+
+
+def _tokens(sequences: Sequences, chosen: Sequence[int]) -> Ints:
+    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in chosen])
+
+
+def _change(check: Check, alpha: float, first: Sample, second: Sample) -> float | None:
+    """The largest relative change of the metric that two runs of the same set-up leave possible at this alpha."""
+    meeting = meet(first, second)
+    old, new = (_metric(check, pair) for pair in (meeting.first, meeting.second))
+    claim = None if old is None or new is None else regression(old, new, higher_is_better=check.higher_is_better)
+    if claim is None:
+        return None
+    low, high = claim.bounds(alpha)
+    return None if low is None or high is None else max(abs(low), abs(high))

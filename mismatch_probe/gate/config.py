@@ -1,0 +1,170 @@
+"""The gate file: what is asked, parsed strictly."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, PlainSerializer, PositiveInt, model_validator
+
+from mismatch_probe.config.model import Settings
+from mismatch_probe.difference.slices import EVERYTHING, Span
+from mismatch_probe.dtypes import Dtype, parse_dtype
+from mismatch_probe.errors import UsageError
+from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, why_never_blocking
+from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
+
+Kind = Literal["max", "min", "max_regression", "equal"]
+KINDS: tuple[Kind, ...] = ("max", "min", "max_regression", "equal")
+SIGNS: dict[Kind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
+
+PresetName = Literal["nemo-rl", "prime-rl", "verl", "tinker", "bitwise"]
+
+
+def _span(value: object) -> object:
+    """`0:256`, `512:`, `:256` -> a range of whole numbers, the end left out."""
+    match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", value) if isinstance(value, str) else None
+    if match is None or not (match[1] or match[2]):
+        raise ValueError(f'{value!r} is no range; write "0:256", or "512:" for everything from 512 on')
+    low, high = int(match[1] or 0), int(match[2]) if match[2] else None
+    if high is not None and high <= low:
+        raise ValueError(f"{value!r} is empty: its end is not above its start")
+    return low, high
+
+
+def _pair(value: object) -> object:
+    """`bf16/fp16` (training, inference), or `bf16` for both."""
+    if not isinstance(value, str) or value.count("/") > 1:
+        raise ValueError(f'{value!r} is no pair of dtypes; write "bf16" or "TRAIN/INFER"')
+    try:
+        names = [parse_dtype(name) for name in value.split("/")]
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    return names[0], names[-1]
+
+
+def _span_text(span: Span) -> str:
+    return f"{span[0]}:{'' if span[1] is None else span[1]}"
+
+
+SpanField = Annotated[Span, BeforeValidator(_span), PlainSerializer(_span_text)]
+PairField = Annotated[tuple[Dtype, Dtype], BeforeValidator(_pair), PlainSerializer("/".join)]
+
+
+class Slice(Settings):
+    """The part of the data a check looks at: one pair of dtypes (all, unless named), positions, response lengths."""
+
+    pair: PairField | None = None
+    position: SpanField = EVERYTHING
+    length: SpanField = EVERYTHING
+
+    def __str__(self) -> str:
+        spans = {"position": self.position, "length": self.length}
+        return ", ".join(f"{name} {_span_text(span)}" for name, span in spans.items() if span != EVERYTHING)
+
+
+class Check(Settings):
+    """One limit. `max_regression` is relative: 0.1 lets the metric be a tenth worse than the baseline's."""
+
+    model_config = ConfigDict(strict=True)
+
+    metric: str
+    agg: Literal["mean", "p50", "p90", "p99", "p99_9", "max", "min", "std"] = "mean"
+    slice: Slice = Slice()
+    clip: float | None = Field(default=None, gt=0, le=20)
+    max: FiniteFloat | None = None
+    min: FiniteFloat | None = None
+    max_regression: float | None = Field(default=None, gt=0, le=100)
+    equal: FiniteFloat | None = None
+    level: Literal["off", "warn", "error"] = "error"
+    source: str = ""
+
+    @model_validator(mode="after")
+    def _can_be_decided(self) -> "Check":
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            what = f"both {' and '.join(given)}" if given else "no limit"
+            raise ValueError(f"{what} given; give one of {', '.join(KINDS)}")
+        reason = why_never_blocking(self.name, self.clip)
+        if self.level == "error" and reason:
+            raise ValueError(f'{self.name} never blocks: {reason}, or set level = "warn" to have it shown')
+        if self.kind == "max_regression" and not has_regression(self.name):
+            raise ValueError(f"{self.name} has no relative regression: it may be 0 or change sign; use max or min")
+        return self
+
+    @property
+    def name(self) -> str:
+        return full_name(self.metric, self.agg)
+
+    @property
+    def kind(self) -> Kind:
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def limit(self) -> float:
+        return float(getattr(self, self.kind))
+
+    @property
+    def upper(self) -> bool:
+        """Whether the limit is one from above: of the metric, or of how much worse it got."""
+        return self.kind != "min"
+
+    def is_kept_by(self, value: float) -> bool:
+        """Whether a value that is certain keeps the limit."""
+        if self.kind == "equal":
+            return value == self.limit
+        return value <= self.limit if self.upper else value >= self.limit
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.name in HIGHER_IS_BETTER
+
+    @property
+    def is_statistical(self) -> bool:
+        return self.kind != "equal"
+
+    @property
+    def measured(self) -> str:
+        """What is measured: metric, clip and slice."""
+        clip = "" if self.clip is None else f" (clip {self.clip:g})"
+        part = f" [{self.slice}]" if str(self.slice) else ""
+        return f"{self.name}{clip}{part}"
+
+    def __str__(self) -> str:
+        return f"{self.measured} {SIGNS[self.kind]} {self.limit:g}"
+
+
+class GateSettings(Settings):
+    """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file."""
+
+    model_config = ConfigDict(strict=True)
+
+    alpha: float = Field(default=0.05, gt=0, le=0.25)
+    min_sequences: PositiveInt = 256
+    max_sequences: PositiveInt = 1024
+    on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
+    preset: PresetName | None = None
+    floor: str | None = None
+
+    @model_validator(mode="after")
+    def _looks_are_apart(self) -> "GateSettings":
+        low, high = self.min_sequences, self.max_sequences
+        if high < low:
+            raise ValueError(f"max_sequences ({high}) is below min_sequences ({low}); raise it")
+        if low < high < LEAST_STEP * low and self.on_inconclusive == "extend":
+            raise ValueError(
+                f"max_sequences ({high}) must be min_sequences ({low}), for one look, or {LEAST_STEP:g} times as many"
+            )
+        return self
+
+    @property
+    def looks(self) -> list[int]:
+        """Declared looks in sequences; one where an inconclusive answer is not extended."""
+        if self.on_inconclusive != "extend":
+            return [self.min_sequences]
+        return declared_looks(self.min_sequences, self.max_sequences)
+
+
+class GateFile(Settings):
+    """Settings and the checks that are not off, those of the preset first."""
+
+    settings: GateSettings
+    checks: tuple[Check, ...]

@@ -1,0 +1,146 @@
+"""From evidence and limits to an answer: pure, no files, so that simulations gate through the same code."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mismatch_probe.difference.samples import PairName
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.gate.config import GateFile, GateSettings
+from mismatch_probe.gate.holm import holm_rejected
+from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
+from mismatch_probe.gate.result import Answer, CheckResult, Look
+from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
+from mismatch_probe.gate.wording import check_sentence
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer, what it rests on, and the exit code that `on_inconclusive` makes of it."""
+
+    answer: Answer
+    look: Look
+    checks: list[CheckResult]
+
+    def exit_code(self, settings: GateSettings) -> ExitCode:
+        if self.answer == "inconclusive":
+            return {
+                "extend": ExitCode.INCONCLUSIVE,
+                "warn": ExitCode.PASS,
+                "pass": ExitCode.PASS,
+                "fail": ExitCode.GATE_FAILED,
+            }[settings.on_inconclusive]
+        return ExitCode.PASS if self.answer == "pass" else ExitCode.GATE_FAILED
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A measured check, its p-value of being beyond the limit, and the level that p-value is held against."""
+
+    measured: Measurement
+    p_value: float
+    level: float
+    fails: bool
+
+
+def decide(gate: GateFile, evidence: Mapping[PairName, Evidence]) -> Decision:
+    """Decide every check at the look that the evidence has reached.
+
+    A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
+    false failure among the blocking checks, over all looks, at alpha (Holm inside a look, alpha spending over looks).
+    It passes where the opposite bound keeps the limit: all must, so each is tested at the look's full level and a
+    wrong pass is as rare [Berger 1982, Technometrics 24:295]. Anything else is inconclusive. `equal` is exact.
+
+    Raises:
+        UsageError: a check cannot be answered from this evidence.
+        BrokenRecord: a metric is beyond a float64.
+    """
+    settings = gate.settings
+    look = _look(settings, min(one.num_sampled for one in evidence.values()))
+    measurer = Measurer(evidence)
+    measured = [one for check in gate.checks for one in measurer.measure(check)]
+    tests = _test(measured, settings, look)
+    checks = [_result(test, look) for test in tests]
+    return Decision(_overall(checks), look, checks)
+
+
+def _look(settings: GateSettings, num_sequences: int) -> Look:
+    """The look reached; number 0, which decides nothing, for a sample too small for the first."""
+    number = look_number(settings.looks, num_sequences)
+    fractions = fractions_so_far(settings.looks, num_sequences)
+    return Look(
+        number=number,
+        declared=settings.looks,
+        num_sequences=num_sequences,
+        fraction=fractions[-1],
+        spent=spent(settings.alpha, fractions[-1]) if number else 0.0,
+        nominal_level=nominal_level(settings.alpha, fractions) if number else 0.0,
+    )
+
+
+def _test(measured: Sequence[Measurement], settings: GateSettings, look: Look) -> list[_Test]:
+    fractions = fractions_so_far(settings.looks, look.num_sequences)
+    p_values = [
+        one.claim.p_beyond(one.check.limit, upper=one.check.upper) if one.is_statistical else 1.0 for one in measured
+    ]
+    blocking = [index for index, one in enumerate(measured) if one.check.level == "error" and one.is_statistical]
+
+    def nominal(share: int) -> float:
+        return nominal_level(settings.alpha / share, fractions) if look.number else 0.0
+
+    rejected = dict(zip(blocking, holm_rejected([p_values[index] for index in blocking], nominal), strict=True))
+    tests = []
+    for index, (one, p_value) in enumerate(zip(measured, p_values, strict=True)):
+        level = nominal(len(blocking)) if index in rejected else look.nominal_level
+        tests.append(_Test(one, p_value, level, rejected.get(index, p_value <= level)))
+    return tests
+
+
+def _result(test: _Test, look: Look) -> CheckResult:
+    one, check = test.measured, test.measured.check
+    low, high = one.claim.bounds(look.nominal_level) if one.is_statistical and look.number else (None, None)
+    answer = _answer(test, look)
+    passing = (high if check.upper else low) if one.is_statistical else None
+    return CheckResult(
+        metric=check.name,
+        measured=check.measured,
+        pair=one.pair,
+        kind=check.kind,
+        limit=check.limit,
+        level="error" if check.level == "error" else "warn",
+        answer=answer,
+        sentence=check_sentence(one, answer, low, high, look),
+        value=one.claim.value,
+        low=low,
+        high=high,
+        bound_level=look.nominal_level,
+        p_value=test.p_value if one.is_statistical else None,
+        holm_level=test.level if one.is_statistical else None,
+        passing_limit=passing,
+        run_value=one.run.value,
+        baseline_value=None if one.baseline is None else one.baseline.value,
+        comparison=one.comparison,
+        num_sequences=one.run.num_sequences,
+        num_tokens=one.run.num_tokens,
+        by=one.run.by,
+        source=check.source,
+    )
+
+
+def _answer(test: _Test, look: Look) -> Answer:
+    one, check = test.measured, test.measured.check
+    if not one.is_statistical:
+        if not check.is_kept_by(one.claim.value):
+            return "fail"
+        return "pass" if look.number else "inconclusive"
+    if not look.number:
+        return "inconclusive"
+    if test.fails:
+        return "fail"
+    return "pass" if one.claim.within(check.limit, look.nominal_level, upper=check.upper) else "inconclusive"
+
+
+def _overall(checks: Sequence[CheckResult]) -> Answer:
+    answers = {check.answer for check in checks if check.level == "error"}
+    if "fail" in answers:
+        return "fail"
+    return "inconclusive" if "inconclusive" in answers else "pass"

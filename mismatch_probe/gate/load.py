@@ -1,0 +1,67 @@
+"""Reading the gate file: every mistake in it is one sentence that says where."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.config.load import parse_settings, read_settings_file
+from mismatch_probe.errors import UsageError
+from mismatch_probe.gate.config import Check, GateFile, GateSettings
+from mismatch_probe.gate.metric_names import AGGREGATES, full_name, known_metrics
+from mismatch_probe.gate.presets import PRESETS
+
+
+def load_gate(path: Path) -> GateFile:
+    """The gate file of the contract: `[gate]`, and `[[gate.check]]` for each limit.
+
+    Raises:
+        UsageError: the file cannot be read, a key or a metric is unknown, a limit cannot be decided, or none is given.
+    """
+    return parse_gate(read_settings_file(path), str(path))
+
+
+def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
+    """As `load_gate`, from the parsed file; `where` names it in messages."""
+    unknown = sorted(content.keys() - {"gate"})
+    if unknown:
+        raise UsageError(f"{where}: table {unknown[0]!r} is unknown; a gate file has [gate] and [[gate.check]]")
+    gate = content.get("gate")
+    if not isinstance(gate, Mapping):
+        raise UsageError(f"{where} has no [gate] table; a gate file has [gate] and [[gate.check]]")
+    tables = gate.get("check", [])
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise UsageError(f"{where}: gate.check is no list of tables; write each check under [[gate.check]]")
+    try:
+        settings = parse_settings(GateSettings, {key: value for key, value in gate.items() if key != "check"})
+    except UsageError as error:
+        raise UsageError(f"{where}, [gate]: {error}") from error
+    own = [_check(table, f"{where}, check {number}") for number, table in enumerate(tables, start=1)]
+    repeated = next((check for index, check in enumerate(own) if check in own[:index]), None)
+    if repeated is not None:
+        raise UsageError(f"{where}: the check {repeated} is given twice; remove one")
+    checks = (*(PRESETS[settings.preset] if settings.preset else ()), *own)
+    active = tuple(check for check in checks if check.level != "off")
+    if not active:
+        raise UsageError(f"{where} asks for nothing, so it would pass anything; add a [[gate.check]], or preset")
+    return GateFile(settings=settings, checks=active)
+
+
+def _check(table: Mapping[str, Any], where: str) -> Check:
+    _known_metric(table, where)
+    try:
+        return parse_settings(Check, table)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _known_metric(table: Mapping[str, Any], where: str) -> None:
+    """Before anything else about a check is judged, its metric must exist."""
+    metric, aggregate = table.get("metric"), table.get("agg", "mean")
+    if not isinstance(metric, str) or aggregate not in AGGREGATES or full_name(metric, aggregate) in known_metrics():
+        return
+    if metric in known_metrics():
+        found = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
+        raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(found)}")
+    near = get_close_matches(metric, known_metrics(), n=1)
+    raise UsageError(f"{where}: metric {metric!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ""))

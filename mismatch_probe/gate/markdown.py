@@ -1,0 +1,74 @@
+"""The result as Markdown, for a job summary or a comment: numbers and names, never a token."""
+
+import re
+
+from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.gate.wording import change_text
+from mismatch_probe.report.hostile import plain
+from mismatch_probe.report.numbers import write_number
+
+MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
+_WARNED = "⚠️"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-])")
+
+
+def render_markdown(result: GateResult) -> str:
+    """A heading with the answer, the sentence, one row a check, and what the answer rests on."""
+    lines = [f"### {MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
+    if result.checks:
+        lines += ["| | pair | limit | value | bounds | would pass at |", "|---|---|---|---|---|---|"]
+        lines += [_row(check) for check in result.checks]
+        lines += [""]
+    lines += [f"- {escaped(note)}" for note in (*_basis(result), *result.notes)]
+    sources = dict.fromkeys(check.source for check in result.checks if check.source)
+    lines += [f"- source of limits: {escaped(source)}" for source in sources]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is: no link, no mention, no markup, no table cell of its own."""
+    return _SPECIAL.sub(r"\\\1", plain(text))
+
+
+def mark(check: CheckResult) -> str:
+    return _WARNED if check.level == "warn" and check.answer != "pass" else MARKS[check.answer]
+
+
+def value_text(check: CheckResult) -> str:
+    """The metric; with a baseline also how much worse it is."""
+    if check.baseline_value is None:
+        return write_number(check.value)
+    return f"{write_number(check.run_value)} ({change_text(check.value)}, {check.comparison})"
+
+
+def limit_text(check: CheckResult) -> str:
+    return f"{check.measured} {check.kind} {check.limit:g}"
+
+
+def bounds_text(check: CheckResult) -> str:
+    if check.low is None or check.high is None:
+        return "none"
+    if check.kind == "max_regression":
+        return f"{check.low:+.1%} to {check.high:+.1%}"
+    return f"{write_number(check.low)} to {write_number(check.high)}"
+
+
+def _row(check: CheckResult) -> str:
+    passing = "" if check.passing_limit is None else write_number(check.passing_limit)
+    cells = [check.pair, limit_text(check), value_text(check), bounds_text(check), passing]
+    return "| " + " | ".join([mark(check), *map(escaped, cells)]) + " |"
+
+
+def _basis(result: GateResult) -> list[str]:
+    found = [f"run {result.run}, gate file {result.gate_file}"]
+    if result.model is not None:
+        found.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
+    if result.baseline is not None:
+        found.append(f"baseline {result.baseline}")
+    look = result.look
+    if look is not None and result.alpha is not None:
+        found.append(
+            f"look {look.number} of {len(look.declared)} (at {', '.join(map(str, look.declared))} sequences): "
+            f"{look.spent:.3f} of alpha {result.alpha:g} spent, one-sided bounds at {look.nominal_level:.4f}"
+        )
+    return found

@@ -1,0 +1,115 @@
+"""Checks met with evidence: each limit becomes one measurement for every pair of dtypes it speaks of."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mismatch_probe.difference.samples import PairName, pair_text
+from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.traced import Traced, traced_metrics
+from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.gate.claims import Claim, absolute, regression
+from mismatch_probe.gate.config import Check, Slice
+from mismatch_probe.stats.metrics import TOO_LARGE
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import TokenPair
+
+Comparison = Literal["paired", "two-sample"]
+
+_Metrics = tuple[dict[str, Estimate], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One pair of dtypes of the run, and the baseline's with prompts numbered alike.
+
+    num_sampled: responses sampled, empty ones included; it says which look this is.
+    """
+
+    pair: TokenPair
+    num_sampled: int
+    baseline: TokenPair | None = None
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A check on one pair: the metric in the run and in the baseline, and the claim the limit is put on."""
+
+    check: Check
+    pair: str
+    run: Estimate
+    claim: Claim
+    baseline: Estimate | None = None
+    comparison: Comparison | None = None
+
+    @property
+    def is_statistical(self) -> bool:
+        """Extremes and exact checks are compared as they are."""
+        return self.check.is_statistical and isinstance(self.run, Traced)
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Measures checks, each part of the evidence once."""
+
+    evidence: Mapping[PairName, Evidence]
+    _known: dict[tuple[PairName, bool, str, float | None], _Metrics] = field(default_factory=dict)
+
+    def measure(self, check: Check) -> Iterator[Measurement]:
+        """The check on each pair it speaks of.
+
+        Raises:
+            UsageError: the run has no such pair, slice, metric or baseline.
+            BrokenRecord: the metric is beyond a float64.
+        """
+        for name in self._pairs(check):
+            one = self.evidence[name]
+            run = self._metric(check, name, one.pair, of_baseline=False)
+            if check.kind != "max_regression":
+                yield Measurement(check, pair_text(name), run, absolute(run))
+                continue
+            if one.baseline is None:
+                raise UsageError(f"the check {check} compares with a baseline, and none is given; add --baseline RUN")
+            baseline = self._metric(check, name, one.baseline, of_baseline=True)
+            claim = regression(baseline, run, higher_is_better=check.higher_is_better)
+            if claim is None:
+                raise UsageError(
+                    f"the check {check} has no answer for {pair_text(name)}: {check.name} is {baseline.value:g} in the "
+                    f"baseline and {run.value:g} in the run, and a share of 0 says nothing; use max or min"
+                )
+            yield Measurement(check, pair_text(name), run, claim, baseline, one.comparison)
+
+    def _pairs(self, check: Check) -> list[PairName]:
+        wanted = check.slice.pair
+        if wanted is None:
+            return list(self.evidence)
+        if wanted not in self.evidence:
+            there = ", ".join(pair_text(name) for name in self.evidence)
+            raise UsageError(
+                f"the check {check} asks for the pair {pair_text(wanted)}, and the run has {there}; "
+                "change slice.pair, or compare with that dtype too"
+            )
+        return [wanted]
+
+    def _metric(self, check: Check, name: PairName, pair: TokenPair, *, of_baseline: bool) -> Estimate:
+        key = (name, of_baseline, str(check.slice), check.clip)
+        where = f"{pair_text(name)} of the {'baseline' if of_baseline else 'run'}"
+        if key not in self._known:
+            self._known[key] = traced_metrics(_part(check.slice, check.clip, pair, where))
+        estimates, unavailable = self._known[key]
+        if check.name in estimates:
+            return estimates[check.name]
+        reason = unavailable[check.name]
+        kind = BrokenRecord if reason == TOO_LARGE else UsageError
+        raise kind(f"{check.name} cannot be had for {where}: {reason}; mend the run, or take the check out")
+
+
+def _part(asked: Slice, clip: float | None, pair: TokenPair, where: str) -> TokenPair:
+    found = part_of(pair, position=asked.position, length=asked.length, clip=clip)
+    if found is None:
+        raise UsageError(
+            f"no token of {where} lies in the slice {asked}: its longest response has {pair.sequences.lengths.max()} "
+            "tokens; change the slice, or raise --max-new-tokens"
+        )
+    return found

@@ -1,0 +1,60 @@
+"""Which metrics a limit can be put on: their names, which way is better, and which are shown but never decide."""
+
+from functools import cache
+
+import numpy as np
+
+from mismatch_probe.difference.traced import Traced, traced_metrics
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+
+AGGREGATES = ("mean", "p50", "p90", "p99", "p99_9", "max", "min", "std")
+
+HIGHER_IS_BETTER = frozenset({"ess_token", "ess_seq", "prob_pearson", "bitwise_equal"})
+
+_HEAVY_UNLESS_CLIPPED = frozenset({"kl_k3", "kl_entropy_ratio", "chi2_token"})
+_HEAVY = {"kl_k3_seq": "kl_k2_seq", "chi2_seq": "ess_seq", "is_ratio_mean_seq": "ess_seq"}
+_IDEAL_IS_ONE = ("is_ratio_mean_token", "is_ratio_mean_seq", "ppl_ratio")
+
+
+@cache
+def _example() -> dict[str, Estimate]:
+    ids, nats = np.arange(4), np.arange(4.0)
+    pair = TokenPair(
+        Sequences.of_lengths([2, 2]), log_pi=-nats, log_mu=-2 * nats, top1_pi=ids, top1_mu=ids, entropy_pi=1 + nats
+    )
+    return traced_metrics(pair)[0]
+
+
+def known_metrics() -> frozenset[str]:
+    """Every metric there is."""
+    return frozenset(_example())
+
+
+def full_name(metric: str, aggregate: str) -> str:
+    """`abs_logprob_diff` and `p99` -> `abs_logprob_diff_p99`; a mean goes by the metric's own name."""
+    return metric if aggregate == "mean" else f"{metric}_{aggregate}"
+
+
+def why_never_blocking(name: str, clip: float | None) -> str | None:
+    """Why a metric cannot decide, and what to use instead; None where it can.
+
+    An extreme has no interval, and an exponential of unbounded log-ratios has one token or response deciding it.
+    """
+    for ending in ("_max", "_min"):
+        if name.endswith(ending):
+            base = name.removesuffix(ending)
+            instead = "prob_abs_diff" if base == "prob_diff_extremes" else base
+            use = f"{instead} or {instead}_p99" if f"{instead}_p99" in known_metrics() else instead
+            return f"an extreme has no interval and grows with the size of the sample; use {use}"
+    if name in _HEAVY:
+        return f"the exponential of a whole response's log-ratio hangs on single responses; use {_HEAVY[name]}"
+    if name in _HEAVY_UNLESS_CLIPPED and clip is None:
+        return "without clip its heavy tail hangs on single tokens; add clip = 5, or use abs_logprob_diff"
+    return None
+
+
+def has_regression(name: str) -> bool:
+    """Whether a metric is positive by nature and best at an end, so that it can be so many per cent worse."""
+    example = _example()[name]
+    return isinstance(example, Traced) and example.positive and name not in _IDEAL_IS_ONE

@@ -1,0 +1,82 @@
+"""`gate.json`: the whole answer, which the console, JUnit, Markdown and GitHub read."""
+
+from typing import Literal
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.gate.config import Kind
+from mismatch_probe.records.summary import Record
+
+SCHEMA_VERSION = 1
+
+Answer = Literal["pass", "fail", "inconclusive"]
+
+
+class CheckResult(Record):
+    """One limit on one pair of dtypes.
+
+    value, low, high: what the limit is put on, and its one-sided bounds at the look's nominal level `bound_level`
+    (each wrong at most that often). With `max_regression` that is how much worse the run is than the baseline, as a
+    share; `run_value` and `baseline_value` are the metric itself. p_value: of the data if the limit were just met;
+    holm_level is what it must not exceed for the check to fail. passing_limit: the tightest limit that would pass.
+    """
+
+    metric: str
+    measured: str
+    pair: str
+    kind: Kind
+    limit: float
+    level: Literal["warn", "error"]
+    answer: Answer
+    sentence: str
+    value: float
+    low: float | None
+    high: float | None
+    bound_level: float
+    p_value: float | None
+    holm_level: float | None
+    passing_limit: float | None
+    run_value: float
+    baseline_value: float | None
+    comparison: Literal["paired", "two-sample"] | None
+    num_sequences: int
+    num_tokens: int
+    by: Literal["token", "sequence"]
+    source: str
+
+
+class Look(Record):
+    """Which look this was. fraction: of the sequences of the last look; spent: of alpha, up to this look."""
+
+    number: int
+    declared: list[int]
+    num_sequences: int
+    fraction: float
+    spent: float
+    nominal_level: float
+
+    @property
+    def next_sequences(self) -> int | None:
+        """Sequences of the next look; None after the last."""
+        return self.declared[self.number] if self.number < len(self.declared) else None
+
+
+class GateResult(Record):
+    """The answer of a gate; `error` means that nothing was decided, and is never a pass."""
+
+    schema_version: int = SCHEMA_VERSION
+    tool_version: str
+    answer: Literal["pass", "fail", "inconclusive", "error"]
+    exit_code: ExitCode
+    sentence: str
+    run: str
+    gate_file: str
+    gate_key: str | None = None
+    model: str | None = None
+    model_fingerprint: str | None = None
+    baseline: str | None = None
+    alpha: float | None = None
+    on_inconclusive: str | None = None
+    look: Look | None = None
+    checks: list[CheckResult] = []
+    notes: list[str] = []
+    versions: dict[str, str] = {}

@@ -1,0 +1,109 @@
+"""The gate as a whole: files in, `GateResult` out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mismatch_probe import __version__
+from mismatch_probe.difference.changes import version_changes
+from mismatch_probe.errors import ExitCode, MismatchProbeError
+from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.decide import Decision, decide
+from mismatch_probe.gate.floor import check_above_floor, read_floor
+from mismatch_probe.gate.load import load_gate
+from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
+from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.provenance.keys import content_key
+
+
+def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None) -> GateResult:
+    """Hold a run against a gate file.
+
+    Raises:
+        UsageError: the gate file, the baseline or the floor cannot be used with this run.
+        BrokenRecord: data is missing, damaged, not finite, or not what it says it is.
+    """
+    gate = load_gate(gate_path)
+    run = open_run(run_path, "the run")
+    baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
+    if gate.settings.floor is not None:
+        check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
+    decision = decide(gate, evidence_of(run, baseline))
+    return GateResult(
+        tool_version=__version__,
+        answer=decision.answer,
+        exit_code=decision.exit_code(gate.settings),
+        sentence=_sentence(decision, gate, run_path, gate_path),
+        run=str(run_path),
+        gate_file=str(gate_path),
+        gate_key=content_key(gate.model_dump(mode="json")),
+        model=run.manifest.model.name,
+        model_fingerprint=run.manifest.model.fingerprint,
+        baseline=None if baseline_path is None else str(baseline_path),
+        alpha=gate.settings.alpha,
+        on_inconclusive=gate.settings.on_inconclusive,
+        look=decision.look,
+        checks=decision.checks,
+        notes=_notes(gate, run, baseline),
+        versions=run.manifest.versions,
+    )
+
+
+def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:
+    """The result that stands in the files when nothing could be decided, so that no older answer does."""
+    return GateResult(
+        tool_version=__version__,
+        answer="error",
+        exit_code=error.exit_code,
+        sentence=str(error),
+        run=str(run_path),
+        gate_file=str(gate_path),
+    )
+
+
+def _sentence(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
+    look = decision.look
+    blocking = [check for check in decision.checks if check.level == "error"]
+    at = f"with {look.num_sequences} sequences (look {look.number} of {len(look.declared)})"
+    if not blocking:
+        return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
+    answered = {answer: [one for one in blocking if one.answer == answer] for answer in ("fail", "inconclusive")}
+    if decision.answer == "pass":
+        return f"Pass: {_limits(blocking)} kept {at}."
+    if decision.answer == "fail":
+        return f"Fail: {len(answered['fail'])} of {_limits(blocking, 'is', 'are')} broken {at}."
+    text = f"Inconclusive: {len(answered['inconclusive'])} of {_limits(blocking, 'is', 'are')} undecided {at}"
+    return f"{text}; {_what_next(decision, gate, run_path, gate_path)}."
+
+
+def _limits(checks: Sequence[CheckResult], one: str = "is", many: str = "are") -> str:
+    return f"{len(checks)} {f'limit {one}' if len(checks) == 1 else f'limits {many}'}"
+
+
+def _what_next(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
+    on_inconclusive = gate.settings.on_inconclusive
+    following = decision.look.next_sequences
+    if on_inconclusive != "extend":
+        result = "failed" if decision.exit_code(gate.settings) == ExitCode.GATE_FAILED else "passed"
+        return f'{result}, because on_inconclusive = "{on_inconclusive}"'
+    if following is None:
+        return "that was the last look: move the limit, or raise max_sequences"
+    return (
+        f"the next look is at {following} sequences: mismatch-probe compare --resume --out {run_path} "
+        f"--gate {gate_path}"
+    )
+
+
+def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
+    notes = []
+    empty = sum(sample.num_empty for sample in run.samples.values())
+    if empty:
+        notes.append(f"{empty} responses are empty and count for nothing but the look")
+    if baseline is not None:
+        changed = version_changes(baseline.manifest, run.manifest)
+        what = ", ".join(str(change) for change in changed) or "no package version"
+        notes.append(f"changed since the baseline: {what}")
+        if not any(check.kind == "max_regression" for check in gate.checks):
+            notes.append("no check has max_regression: the baseline was looked at and not compared with")
+    if gate.settings.floor is None and any(check.kind == "max_regression" for check in gate.checks):
+        notes.append("no noise floor was measured: gate calibrate tells whether a margin can be told from noise")
+    return notes

@@ -1,0 +1,62 @@
+"""What must be true of a run before any number of it is held against a limit; each fault is an error, never a pass."""
+
+from mismatch_probe.difference.samples import Sample, pair_text
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.stats.sequences import TokenPair
+
+
+def check_finished(manifest: Manifest, where: str) -> None:
+    """Every stage is done.
+
+    Raises:
+        BrokenRecord: one is not.
+    """
+    unfinished = [name for name, stage in manifest.stages.items() if stage.state not in ("done", "skipped")]
+    if unfinished or not manifest.stages:
+        what = f"{', '.join(unfinished)} not done" if unfinished else "it has no stage"
+        raise BrokenRecord(f"{where} is unfinished ({what}): continue it with compare --resume")
+
+
+def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
+    """The token pair of a sample that may be judged.
+
+    Raises:
+        BrokenRecord: a dtype was not applied, token ids differ, log-probs are missing or not finite, or there is no
+            response to compare.
+    """
+    train, infer = sample.name
+    name = f"{pair_text(sample.name)} of {where}"
+    _check_applied(manifest, f"score-train-{train}", train, f"the training path for {name}")
+    _check_applied(manifest, f"sample-{infer}", infer, f"the engine for {name}")
+    counts = sample.data.counts
+    dropped = sample.num_sampled - sample.num_empty - counts.num_sequences
+    faults = (
+        (sample.num_sampled == 0, "holds no response at all"),
+        (counts.mismatched_ids, f"has {counts.mismatched_ids} responses scored on other token ids than were sampled"),
+        (counts.missing_mu, f"lacks {counts.missing_mu} log-probs of the engine (NaN)"),
+        (counts.missing_pi, f"lacks {counts.missing_pi} log-probs of the training path (NaN)"),
+        (counts.nonfinite_mu, f"has {counts.nonfinite_mu} infinite log-probs of the engine"),
+        (counts.nonfinite_pi, f"has {counts.nonfinite_pi} infinite log-probs of the training path"),
+        (dropped, f"has {dropped} responses whose prefill or reference log-probs are missing or not finite"),
+    )
+    for count, what in faults:
+        if count:
+            raise BrokenRecord(f"{name} {what}: nothing is judged; find the cause and run compare again")
+    if sample.data.pair is None:
+        raise BrokenRecord(
+            f"{name} has not one response token to compare: nothing is judged; look at the prompts, the chat template "
+            "and --max-new-tokens"
+        )
+    return sample.data.pair
+
+
+def _check_applied(manifest: Manifest, stage: str, asked: Dtype, side: str) -> None:
+    record = manifest.stages.get(stage)
+    applied = None if record is None else record.effective_settings.get("dtype")
+    if applied != asked:
+        raise BrokenRecord(
+            f"{side} ran in {applied or 'an unknown dtype'}, not in {asked}: nothing is judged; "
+            "find what overrides the dtype (quantisation, the checkpoint's own config)"
+        )

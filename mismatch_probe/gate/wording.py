@@ -1,0 +1,65 @@
+"""A check in a sentence."""
+
+import math
+
+from mismatch_probe.gate.config import SIGNS
+from mismatch_probe.gate.measure import Measurement
+from mismatch_probe.gate.result import Answer, Look
+from mismatch_probe.report.numbers import write_number
+
+_DIGITS = 3
+
+
+def check_sentence(one: Measurement, answer: Answer, low: float | None, high: float | None, look: Look) -> str:
+    """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
+    check = one.check
+    limit = f"{SIGNS[check.kind]} {check.limit:g}"
+    return f"{_measured(one)}{_range(one, low, high)}; {_judged(one, answer, limit, look)}{_advice(one, low, high)}"
+
+
+def _measured(one: Measurement) -> str:
+    check = one.check
+    what = f"{check.measured} of {one.pair}"
+    if one.baseline is None:
+        return f"{what} is {write_number(one.claim.value)}"
+    baseline = f"the baseline's {write_number(one.baseline.value)}"
+    return f"{what} is {write_number(one.run.value)}, {change_text(one.claim.value)} than {baseline}"
+
+
+def change_text(worse: float) -> str:
+    """`12.3% worse`, `4.0% better`."""
+    return f"{abs(worse):.1%} {'better' if worse < 0 else 'worse'}"
+
+
+def _range(one: Measurement, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    if one.baseline is not None:
+        return f" (from {change_text(low)} to {change_text(high)})"
+    return f" (from {write_number(low)} to {write_number(high)})"
+
+
+def _judged(one: Measurement, answer: Answer, limit: str, look: Look) -> str:
+    if answer == "pass":
+        return f"{limit} is kept"
+    if answer == "fail":
+        return f"{limit} is broken"
+    if not look.number:
+        return f"{limit} is not tested: {look.num_sequences} sequences are fewer than the {look.declared[0]} required"
+    return f"{limit} is neither kept nor broken for sure with {one.run.num_sequences} sequences"
+
+
+def _advice(one: Measurement, low: float | None, high: float | None) -> str:
+    bound = high if one.check.upper else low
+    if not one.is_statistical or bound is None or (one.baseline is not None and bound <= 0):
+        return ""
+    tightest = rounded_out(bound, up=one.check.upper)
+    return f"; the {'smallest' if one.check.upper else 'largest'} {one.check.kind} that would pass is {tightest:g}"
+
+
+def rounded_out(value: float, *, up: bool) -> float:
+    """`value` to three digits, rounded to the side on which a limit still passes."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - _DIGITS + 1)
+    return float(f"{(math.ceil if up else math.floor)(value / unit) * unit:.{_DIGITS}g}")

@@ -1,0 +1,57 @@
+"""The command line in this process, for tests of many small calls."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.cli.app import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found = json.loads(self.stdout)
+        assert isinstance(found, dict)
+        return found
+
+
+class CommandLine:
+    """Runs `mismatch-probe WORDS` and catches what it says and how it ends."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *words: object) -> Ended:
+        self._monkeypatch.setattr(sys, "argv", ["mismatch-probe", *map(str, words)])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = self._capsys.readouterr()
+        return Ended(int(ended.value.code or 0), said.out, " ".join(said.err.split()))
+
+
+def gate_file(folder: Path, text: str) -> Path:
+    path = folder / "mismatch.toml"
+    path.write_text(text)
+    return path
+
+
+def check(**values: object) -> str:
+    """A `[[gate.check]]` table; strings are quoted, a slice is written as an inline table."""
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    return "\n".join(["", "[[gate.check]]", *lines, ""])
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(below)}" for key, below in value.items()) + " }"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,176 @@
+"""Run directories made by the real writers from simulated log-probs, for tests that need a run and no engine."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mismatch_probe import __version__
+from mismatch_probe.compare.plan import SampleStage, ScoreStage, make_plan, sample_requests
+from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.config.load import merged, parse_settings
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
+from mismatch_probe.records.rows import leg_table, prompts_table, rollouts_table
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import (
+    EncodedPrompt,
+    SampledSequence,
+    SampleRequest,
+    ScoredSequence,
+    TokenSequence,
+)
+from mismatch_probe.records.tables import write_table
+
+Vector = npt.NDArray[np.float64]
+
+ERROR_NATS: dict[Dtype, float] = {"bf16": 1e-2, "fp16": 1.2e-3, "fp32": 1e-6, "fp64": 0.0}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated; `worse` multiplies the training side's error, `token_seed` decides the sampled ids."""
+
+    num_prompts: int = 64
+    samples_per_prompt: int = 1
+    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"),)
+    mean_length: int = 60
+    worse: float = 1.0
+    token_seed: int = 0
+    noise_seed: int = 0
+    fingerprint: str = "checkpoint-a"
+    vllm: str = "0.32.0"
+    sampling: dict[str, Any] | None = None
+
+
+def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = False) -> RunDirectory:
+    """A finished run: rollouts, the legs of every pair, an FP32 reference, a manifest, and a summary on request."""
+    settings = _settings(simulation)
+    prompts = [EncodedPrompt(f"sums-{number}", [1, 2, 3 + number], "sum") for number in range(simulation.num_prompts)]
+    plan = make_plan(settings)
+    run = RunDirectory(path)
+    run.create()
+    write_table(run.prompts_path, prompts_table(prompts))
+    rollouts, sequences = [], {}
+    for stage in plan.sample_stages:
+        requests = sample_requests(prompts, settings, stage)
+        sequences[stage.sampler] = [_sequence(request, simulation) for request in requests]
+        table, leg = _sampled(requests, sequences[stage.sampler], stage, simulation)
+        rollouts.append(table)
+        write_table(run.leg_path(stage.leg), leg)
+    write_table(run.rollouts_path, pa.concat_tables(rollouts))
+    for stage in plan.stages:
+        if isinstance(stage, ScoreStage):
+            chosen = [sequence for sampler in stage.samplers for sequence in sequences[sampler]]
+            write_table(run.leg_path(stage.leg), _scored(chosen, stage, simulation))
+    manifest = _manifest(settings, simulation)
+    run.write_manifest(manifest)
+    if with_summary:
+        run.write_summary(summarise(run, manifest))
+    return run
+
+
+def edit_leg(run: RunDirectory, leg: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a leg's columns (name to list of rows) in place."""
+    from mismatch_probe.records.tables import read_table
+
+    table = read_table(run.leg_path(leg))
+    columns = table.to_pydict()
+    change(columns)
+    write_table(run.leg_path(leg), pa.table(columns, schema=table.schema))
+
+
+def edit_manifest(run: RunDirectory, change: Callable[[Manifest], None]) -> None:
+    manifest = run.read_manifest()
+    change(manifest)
+    run.write_manifest(manifest)
+
+
+def _settings(simulation: Simulation) -> CompareSettings:
+    values: dict[str, Any] = {
+        "model": {"path": "simulated"},
+        "pairs": simulation.pairs,
+        "prompts": {"num_prompts": simulation.num_prompts},
+        "sampling": {"samples_per_prompt": simulation.samples_per_prompt},
+        "engine": {"prefill": False, "batch_sequences": 64},
+        "reference": {"rounded_weights": False},
+    }
+    return parse_settings(CompareSettings, merged(values, {"sampling": simulation.sampling or {}}))
+
+
+def _manifest(settings: CompareSettings, simulation: Simulation) -> Manifest:
+    return Manifest(
+        tool_version=__version__,
+        created_at="2026-01-01T00:00:00+00:00",
+        command=["mismatch-probe", "compare"],
+        settings=settings,
+        model=ModelIdentity(
+            name="simulated",
+            folder="simulated",
+            fingerprint=simulation.fingerprint,
+            architecture="SimulatedForCausalLM",
+            context_length=None,
+            checkpoint_dtype="fp32",
+            weight_bytes=0,
+        ),
+        content_keys={"versions": simulation.vllm},
+        versions={"vllm": simulation.vllm, "torch": "2.13.0"},
+        hardware={"gpus": []},
+        git=None,
+        stages={
+            stage.name: StageRecord(state="done", batches=1, batches_done=1, effective_settings={"dtype": stage.dtype})
+            for stage in make_plan(settings).stages
+        },
+    )
+
+
+def _generator(*words: object) -> np.random.Generator:
+    return np.random.default_rng(np.frombuffer("/".join(map(str, words)).encode(), dtype=np.uint8).astype(np.uint32))
+
+
+def _sequence(request: SampleRequest, simulation: Simulation) -> TokenSequence:
+    random = _generator("ids", simulation.token_seed, request.id)
+    length = max(4, int(simulation.mean_length * random.lognormal(0, 0.4)))
+    return TokenSequence(request.id, request.prompt.token_ids, random.integers(0, 1000, length).tolist())
+
+
+def _reference(sequence: TokenSequence) -> Vector:
+    """Log-probs of a confident model: half the tokens are nearly certain."""
+    random = _generator("reference", sequence.id, sequence.token_ids)
+    length = len(sequence.token_ids)
+    return np.asarray(-0.01 - random.exponential(1.0, length) * (random.random(length) < 0.5))
+
+
+def _leg(sequence: TokenSequence, name: str, error_nats: float, simulation: Simulation) -> ScoredSequence:
+    """The reference and an error whose scale each sequence has for itself; heavier than normal."""
+    random = _generator(name, simulation.noise_seed, sequence.id)
+    reference = _reference(sequence)
+    scale = error_nats * random.lognormal(0, 0.3)
+    return ScoredSequence(sequence.id, np.minimum(reference + scale * random.standard_t(5, reference.size), 0.0))
+
+
+def _sampled(
+    requests: list[SampleRequest], sequences: list[TokenSequence], stage: SampleStage, simulation: Simulation
+) -> tuple[pa.Table, pa.Table]:
+    sampled = [
+        SampledSequence(
+            sequence=sequence,
+            scores=_leg(sequence, stage.leg, ERROR_NATS[stage.dtype], simulation),
+            finish_reason="stop",
+            token_texts=["<script>"] * len(sequence.token_ids),
+        )
+        for sequence in sequences
+    ]
+    table = rollouts_table(requests, sampled, stage.sampler)
+    return table, leg_table(sequences, [one.scores for one in sampled])
+
+
+def _scored(sequences: Iterable[TokenSequence], stage: ScoreStage, simulation: Simulation) -> pa.Table:
+    chosen = list(sequences)
+    error = 0.0 if stage.reference else ERROR_NATS[stage.dtype] * simulation.worse
+    return leg_table(chosen, [_leg(sequence, stage.leg, error, simulation) for sequence in chosen])
