@@ -1,4 +1,4 @@
-# ruff: noqa: N803 - shape suffixes
+# ruff: noqa: N803, N806 - shape suffixes
 """The reference's attention: the model's own eager formula, a block of queries at a time.
 
 Eager attention is the definition of each architecture, soft caps and attention sinks included, which fused kernels may
@@ -6,6 +6,7 @@ drop; blocks bound its memory, and keys after a block's last query are left out 
 """
 
 import sys
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -42,31 +43,27 @@ def eager_in_blocks(
     budget = _SCORES_PER_BLOCK.get(query_BHSD.device.type, 2**26)
     block = min(num_queries, max(_MIN_QUERIES, budget // (num_heads * num_keys)))
     row_block = max(1, budget // (num_heads * num_keys * block))
-    outputs = []
-    for first_row in range(0, num_rows, row_block):
+    output_BSHD = query_BHSD.new_empty(num_rows, num_queries, num_heads, value_BHSD.shape[3])
+    for first_row, start in product(range(0, num_rows, row_block), range(0, num_queries, block)):
         rows = slice(first_row, first_row + row_block)
-        row_outputs = []
-        for start in range(0, num_queries, block):
-            queries = slice(start, min(start + block, num_queries))
-            visible = num_keys if attention_mask is not None else num_keys - num_queries + queries.stop
-            allowed = (
-                _causal(queries, visible, num_keys - num_queries, query_BHSD.device)
-                if attention_mask is None
-                else attention_mask[rows, :, queries, :visible]
-            )
-            bias = torch.zeros(allowed.shape, dtype=query_BHSD.dtype, device=allowed.device)
-            bias.masked_fill_(~allowed, torch.finfo(bias.dtype).min)
-            output, _ = eager(
-                module,
-                query_BHSD[rows, :, queries],
-                key_BHSD[rows, :, :visible],
-                value_BHSD[rows, :, :visible],
-                bias,
-                **kwargs,
-            )
-            row_outputs.append(output)
-        outputs.append(torch.cat(row_outputs, dim=1))
-    return torch.cat(outputs), None
+        queries = slice(start, min(start + block, num_queries))
+        if attention_mask is None:
+            visible = num_keys - num_queries + queries.stop
+            allowed = _causal(queries, visible, num_keys - num_queries, query_BHSD.device)
+        else:
+            visible = num_keys
+            allowed = attention_mask[rows, :, queries]
+        bias = torch.zeros(allowed.shape, dtype=query_BHSD.dtype, device=allowed.device)
+        bias.masked_fill_(~allowed, torch.finfo(bias.dtype).min)
+        output_BSHD[rows, queries], _ = eager(
+            module,
+            query_BHSD[rows, :, queries],
+            key_BHSD[rows, :, :visible],
+            value_BHSD[rows, :, :visible],
+            bias,
+            **kwargs,
+        )
+    return output_BSHD, None
 
 
 def _causal(queries: slice, num_keys: int, offset: int, device: torch.device) -> torch.Tensor:
