@@ -9,6 +9,7 @@ import pyarrow as pa
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
+    FloatArray,
     SampledSequence,
     SampleRequest,
     ScoredSequence,
@@ -89,10 +90,8 @@ def leg_table(
             "ids_key": [ids_key(sequence.prompt_token_ids, sequence.token_ids) for sequence in sequences],
             "logprobs": [np.asarray(score.logprobs, dtype=number) for score in scored],
             "top1_ids": [score.top1_ids for score in scored],
-            "entropy_nats": [
-                None if score.entropy_nats is None else np.asarray(score.entropy_nats, dtype=np.float32)
-                for score in scored
-            ],
+            "entropy_nats": [_numbers(score.entropy_nats, np.float32) for score in scored],
+            "start_logprobs": [_numbers(score.start_logprobs, number) for score in scored],
         },
         schema=leg_schema(double=double),
     )
@@ -105,7 +104,11 @@ def in_order(table: pa.Table, ids: Sequence[str]) -> pa.Table:
         KeyError: an id has no row.
     """
     positions = {row_id: position for position, row_id in enumerate(table["id"].to_pylist())}
-    return table.take([positions[row_id] for row_id in ids]).combine_chunks()
+    return table.take(pa.array([positions[row_id] for row_id in ids], type=pa.int64())).combine_chunks()
+
+
+def _numbers(values: FloatArray | None, kind: type[np.floating]) -> FloatArray | None:
+    return None if values is None else np.asarray(values, dtype=kind)
 
 
 def _storable(text: str) -> str:
