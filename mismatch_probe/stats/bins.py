@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,8 @@ from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask, Sequences
 Labels = npt.NDArray[np.uint8]
 
 
-def log_ends(longest: int, per_octave: int = 2) -> list[int]:
-    """Ends of position bins: powers of two (and, at 2 an octave, three times them) up to the longest response."""
+def log_ends(longest: int, per_octave: Literal[1, 2] = 2) -> list[int]:
+    """Ends of position bins: powers of two, at 2 an octave three times them too, and the longest response."""
     steps = {2**k for k in range(longest.bit_length())}
     if per_octave == 2:
         steps |= {3 * 2**k for k in range(longest.bit_length())}
