@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from tests.gate.cli import CommandLine
-from tests.simulated_run import Simulation, simulated_run
 
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.gate.cli import CommandLine
+from tests.simulated_run import Simulation, simulated_run
 
 SIZE = 256
 

@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.decide import Decision, decide
+from mismatch_probe.gate.load import parse_gate
+from mismatch_probe.gate.measure import Evidence
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+
+BF16 = ("bf16", "bf16")
+
+
+def gate(*checks: dict[str, object], **settings: object) -> GateFile:
+    return parse_gate({"gate": {**settings, "check": list(checks)}}, "gate.toml")
+
+
+def sample(num_sequences: int, *, seed: int = 0, scale: float = 0.01, length: int = 40) -> TokenPair:
+    random = np.random.default_rng(seed)
+    sequences = Sequences.of_lengths(random.integers(length // 2, 2 * length, num_sequences))
+    scales = sequences.spread(scale * random.lognormal(0, 0.3, num_sequences))
+    log_mu = -0.2 - random.exponential(0.5, sequences.num_tokens)
+    return TokenPair(sequences, log_pi=log_mu + scales * random.standard_t(6, sequences.num_tokens), log_mu=log_mu)
+
+
+def decided(file: GateFile, pair: TokenPair, baseline: TokenPair | None = None) -> Decision:
+    evidence = Evidence(pair, pair.sequences.num_sequences, baseline, None if baseline is None else "paired")
+    return decide(file, {BF16: evidence})
+
+
+def test_three_answers_by_where_the_limit_lies() -> None:
+    pair = sample(256)
+    value = pair_metrics(pair)[0]["abs_logprob_diff"].value
+    answers = {
+        times: decided(gate({"metric": "abs_logprob_diff", "max": times * value}), pair).answer
+        for times in (0.8, 1.0, 1.25)
+    }
+    assert answers == {0.8: "fail", 1.0: "inconclusive", 1.25: "pass"}
+
+
+def test_a_minimum_is_held_from_below() -> None:
+    pair = sample(256)
+    value = pair_metrics(pair)[0]["ess_seq"].value
+    assert decided(gate({"metric": "ess_seq", "min": value - 0.1}), pair).answer == "pass"
+    assert decided(gate({"metric": "ess_seq", "min": 1 - (1 - value) / 3}), pair).answer == "fail"
+
+
+@pytest.mark.parametrize("check", [{"metric": "abs_logprob_diff"}, {"metric": "abs_logprob_diff", "agg": "p99"}])
+def test_the_smallest_limit_that_would_pass_passes_and_one_below_does_not(check: dict[str, object]) -> None:
+    pair = sample(256)
+    limit = decided(gate({**check, "max": 1.0}), pair).checks[0].passing_limit
+    assert limit is not None
+    assert decided(gate({**check, "max": limit}), pair).answer == "pass"
+    assert decided(gate({**check, "max": 0.999 * limit}), pair).answer != "pass"
+
+
+def test_too_few_sequences_decide_nothing_however_clear_they_are() -> None:
+    assert decided(gate({"metric": "abs_logprob_diff", "max": 1e-6}), sample(200)).answer == "inconclusive"
+    assert decided(gate({"metric": "abs_logprob_diff", "max": 100.0}), sample(200)).answer == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("on_inconclusive", "code"),
+    [
+        ("extend", ExitCode.INCONCLUSIVE),
+        ("warn", ExitCode.PASS),
+        ("pass", ExitCode.PASS),
+        ("fail", ExitCode.GATE_FAILED),
+    ],
+)
+def test_what_an_inconclusive_answer_ends_with_is_the_files_choice(on_inconclusive: str, code: ExitCode) -> None:
+    pair = sample(256)
+    value = pair_metrics(pair)[0]["abs_logprob_diff"].value
+    file = gate({"metric": "abs_logprob_diff", "max": value}, on_inconclusive=on_inconclusive)
+    assert decided(file, pair).exit_code(file.settings) == code
+
+
+def test_a_warning_never_decides() -> None:
+    checks = ({"metric": "abs_logprob_diff", "max": 1e-6, "level": "warn"}, {"metric": "kl_k2", "max": 1.0})
+    decision = decided(gate(*checks), sample(256))
+    assert [check.answer for check in decision.checks] == ["fail", "pass"]
+    assert decision.answer == "pass"
+
+
+def test_one_broken_limit_among_kept_ones_fails_the_gate() -> None:
+    checks = ({"metric": "abs_logprob_diff", "max": 1e-6}, {"metric": "kl_k2", "max": 1.0})
+    assert decided(gate(*checks), sample(256)).answer == "fail"
+
+
+def test_holm_asks_more_of_each_check_the_more_checks_there_are() -> None:
+    pair = sample(256)
+    bounds = decided(gate({"metric": "abs_logprob_diff", "max": 1.0}), pair).checks[0]
+    assert bounds.low is not None
+    limit = 0.999 * bounds.low
+    alone = {"metric": "abs_logprob_diff", "max": limit}
+    others = [{"metric": "prob_abs_diff", "max": 1.0 + number} for number in range(40)]
+    assert decided(gate(alone), pair).answer == "fail"
+    assert decided(gate(alone, *others), pair).answer == "inconclusive"
+
+
+def test_exact_checks_fail_on_one_token() -> None:
+    pair = sample(256)
+    same = TokenPair(pair.sequences, log_pi=pair.log_mu, log_mu=pair.log_mu)
+    file = gate(preset="bitwise")
+    assert decided(file, same).answer == "pass"
+    off = np.array(pair.log_mu)
+    off[17] += 1e-12
+    assert decided(file, TokenPair(pair.sequences, log_pi=off, log_mu=pair.log_mu)).answer == "fail"
+
+
+def test_a_slice_looks_at_nothing_else() -> None:
+    pair = sample(256)
+    worse_late = np.where(pair.sequences.positions >= 16, pair.log_mu - 0.5, pair.log_mu)
+    late = TokenPair(pair.sequences, log_pi=worse_late, log_mu=pair.log_mu)
+    check = {"metric": "abs_logprob_diff", "max": 0.1}
+    assert decided(gate({**check, "slice": {"position": "0:16"}}), late).answer == "pass"
+    assert decided(gate({**check, "slice": {"position": "16:"}}), late).answer == "fail"
+
+
+def test_a_clip_bounds_what_one_token_can_do() -> None:
+    pair = sample(256)
+    spiked = np.array(pair.log_mu)
+    spiked[5] += -300.0
+    outlier = TokenPair(pair.sequences, log_pi=pair.log_mu, log_mu=spiked)
+    clipped = decided(gate({"metric": "kl_k3", "clip": 5, "max": 0.1}), outlier).checks[0]
+    unclipped = decided(gate({"metric": "kl_k3", "max": 0.1, "level": "warn"}), outlier).checks[0]
+    assert clipped.value < 0.1 < 1e100 < unclipped.value
+
+
+def test_the_same_tokens_are_compared_in_pairs_and_that_sees_more() -> None:
+    old = sample(256)
+    better, worse = (TokenPair(old.sequences, old.log_mu + times * old.diff, old.log_mu) for times in (0.98, 1.04))
+    file = gate({"metric": "abs_logprob_diff", "max_regression": 0.02})
+    assert decided(file, better, old).answer == "pass"
+    assert decided(file, worse, old).answer == "fail"
+    other = sample(256, seed=1, scale=0.0104)
+    apart = TokenPair(Sequences(other.sequences.offsets, other.sequences.clusters + 1000), other.log_pi, other.log_mu)
+    assert decided(file, apart, old).answer == "inconclusive"
+
+
+def test_a_falling_ess_is_a_regression() -> None:
+    old = sample(256)
+    worse = TokenPair(old.sequences, old.log_mu + 4 * old.diff, old.log_mu)
+    file = gate({"metric": "ess_seq", "max_regression": 0.02})
+    assert decided(file, worse, old).answer == "fail"
+    assert decided(file, old, worse).answer == "pass"
+
+
+def test_a_long_enough_sample_is_judged_with_the_whole_budget_at_the_last_look() -> None:
+    file = gate({"metric": "abs_logprob_diff", "max": 1.0}, min_sequences=64, max_sequences=256)
+    looks = [decided(file, sample(size)).look for size in (64, 128, 256, 300)]
+    assert [look.number for look in looks] == [1, 2, 3, 3]
+    assert looks[-1].spent == pytest.approx(0.05)
+    assert [look.next_sequences for look in looks] == [128, 256, None, None]

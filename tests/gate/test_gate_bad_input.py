@@ -1,0 +1,310 @@
+"""Whatever is wrong ends with a sentence, its exit code, and no file that says pass."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.rows import ids_key
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table, write_table
+from tests.gate.cli import CommandLine, check, gate_file
+from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
+
+LEGS = ("train-bf16", "infer-bf16-decode", "ref-fp32")
+GATE = "[gate]\nmin_sequences = 32\nmax_sequences = 32\n"
+GOOD = check(metric="abs_logprob_diff", max=1)
+REGRESSION = check(metric="abs_logprob_diff", max_regression=0.5)
+
+BAD_FILES = {
+    "malformed TOML": ("[gate\n", "is malformed"),
+    "no gate table": ("", "has no [gate] table"),
+    "another table": (GATE + GOOD + "[compare]\n", "table 'compare' is unknown"),
+    "an unknown setting": ("[gate]\nmin_sequence = 5\n", "did you mean 'min_sequences'?"),
+    "an unknown preset": ('[gate]\npreset = "trl"\n', "'preset' is not usable"),
+    "no check": (GATE, "asks for nothing"),
+    "every check off": (GATE + check(metric="kl_k2", max=1, level="off"), "asks for nothing"),
+    "checks that are no tables": (GATE + "check = 3\n", "gate.check is no list of tables"),
+    "alpha beyond use": ("[gate]\nalpha = 0.7\n" + GOOD, "'alpha' is not usable"),
+    "alpha as text": ('[gate]\nalpha = "0.05"\n' + GOOD, "'alpha' is not usable"),
+    "fewer sequences at the end": ("[gate]\nmax_sequences = 100\n" + GOOD, "is below min_sequences"),
+    "looks too close": ("[gate]\nmin_sequences = 100\nmax_sequences = 110\n" + GOOD, "1.5 times as many"),
+    "an unknown key of a check": (GATE + check(metric="kl_k2", max=1, clipp=5), "did you mean 'clip'?"),
+    "no metric": (GATE + check(max=1), "'metric' is missing"),
+    "an unknown metric": (GATE + check(metric="abs_logprob_dif", max=1), "did you mean 'abs_logprob_diff'?"),
+    "an aggregate it lacks": (GATE + check(metric="kl_k2", agg="p99", max=1), "kl_k2 has no aggregate 'p99'"),
+    "an unknown aggregate": (GATE + check(metric="kl_k2", agg="median", max=1), "'agg' is not usable"),
+    "no limit": (GATE + check(metric="kl_k2"), "no limit given"),
+    "two limits": (GATE + check(metric="kl_k2", max=1, min=0), "both max and min"),
+    "a limit that is no number": (GATE + check(metric="kl_k2") + "max = nan\n", "finite number"),
+    "an unknown level": (GATE + check(metric="kl_k2", max=1, level="fatal"), "'level' is not usable"),
+    "a maximum that blocks": (GATE + check(metric="abs_logprob_diff", agg="max", max=1), "use abs_logprob_diff or"),
+    "unclipped k3 that blocks": (GATE + check(metric="kl_k3", max=1), "add clip = 5"),
+    "sequence chi-squared that blocks": (GATE + check(metric="chi2_seq", max=1), "use ess_seq"),
+    "a clip of nothing": (GATE + check(metric="kl_k3", clip=0, max=1), "'clip' is not usable"),
+    "a regression of a signed metric": (GATE + check(metric="kl_k1", max_regression=0.1), "no relative regression"),
+    "a check given twice": (GATE + GOOD + GOOD, "is given twice"),
+    "an unknown slice": (GATE + check(metric="kl_k2", max=1, slice={"pos": "0:5"}), "setting 'slice.pos' is unknown"),
+    "a range that is none": (GATE + check(metric="kl_k2", max=1, slice={"position": "5"}), "is no range"),
+    "an empty range": (GATE + check(metric="kl_k2", max=1, slice={"position": "5:5"}), "is empty"),
+    "an unknown dtype": (GATE + check(metric="kl_k2", max=1, slice={"pair": "fp8"}), "'fp8' cannot be used"),
+    "positions no response reaches": (GATE + check(metric="kl_k2", max=1, slice={"position": "9999:"}), "no token of"),
+    "lengths no response has": (GATE + check(metric="kl_k2", max=1, slice={"length": "9999:"}), "no token of"),
+    "a pair that was not run": (GATE + check(metric="kl_k2", max=1, slice={"pair": "fp16"}), "the run has bf16/bf16"),
+    "a metric that was not recorded": (GATE + check(metric="top1_flip", max=1), "were not recorded"),
+    "a regression without a baseline": (GATE + REGRESSION, "add --baseline"),
+    "a floor that was never measured": (GATE + 'floor = "floor.json"\n' + GOOD, "make it with gate calibrate"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_gate_file_that_cannot_be_used(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path, text: str, words: str
+) -> None:
+    ended = command_line("gate", baseline.path, "--config", gate_file(tmp_path, text))
+    assert ended.code == ExitCode.USAGE
+    assert words in ended.stderr
+    assert json.loads((baseline.path / "gate.json").read_text())["answer"] == "error"
+
+
+def test_a_gate_file_that_is_not_there(command_line: CommandLine, baseline: RunDirectory, tmp_path: Path) -> None:
+    ended = command_line("gate", baseline.path, "--config", tmp_path / "none.toml")
+    assert (ended.code, "cannot be read" in ended.stderr) == (ExitCode.USAGE, True)
+
+
+def _first_row(change: Callable[[list[float]], None]) -> Callable[[RunDirectory], None]:
+    return lambda run: edit_leg(run, "train-bf16", lambda columns: change(columns["logprobs"][0]))
+
+
+def _nan(row: list[float]) -> None:
+    row[1] = float("nan")
+
+
+def _infinite(row: list[float]) -> None:
+    row[1] = float("-inf")
+
+
+def _engine_nan(run: RunDirectory) -> None:
+    edit_leg(run, "infer-bf16-decode", lambda columns: _nan(columns["logprobs"][0]))
+
+
+def _reference_nan(run: RunDirectory) -> None:
+    edit_leg(run, "ref-fp32", lambda columns: _nan(columns["logprobs"][0]))
+
+
+def _enormous(run: RunDirectory) -> None:
+    def change(columns: dict[str, list[list[float]]]) -> None:
+        columns["logprobs"][0][1] = -800.0
+
+    edit_leg(run, "infer-bf16-decode", change)
+
+
+def _other_ids(run: RunDirectory) -> None:
+    def change(columns: dict[str, list[int]]) -> None:
+        columns["ids_key"][0] += 1
+
+    edit_leg(run, "train-bf16", change)
+
+
+def _other_rows(run: RunDirectory) -> None:
+    def change(columns: dict[str, list[str]]) -> None:
+        columns["id"] = [f"another-{row_id}" for row_id in columns["id"]]
+
+    edit_leg(run, "train-bf16", change)
+
+
+def _empty(run: RunDirectory) -> None:
+    for path in (run.rollouts_path, *map(run.leg_path, LEGS)):
+        write_table(path, read_table(path).slice(0, 0))
+
+
+def _no_tokens(run: RunDirectory) -> None:
+    rollouts = read_table(run.rollouts_path)
+    columns = rollouts.to_pydict()
+    columns["token_ids"] = columns["token_texts"] = [[]] * len(columns["id"])
+    write_table(run.rollouts_path, pa.table(columns, schema=rollouts.schema))
+    for leg in LEGS:
+        edit_leg(run, leg, lambda columns: columns.update(logprobs=[[]] * len(columns["id"])))
+    _rekey(run)
+
+
+def _rekey(run: RunDirectory) -> None:
+    """Let every leg say that it was scored on the ids that the rollouts now hold."""
+    rollouts = read_table(run.rollouts_path).to_pydict()
+    keys = [ids_key(*ids) for ids in zip(rollouts["prompt_token_ids"], rollouts["token_ids"], strict=True)]
+    for leg in LEGS:
+        edit_leg(run, leg, lambda columns: columns.update(ids_key=keys))
+
+
+def _truncated(run: RunDirectory) -> None:
+    path = run.leg_path("train-bf16")
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def _missing_leg(run: RunDirectory) -> None:
+    run.leg_path("train-bf16").unlink()
+
+
+def _missing_rollouts(run: RunDirectory) -> None:
+    run.rollouts_path.unlink()
+
+
+def _broken_manifest(run: RunDirectory) -> None:
+    run.manifest_path.write_text("{")
+
+
+def _unfinished(manifest: Manifest) -> None:
+    manifest.stages["score-train-bf16"].state = "running"
+
+
+def _applied(stage: str, dtype: Dtype) -> Callable[[RunDirectory], None]:
+    def change(manifest: Manifest) -> None:
+        manifest.stages[stage].effective_settings["dtype"] = dtype
+
+    return lambda run: edit_manifest(run, change)
+
+
+def _no_stage(manifest: Manifest) -> None:
+    manifest.stages.clear()
+
+
+BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
+    "a missing log-prob of the training path": (_first_row(_nan), "lacks 1 log-probs of the training path"),
+    "an infinite log-prob": (_first_row(_infinite), "1 infinite log-probs of the training path"),
+    "a missing log-prob of the engine": (_engine_nan, "lacks 1 log-probs of the engine"),
+    "a missing log-prob of the reference": (_reference_nan, "prefill or reference log-probs"),
+    "other token ids": (_other_ids, "scored on other token ids"),
+    "rows of another run": (_other_rows, "has no row for response"),
+    "an empty run": (_empty, "holds no response at all"),
+    "responses without a token": (_no_tokens, "has not one response token"),
+    "a truncated parquet": (_truncated, "cannot be read"),
+    "a missing leg": (_missing_leg, "is missing"),
+    "missing rollouts": (_missing_rollouts, "is missing"),
+    "a damaged manifest": (_broken_manifest, "cannot be read by this version"),
+    "an unfinished run": (lambda run: edit_manifest(run, _unfinished), "score-train-bf16 not done"),
+    "a run without stages": (lambda run: edit_manifest(run, _no_stage), "is unfinished"),
+    "training in another dtype": (_applied("score-train-bf16", "fp32"), "the training path for bf16/bf16"),
+    "an engine in another dtype": (_applied("sample-bf16", "fp16"), "ran in fp16, not in bf16"),
+}
+
+
+@pytest.mark.parametrize(("breaks", "words"), BROKEN_RUNS.values(), ids=BROKEN_RUNS)
+def test_data_that_must_not_be_judged(
+    command_line: CommandLine,
+    small: RunDirectory,
+    tmp_path: Path,
+    breaks: Callable[[RunDirectory], None],
+    words: str,
+) -> None:
+    config = gate_file(tmp_path, GATE + GOOD)
+    assert command_line("gate", small.path, "--config", config).code == ExitCode.PASS
+    breaks(small)
+    ended = command_line("gate", small.path, "--config", config)
+    assert ended.code == ExitCode.ENVIRONMENT
+    assert words in ended.stderr
+    assert json.loads((small.path / "gate.json").read_text())["answer"] == "error"
+    assert "<error" in (small.path / "junit.xml").read_text()
+
+
+def test_a_metric_beyond_a_float_is_never_a_pass(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    _enormous(small)
+    config = gate_file(tmp_path, GATE + check(metric="token_mult_prob_error", max=1.05))
+    ended = command_line("gate", small.path, "--config", config)
+    assert (ended.code, "largest float64" in ended.stderr) == (ExitCode.ENVIRONMENT, True)
+
+
+def test_a_run_that_does_not_exist(command_line: CommandLine, tmp_path: Path) -> None:
+    ended = command_line("gate", tmp_path / "none", "--config", gate_file(tmp_path, GATE + GOOD))
+    assert (ended.code, "does not exist" in ended.stderr) == (ExitCode.USAGE, True)
+
+
+def test_a_folder_that_is_no_run(command_line: CommandLine, tmp_path: Path) -> None:
+    ended = command_line("gate", tmp_path, "--config", gate_file(tmp_path, GATE + GOOD))
+    assert (ended.code, "is not a run directory" in ended.stderr) == (ExitCode.USAGE, True)
+    assert not (tmp_path / "gate.json").exists()
+
+
+SMALL = Simulation(num_prompts=32, mean_length=20)
+
+
+def _with_other_prompts(run: RunDirectory) -> None:
+    rollouts = read_table(run.rollouts_path)
+    columns = rollouts.to_pydict()
+    columns["prompt_id"] = [f"other-{prompt}" for prompt in columns["prompt_id"]]
+    write_table(run.rollouts_path, pa.table(columns, schema=rollouts.schema))
+
+
+def _equal_policies(run: RunDirectory) -> None:
+    mu = read_table(run.leg_path("infer-bf16-decode"))["logprobs"].to_pylist()
+    edit_leg(run, "train-bf16", lambda columns: columns.update(logprobs=mu))
+
+
+BAD_BASELINES: dict[str, tuple[Simulation, Callable[[RunDirectory], None], str, ExitCode]] = {
+    "another model": (
+        Simulation(num_prompts=32, fingerprint="checkpoint-b"),
+        lambda run: None,
+        "is of another model",
+        ExitCode.USAGE,
+    ),
+    "another temperature": (
+        Simulation(num_prompts=32, sampling={"temperature": 0.7}),
+        lambda run: None,
+        "was sampled with temperature = 0.7",
+        ExitCode.USAGE,
+    ),
+    "another pair": (
+        Simulation(num_prompts=32, pairs=(("fp16", "fp16"),)),
+        lambda run: None,
+        "has no pair bf16/bf16",
+        ExitCode.USAGE,
+    ),
+    "no prompt in common": (SMALL, _with_other_prompts, "shares no prompt", ExitCode.USAGE),
+    "nothing to be worse than": (SMALL, _equal_policies, "a share of 0 says nothing", ExitCode.USAGE),
+    "missing log-probs": (SMALL, _first_row(_nan), "lacks 1 log-probs", ExitCode.ENVIRONMENT),
+}
+
+
+@pytest.mark.parametrize(("simulation", "breaks", "words", "code"), BAD_BASELINES.values(), ids=BAD_BASELINES)
+def test_a_baseline_that_says_nothing(
+    command_line: CommandLine,
+    small: RunDirectory,
+    tmp_path: Path,
+    simulation: Simulation,
+    breaks: Callable[[RunDirectory], None],
+    words: str,
+    code: ExitCode,
+) -> None:
+    other = simulated_run(tmp_path / "baseline", simulation)
+    breaks(other)
+    config = gate_file(tmp_path, GATE + REGRESSION)
+    ended = command_line("gate", small.path, "--config", config, "--baseline", other.path)
+    assert (ended.code, words in ended.stderr) == (code, True), ended.stderr
+
+
+def test_prompts_with_other_token_ids_are_not_the_baselines(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    other = simulated_run(tmp_path / "baseline", SMALL)
+    rollouts = read_table(other.rollouts_path)
+    columns = rollouts.to_pydict()
+    columns["prompt_token_ids"] = [[9, *ids] for ids in columns["prompt_token_ids"]]
+    write_table(other.rollouts_path, pa.table(columns, schema=rollouts.schema))
+    _rekey(other)
+    config = gate_file(tmp_path, GATE + REGRESSION)
+    ended = command_line("gate", small.path, "--config", config, "--baseline", other.path)
+    assert (ended.code, "32 of 32 prompts have other token ids" in ended.stderr) == (ExitCode.USAGE, True)
+
+
+def test_annotations_outside_a_github_job(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    ended = command_line("gate", small.path, "--config", gate_file(tmp_path, GATE + GOOD), "--github")
+    assert (ended.code, "use --markdown" in ended.stderr) == (ExitCode.USAGE, True)
