@@ -28,6 +28,7 @@ _SHORT_NAMES = {
 }
 _UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _MAX_COMBINING_MARKS = 2
+_MOST_CHARACTERS = 4000
 
 
 def plain(text: str) -> str:
@@ -39,15 +40,13 @@ def plain(text: str) -> str:
 
 
 def visible(text: str) -> Markup:
-    """`text` as HTML: escaped, and what cannot be seen shown as a small named box."""
+    """`text` as HTML: escaped, what cannot be seen shown as a small named box (`<i>`), and what is endless cut."""
     pieces: list[str] = []
-    for character in _tamed(text):
-        if not _is_unseen(character):
+    for character in _tamed(shortened(text, _MOST_CHARACTERS, keep="start")):
+        if _is_unseen(character):
+            pieces.append(f"<i>{_SHORT_NAMES.get(character, f'U+{ord(character):04X}')}</i>")
+        else:
             pieces.append(str(escape(character)))
-            continue
-        name = _SHORT_NAMES.get(character, f"U+{ord(character):04X}")
-        title = unicodedata.name(character, f"U+{ord(character):04X}").lower()
-        pieces.append(f'<span class="ctl" title="{escape(title)}">{name}</span>')
     return Markup("".join(pieces))
 
 

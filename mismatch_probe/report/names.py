@@ -15,6 +15,13 @@ def verdict_words(verdict: Verdict) -> str:
     return verdict.kind if verdict.code == verdict.kind else f"{verdict.kind}: {verdict.code.replace('_', ' ')}"
 
 
+DETAILED_PAIRS = 4
+"""A page of more pairs than this draws coarser maps, and has the numbers of curves for the first ones only."""
+MORE_PAIRS_NOTE = (
+    f"The numbers of curves stand here for the first {DETAILED_PAIRS} pairs; summary.json holds those of all."
+)
+
+
 @dataclass(frozen=True)
 class PairStyle:
     """Colour says the inference dtype, dash and marker say the training dtype, so no pair is told by colour alone."""

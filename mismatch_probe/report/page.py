@@ -11,7 +11,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.hostile import inert_json, plain, shortened, visible
-from mismatch_probe.report.names import KEY_MARKERS, SIGNS, verdict_words
+from mismatch_probe.report.names import DETAILED_PAIRS, KEY_MARKERS, SIGNS, verdict_words
 from mismatch_probe.report.numbers import Written
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.counts import counts
@@ -22,7 +22,7 @@ from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
 from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.verdicts import verdicts
-from mismatch_probe.report.sections.worst import MAX_TOKENS, worst
+from mismatch_probe.report.sections.worst import most_tokens, worst
 from mismatch_probe.report.view import Badge, Cell
 
 _CONTEXT_CHARACTERS = 200
@@ -68,19 +68,36 @@ def render_html(summary: Summary, manifest: Manifest) -> str:
 
 
 def _embedded(summary: Summary) -> dict[str, Any]:
-    """The summary as in `summary.json`, with as many worst tokens and as much context as the page shows."""
-    document = summary.model_dump(mode="json")
-    for pair in document["pairs"]:
-        pair["worst_tokens"] = [
-            {
-                name: shortened(value, _CONTEXT_CHARACTERS, keep="end" if name == "before" else "start")
-                if isinstance(value, str)
-                else value
-                for name, value in token.items()
-            }
-            for token in pair["worst_tokens"][:MAX_TOKENS]
-        ]
+    """The summary as in `summary.json`, cut to what the page shows, numbers to nine significant digits."""
+    document: dict[str, Any] = _rounded(summary.model_dump(mode="json"))
+    for number, pair in enumerate(document["pairs"]):
+        pair["worst_tokens"] = [_cut(token) for token in pair["worst_tokens"][: most_tokens(summary)]]
+        if number >= DETAILED_PAIRS:
+            _without_curves(pair)
     return document
+
+
+def _without_curves(pair: dict[str, Any]) -> None:
+    pair |= {"scatter": None, "confidence": [], "errors": []}
+    if pair["length"]:
+        pair["length"] |= {name: [] for name, value in pair["length"].items() if isinstance(value, list)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def _cut(token: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: shortened(value, _CONTEXT_CHARACTERS, keep="end" if name == "before" else "start")
+        if isinstance(value, str)
+        else value
+        for name, value in token.items()
+    }
 
 
 def _environment() -> Environment:
@@ -112,6 +129,6 @@ def _cell(cell: Cell) -> Markup:
             kind, SIGNS[kind], visible(verdict_words(cell.verdict))
         )
     if isinstance(cell, Written):
-        interval = Markup(' <span class="interval">{}</span>').format(cell.interval) if cell.interval else ""
-        return Markup('<span class="value">{}</span>{}').format(cell.value, interval)
+        interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
+        return Markup("<b>{}</b>").format(cell.value) + interval
     return _visible(cell)

@@ -11,6 +11,7 @@ from mismatch_probe.report.numbers import (
     write_estimate,
     write_tokens,
 )
+from mismatch_probe.stats.results import Estimate
 
 COLUMNS = ("dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu")
 """What `PairRow` holds, in order."""
@@ -28,7 +29,7 @@ class PairRow:
 
     @property
     def rms(self) -> str:
-        return ABSENT if self.rms_pi == self.rms_mu == ABSENT else f"{self.rms_pi} / {self.rms_mu}"
+        return f"{self.rms_pi} / {self.rms_mu}"
 
 
 def pair_row(pair: PairSummary) -> PairRow:
@@ -44,24 +45,32 @@ def pair_row(pair: PairSummary) -> PairRow:
 
 
 def budget(pair: PairSummary) -> Written:
-    """The fitted length budget in tokens; a star marks a budget beyond the longest response measured."""
+    """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form."""
     law = pair.length
-    if law is None or law.budget_tokens is None:
+    if law is None or (law.budget_tokens is None and law.budget_closed_form is None):
         return Written(ABSENT)
-    written = write_tokens(law.budget_tokens)
-    return Written(f"{written.value}*", written.interval) if law.longest_budget_is_extrapolated else written
+    if law.budget_tokens is None:
+        return _marked(law.budget_closed_form, "†")
+    return _marked(law.budget_tokens, "*" if law.longest_budget_is_extrapolated else "")
+
+
+def _marked(tokens: Estimate | None, mark: str) -> Written:
+    written = write_tokens(tokens)
+    return Written(f"{written.value}{mark}", written.interval)
 
 
 def budget_footnote(summary: Summary) -> str:
     """How to read the length budget, with the range behind it; empty where no pair has one."""
-    laws = [pair.length for pair in summary.pairs if pair.length and pair.length.budget_tokens]
+    laws = [pair.length for pair in summary.pairs if pair.length and budget(pair).value != ABSENT]
     if not laws:
         return ""
     longest = write_count(max(law.measured_up_to for law in laws))
-    note = f"length budget: tokens until sequence-level importance sampling keeps an ESS of {laws[0].budget_ess:g}"
+    notes = [f"length budget: tokens until sequence-level importance sampling keeps an ESS of {laws[0].budget_ess:g}"]
     if any(law.longest_budget_is_extrapolated for law in laws):
-        note += f"; * extrapolated beyond the longest response measured, {longest} tokens"
-    return note
+        notes.append(f"* extrapolated beyond the longest response measured, {longest} tokens")
+    if any(law.budget_tokens is None for law in laws):
+        notes.append("† none could be fitted: by the closed form ln(1 / ESS) / (2 KL)")
+    return "; ".join(notes)
 
 
 def contrast_sentences(summary: Summary) -> list[str]:

@@ -7,7 +7,16 @@ import numpy as np
 from mismatch_probe.config.model import CompareSettings, ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
-from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Summary, TokenInContext
+from mismatch_probe.records.summary import (
+    Cause,
+    Contrast,
+    Counts,
+    PairSummary,
+    SettingFinding,
+    Summary,
+    TokenInContext,
+    Verdict,
+)
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
@@ -16,12 +25,11 @@ from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.headline import headline, overall
-from mismatch_probe.verdict.judge import judge
 
 ERROR_NATS: dict[Dtype, float] = {"bf16": 2e-2, "fp16": 2.6e-3, "fp32": 2e-6, "fp64": 1e-12}
 """Standard deviation of a side's error on a middling token."""
+
+Pairs = tuple[tuple[Dtype, Dtype], ...]
 
 WORDS = (" 17", " +", " 4", " =", " 21", "\n", "Total", " so", " far", ":", " 3", " carry")
 
@@ -40,7 +48,11 @@ class Simulation:
 def simulated_pair(train: Dtype, infer: Dtype, simulation: Simulation) -> TokenPair:
     """Errors that grow as a token becomes less likely, as rounding of logits makes them; S drifts by the KL."""
     rng = np.random.default_rng([ord(letter) for letter in train + infer])
-    lengths = np.clip(rng.lognormal(5.9, 0.6, simulation.num_responses).astype(int), 8, simulation.longest)
+    lengths = np.clip(
+        rng.lognormal(np.log(0.36 * simulation.longest), 0.6, simulation.num_responses).astype(int),
+        8,
+        simulation.longest,
+    )
     sequences = Sequences.of_lengths(lengths)
     log_ref = -rng.gamma(0.35, 1.2, sequences.num_tokens) - 1e-4
     weight = 0.3 + np.minimum(3, -log_ref)
@@ -50,13 +62,21 @@ def simulated_pair(train: Dtype, infer: Dtype, simulation: Simulation) -> TokenP
     drift = (sigma_pi**2 + sigma_mu**2) / 2
     early = np.where(sequences.positions < 6, simulation.bug_nats / (1.0 + sequences.positions), 0)
     log_pi = np.minimum(log_ref + sigma_pi * noise[1] - drift - early, 0)
+    top1 = rng.integers(0, 512, sequences.num_tokens)
     return TokenPair(
-        sequences, log_pi, log_mu, log_ref, log_mu_prefill=np.minimum(log_mu + 0.1 * sigma_mu * noise[2], 0)
+        sequences,
+        log_pi,
+        log_mu,
+        log_ref,
+        top1_pi=top1,
+        top1_mu=np.where(rng.random(sequences.num_tokens) < ERROR_NATS[infer], top1 + 1, top1),
+        entropy_pi=-log_ref * rng.uniform(0.5, 1.5, sequences.num_tokens),
+        log_mu_prefill=np.minimum(log_mu + 0.1 * sigma_mu * noise[2], 0),
     )
 
 
 def summary(
-    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")),
+    pairs: Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")),
     simulation: Simulation = Simulation(),
 ) -> Summary:
     tokens = {pair: simulated_pair(*pair, simulation) for pair in pairs}
@@ -72,8 +92,17 @@ def summary(
         tool_version="0.1.0",
         model=simulation.model,
         model_fingerprint="0" * 64,
-        headline=headline(summaries, contrasts) + simulation.hostile,
-        verdict=overall(summaries),
+        headline=f"BF16 and the engine are apart by KL {metrics[pairs[0]][0]['kl_k3'].value:.1e}.{simulation.hostile}",
+        verdict=summaries[0].verdict,
+        preflight=[
+            SettingFinding(
+                level="error",
+                setting="rope_theta",
+                what=f"10000 on the engine, 1000000 on the training path{simulation.hostile}",
+                advice="Load the same config on both sides.",
+                code="positions",
+            )
+        ],
         contrasts=contrasts,
         pairs=summaries,
     )
@@ -98,18 +127,6 @@ def _pair_summary(
         mismatched_ids=0,
         truncated_responses=int((tokens.sequences.lengths == simulation.longest).sum()),
     )
-    law, side_errors = length_law(tokens), blame(tokens)
-    case = Case(
-        train_dtype=train,
-        infer_dtype=infer,
-        applied_train=train,
-        applied_infer=infer,
-        counts=counts,
-        metrics=metrics,
-        length=law,
-        blame=side_errors,
-        exact_pair=exact,
-    )
     return PairSummary(
         train_dtype=train,
         infer_dtype=infer,
@@ -117,14 +134,33 @@ def _pair_summary(
         counts=counts,
         metrics=metrics,
         metrics_unavailable=unavailable,
-        length=law,
-        blame=side_errors,
+        length=length_law(tokens),
+        blame=blame(tokens),
         confidence=confidence_bins(tokens),
         scatter=probability_scatter(tokens),
         errors=error_histograms(tokens),
         worst_tokens=_worst(tokens, infer, simulation.hostile),
-        verdict=judge(case),
+        verdict=_verdict(pair, metrics, exact),
     )
+
+
+def _verdict(pair: tuple[Dtype, Dtype], metrics: dict[str, Estimate], exact: dict[str, Estimate] | None) -> Verdict:
+    """As the rules would have it, in short: a deviation that stays in FP32 is a bug."""
+    kl = f"token KL (k3) {metrics['kl_k3'].value:.1e}"
+    if exact is None:
+        return Verdict(kind="undecided", code="unexplained", sentence="No FP32 pair was run.", evidence=[kl])
+    if exact["abs_logprob_diff"].value > 1e-4:
+        return Verdict(
+            kind="bug",
+            code="positions",
+            sentence="This is a bug: FP32 disagrees too.",
+            evidence=[kl],
+            advice=["Look at where along the response the FP32 pair disagrees."],
+            also=[Cause(code="one_sided_dtype", sentence="The training path errs more.")],
+        )
+    if pair == ("fp32", "fp32"):
+        return Verdict(kind="clean", code="clean", sentence="Clean: both sides agree.", evidence=[kl])
+    return Verdict(kind="precision", code="precision", sentence="Precision: FP32 agrees.", evidence=[kl])
 
 
 def _worst(tokens: TokenPair, infer: Dtype, hostile: str) -> list[TokenInContext]:
@@ -144,27 +180,22 @@ def _worst(tokens: TokenPair, infer: Dtype, hostile: str) -> list[TokenInContext
     ]
 
 
-def manifest(
-    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"), ("fp16", "fp16")), hostile: str = ""
-) -> Manifest:
+def manifest(pairs: Pairs = (("bf16", "bf16"), ("fp16", "fp16")), hostile: str = "") -> Manifest:
     settings = CompareSettings(model=ModelSettings(path="demo" + hostile), pairs=pairs)
-    done = {"state": "done", "batches": 3, "batches_done": 3, "tokens": 19_000, "seconds": 41.3, "note": hostile}
-    shared = {"temperature": 1.0, "tie_word_embeddings": True}
     stages = {}
     for train, infer in pairs:
-        stages[f"sample-{infer}"] = StageRecord(
-            **done,
-            effective_settings={"dtype": infer, **shared, "rope_theta": 10_000, "logprobs_mode": "processed_logprobs"},
-        )
-        stages[f"score-train-{train}"] = StageRecord(
-            **done,
-            effective_settings={
-                "dtype": train,
-                **shared,
-                "rope_theta": 1_000_000,
-                "buffers": {"inv_freq": "fp32" + hostile},
-            },
-        )
+        engine = {"dtype": infer, "rope_theta": 10_000, "logprobs_mode": "processed_logprobs"}
+        path = {"dtype": train, "rope_theta": 1_000_000, "buffers": {"inv_freq": f"fp32{hostile}"}}
+        for name, settings_read_back in ((f"sample-{infer}", engine), (f"score-train-{train}", path)):
+            stages[name] = StageRecord(
+                state="done",
+                batches=3,
+                batches_done=3,
+                tokens=19_000,
+                seconds=41.3,
+                note=hostile,
+                effective_settings={"temperature": 1.0, "tie_word_embeddings": True, **settings_read_back},
+            )
     return Manifest(
         tool_version="0.1.0",
         created_at="2026-02-03T10:11:12+00:00",

@@ -25,6 +25,7 @@ SMALL = (4.3, 3.2)
 
 _ROLES = ("ink", "muted", "grid", *DTYPES, *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)))
 _STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}
+_MARKERS_A_LINE = 10
 _FEW_POWERS = 100.0
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -62,7 +63,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def panel(heading: Heading, draw: Callable[[Axes], None], size: tuple[float, float] = WIDE) -> Panel:
+def panel(heading: Heading, draw: Callable[[Axes], object], size: tuple[float, float] = WIDE) -> Panel:
     """What `draw` puts on one pair of axes, as inline SVG; the same drawing gives the same bytes."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -102,6 +103,7 @@ def line(axes: Axes, x: list[float], y: list[float], style: PairStyle) -> None:
         linestyle=(0, style.dash) if style.dash else "-",
         marker=style.marker,
         markeredgewidth=0,
+        markevery=max(1, len(x) // _MARKERS_A_LINE),
     )
 
 

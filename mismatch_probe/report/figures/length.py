@@ -21,7 +21,7 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.names import PairStyle, pair_style
 from mismatch_probe.report.numbers import write_token_tick
 from mismatch_probe.report.view import Heading, Panel
-from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw
+from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, Estimate, LengthLaw
 
 _BAND_ALPHA = 0.22
 _SPREAD_ALPHA = 0.10
@@ -112,19 +112,31 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
 
 
 def _measured(axes: Axes, points: Sequence[AtLength], style: PairStyle) -> None:
-    for point in points:
-        one = point.estimate
-        if one.low is not None and one.high is not None:
-            axes.plot([point.num_tokens] * 2, [one.low, one.high], color=color(style.color), linewidth=0.9, alpha=0.6)
-        axes.plot(
-            [point.num_tokens],
-            [one.value],
-            color=color(style.color),
-            marker=style.marker,
-            markersize=4.5,
-            markerfacecolor="none",
-            markeredgewidth=1,
-        )
+    lengths = [point.num_tokens for point in points]
+    bounds = np.array([_bounds(point.estimate) for point in points]).reshape(-1, 2)
+    gaps = np.full(len(points), np.nan)
+    axes.plot(
+        np.column_stack([lengths, lengths, gaps]).ravel(),
+        np.column_stack([bounds, gaps]).ravel(),
+        color=color(style.color),
+        linewidth=0.9,
+        alpha=0.6,
+    )
+    axes.plot(
+        lengths,
+        [point.estimate.value for point in points],
+        color=color(style.color),
+        linestyle="none",
+        marker=style.marker,
+        markerfacecolor="none",
+        markeredgewidth=1,
+    )
+
+
+def _bounds(estimate: Estimate) -> tuple[float, float]:
+    """The interval, or the value itself where there is none."""
+    low, high = estimate.low, estimate.high
+    return (estimate.value if low is None else low), (estimate.value if high is None else high)
 
 
 def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> Panel:
@@ -156,6 +168,5 @@ def _solid(bins: Sequence[CurveBin]) -> list[CurveBin]:
 
 
 def _interval(bins: Sequence[CurveBin], floor: float) -> tuple[list[float], list[float]]:
-    low = [max(one.mean.value if one.mean.low is None else one.mean.low, floor) for one in bins]
-    high = [max(one.mean.value if one.mean.high is None else one.mean.high, floor) for one in bins]
-    return low, high
+    bounds = [_bounds(one.mean) for one in bins]
+    return [max(low, floor) for low, _ in bounds], [max(high, floor) for _, high in bounds]

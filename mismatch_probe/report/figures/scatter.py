@@ -11,14 +11,14 @@ from mismatch_probe.report.figures.canvas import NUM_HEAT_LEVELS, SMALL, color, 
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import ProbabilityScatter
 
-_MOST_BINS = 64
+MOST_BINS = 64
 
 Cells = dict[tuple[int, int], int]
 
 
-def draw(heading: Heading, scatter: ProbabilityScatter) -> Panel:
+def draw(heading: Heading, scatter: ProbabilityScatter, most_bins: int = MOST_BINS) -> Panel:
     """Darker cells hold more tokens, in steps of a constant factor; one path a step keeps the drawing small."""
-    num_bins, cells = coarser(scatter)
+    num_bins, cells = coarser(scatter, most_bins)
 
     def on(axes: Axes) -> None:
         axes.set_aspect("equal")
@@ -34,9 +34,9 @@ def draw(heading: Heading, scatter: ProbabilityScatter) -> Panel:
     return panel(heading, on, (SMALL[0], 3.9))
 
 
-def coarser(scatter: ProbabilityScatter) -> tuple[int, Cells]:
-    """Bins and counts, with neighbouring bins joined until the map has at most 64 a side."""
-    factor = math.ceil(scatter.num_bins / _MOST_BINS)
+def coarser(scatter: ProbabilityScatter, most_bins: int = MOST_BINS) -> tuple[int, Cells]:
+    """Bins and counts, with neighbouring bins joined until the map has at most `most_bins` a side."""
+    factor = math.ceil(scatter.num_bins / most_bins)
     cells: Cells = defaultdict(int)
     for x, y, count in scatter.cells:
         cells[x // factor, y // factor] += count

@@ -10,7 +10,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _FONT_FAMILY = re.compile(r"\s*font-family:[^;]*;?")
-_LONG_FRACTION = re.compile(r"(\d+\.\d{2})\d+")
+_LONG_FRACTION = re.compile(r"(\d+\.\d)\d+")
 _GEOMETRY = ("d", "x", "y", "width", "height", "transform", "viewBox")
 _NO_ROTATION = re.compile(r"^rotate\(-?0 ")
 

@@ -3,7 +3,7 @@
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import confidence as drawing
 from mismatch_probe.report.figures import length as length_drawing
-from mismatch_probe.report.names import pair_key, pair_label, pair_style
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_key, pair_label, pair_style
 from mismatch_probe.report.numbers import write_count, write_estimate, write_number
 from mismatch_probe.report.sections.length import bins_table
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
@@ -24,12 +24,14 @@ def confidence(summary: Summary) -> Section:
     for by in _MEASURES:
         curves = [
             (pair, [curve for curve in pair.length.by_confidence if curve.by == by])
-            for pair in summary.pairs
+            for pair in summary.pairs[:DETAILED_PAIRS]
             if pair.length
         ]
         separated = [(pair, found) for pair, found in curves if found]
         if separated:
             blocks.append(_by_position(by, separated))
+    if len(summary.pairs) > DETAILED_PAIRS:
+        blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(
         "confidence",
         "Deviation against confidence",
@@ -54,7 +56,7 @@ def _figure(shown: list[PairSummary]) -> Figure:
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
         "a level that does not fall at sure tokens is worth a look.",
         [drawing.draw(heading, shown)],
-        [_table(pair) for pair in shown],
+        [_table(pair) for pair in shown[:DETAILED_PAIRS]],
         key=[(pair_label(pair), pair_style(pair)) for pair in shown],
     )
 

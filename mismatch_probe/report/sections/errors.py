@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import errors as drawing
-from mismatch_probe.report.names import pair_key, pair_label, pair_style
+from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label, pair_style
 from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate, write_number
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import Blame, ErrorHistogram
@@ -69,7 +69,7 @@ def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> F
             )
             for pair in shown
         ],
-        [_counts(pair) for pair in shown],
+        [_counts(pair) for pair in shown[:DETAILED_PAIRS]],
         dense=True,
     )
 

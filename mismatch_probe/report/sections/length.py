@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as drawing
-from mismatch_probe.report.names import pair_label, pair_style
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label, pair_style
 from mismatch_probe.report.numbers import (
     ABSENT,
     write_count,
@@ -30,6 +30,8 @@ def length(summary: Summary) -> Section:
     for pair, law in shown:
         if law.unavailable:
             blocks.append(Note(f"{pair_label(pair)}:", [f"{name}: {why}" for name, why in law.unavailable.items()]))
+    if len(shown) > DETAILED_PAIRS:
+        blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(
         "length",
         "Deviation against length",
@@ -87,7 +89,7 @@ def _curves(shown: Shown) -> Figure:
     tables = [
         bins_table(f"{pair_label(pair)}: {title}", first, bins(law))
         for title, first, bins in kinds
-        for pair, law in shown
+        for pair, law in shown[:DETAILED_PAIRS]
         if bins(law)
     ]
     return Figure(
@@ -95,7 +97,7 @@ def _curves(shown: Shown) -> Figure:
         "How to read it: lines are means, the dense band around them their interval, the faint band p50 to p90. "
         f"Bins that fewer than {drawing.FEWEST_RESPONSES} responses reach are left to the table.",
         panels,
-        tables + [_measured(pair, law) for pair, law in fitted if law.ess_by_length],
+        tables + [_measured(pair, law) for pair, law in fitted[:DETAILED_PAIRS] if law.ess_by_length],
         key=[(pair_label(pair), pair_style(pair)) for pair, _ in shown],
     )
 
@@ -126,7 +128,7 @@ def _law(shown: Shown) -> Table:
     ]
     return Table(
         "The fitted law Var(S | T) = a T^b: b near 1 is independent errors, b near 2 a bias of each response. "
-        "A star marks a budget beyond the data",
+        "A star marks a budget beyond the data, a dagger one by the closed form",
         ["", *(pair_label(pair) for pair, _ in shown)],
         rows,
         stacked=True,

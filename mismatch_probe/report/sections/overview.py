@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures import divergence
@@ -31,7 +33,16 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
     rows: list[list[Cell]] = []
     for pair in summary.pairs:
         row = pair_row(pair)
-        rows.append([row.label, Badge(row.verdict), row.abs_diff, row.kl, row.budget, row.rms])
+        rows.append(
+            [
+                row.label,
+                Badge(row.verdict),
+                row.abs_diff,
+                row.kl,
+                row.budget,
+                Markup("<b>{}</b> / <b>{}</b>").format(row.rms_pi, row.rms_mu),
+            ]
+        )
     notes = [f"Brackets: {level(summary)} intervals, clustered by response", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
@@ -88,6 +99,20 @@ def _figure(summary: Summary) -> Figure:
         "How to read it: lower and flatter is better in both. Colour is the inference dtype, dash and marker the "
         "training dtype.",
         panels,
-        [],
+        [_numbers(summary)],
         key=[(pair_label(pair), pair_style(pair)) for pair in summary.pairs],
     )
+
+
+def _numbers(summary: Summary) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            pair_label(pair),
+            write_estimate(pair.metrics.get("kl_k3")),
+            write_estimate(pair.length.drift_per_1000 if pair.length else None),
+            write_estimate(pair.metrics.get("kl_k1_seq")),
+        ]
+        for pair in summary.pairs
+    ]
+    columns = ["dtype", "KL (k3) per token", "drift of S per 1,000 tokens", "KL (k1) per response"]
+    return Table("KL and drift of each pair, nats", columns, rows, stacked=True)

@@ -19,7 +19,8 @@ _ABSENT = "—"
 
 
 def settings(summary: Summary, manifest: Manifest) -> Section:
-    blocks: list[Block] = [_both_sides(pair, manifest) for pair in summary.pairs]
+    blocks: list[Block] = [_preflight(summary)] if summary.preflight else []
+    blocks += [_both_sides(pair, manifest) for pair in summary.pairs]
     blocks.append(
         _key_values("Settings of the run, resolved", _flat(manifest.settings.model_dump(mode="json")), folded=True)
     )
@@ -64,6 +65,24 @@ def reproduce(manifest: Manifest) -> Section:
         "deterministic.",
         [Command(shlex.join(manifest.command))],
     )
+
+
+def _preflight(summary: Summary) -> Table:
+    """What the settings alone already say, worst first."""
+    order = ("error", "warning", "note")
+    rows: list[list[Cell]] = [
+        [
+            Markup("<code>{}</code>").format(visible(found.setting)),
+            found.level,
+            {"pi": "training path", "mu": "inference engine", None: "either"}[found.side],
+            visible(found.what),
+            visible(found.advice),
+            found.code or "",
+        ]
+        for found in sorted(summary.preflight, key=lambda found: order.index(found.level))
+    ]
+    columns = ["setting", "level", "side to mend", "what differs", "advice", "cause it would produce"]
+    return Table("What the settings alone say", columns, rows, text_columns=frozenset({1, 2, 3, 4, 5}), stacked=True)
 
 
 def _both_sides(pair: PairSummary, manifest: Manifest) -> Block:

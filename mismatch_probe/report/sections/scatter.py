@@ -2,7 +2,7 @@
 
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import scatter as drawing
-from mismatch_probe.report.names import pair_key, pair_label
+from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label
 from mismatch_probe.report.numbers import write_count, write_estimate, write_share
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import ProbabilityScatter
@@ -34,6 +34,7 @@ def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]]) -> Figure:
                 "diagonal.",
             ),
             found,
+            drawing.MOST_BINS if len(shown) <= DETAILED_PAIRS else drawing.MOST_BINS // 2,
         )
         for pair, found in shown
     ]

@@ -2,7 +2,8 @@
 
 from markupsafe import Markup
 
-from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.records.summary import Cause, PairSummary, Summary
+from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.leads import leads
 from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.view import Badge, Finding, Section
@@ -19,12 +20,19 @@ def verdicts(summary: Summary) -> Section:
     )
 
 
+def _other(cause: Cause) -> Markup:
+    return Markup("<code>{}</code>: {}").format(
+        cause.code, visible(" ".join([cause.sentence, *cause.evidence, *cause.advice]))
+    )
+
+
 def _finding(pair: PairSummary) -> Finding:
     verdict = pair.verdict
     lists: list[tuple[str, list[str] | list[Markup]]] = [("Evidence", verdict.evidence)]
     if verdict.kind not in _INNOCENT:
         lists.append(("Where to look", leads(pair)))
     lists.append(("Advice", verdict.advice))
+    lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
     return Finding(
         f"verdict-{pair_key(pair)}",
         pair_label(pair),

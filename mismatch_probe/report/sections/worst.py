@@ -10,7 +10,7 @@ from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.numbers import ABSENT, write_count, write_number
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 
-MAX_TOKENS = 20
+_MOST_ON_PAGE = 60
 _AT_ONCE = 5
 _CONTEXT_CHARACTERS = 80
 _TOKEN_CHARACTERS = 60
@@ -18,7 +18,7 @@ _ID_CHARACTERS = 48
 
 
 def worst(summary: Summary) -> Section:
-    blocks: list[Block] = [block for pair in summary.pairs for block in _tables(pair)]
+    blocks: list[Block] = [block for pair in summary.pairs for block in _tables(pair, most_tokens(summary))]
     return Section(
         "worst",
         "Worst tokens in context",
@@ -28,9 +28,14 @@ def worst(summary: Summary) -> Section:
     )
 
 
-def _tables(pair: PairSummary) -> list[Block]:
+def most_tokens(summary: Summary) -> int:
+    """How many tokens of each pair the page shows: fewer where there are many pairs."""
+    return max(_AT_ONCE, _MOST_ON_PAGE // max(1, len(summary.pairs)))
+
+
+def _tables(pair: PairSummary, most: int) -> list[Block]:
     """The first few at once, the others on request."""
-    tokens = pair.worst_tokens[:MAX_TOKENS]
+    tokens = pair.worst_tokens[:most]
     if not tokens:
         return [Note(f"{pair_label(pair)}: no token deviates.")]
     tables: list[Block] = [

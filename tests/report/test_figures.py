@@ -1,0 +1,54 @@
+"""Drawings carry the data they are given."""
+
+import re
+
+from mismatch_probe.report.figures import scatter
+from mismatch_probe.report.figures.canvas import panel, power_of_ten
+from mismatch_probe.report.figures.errors import shared_limits
+from mismatch_probe.report.view import Heading
+from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
+
+HEADING = Heading("here", "A title with <b>", "A description & more")
+
+
+def test_joining_bins_of_a_map_loses_no_token() -> None:
+    found = ProbabilityScatter(100, [(0, 0, 5), (1, 1, 7), (99, 98, 11)])
+    num_bins, cells = scatter.coarser(found, most_bins=64)
+    assert num_bins == 50
+    assert cells == {(0, 0): 12, (49, 49): 11}
+
+
+def test_a_map_draws_one_path_for_each_level_of_counts() -> None:
+    cells = [(x, x, 10 ** (x % 4)) for x in range(16)]
+    svg = scatter.draw(HEADING, ProbabilityScatter(16, cells)).svg
+    levels = set(re.findall(r"var\(--fig-heat-(\d)\)", svg))
+    assert levels == {"1", "3", "5", "7"}
+
+
+def test_a_drawing_is_named_and_its_name_is_escaped() -> None:
+    svg = panel(HEADING, lambda axes: axes.plot([0, 1], [0, 1])).svg
+    assert '<title id="here-title">A title with &lt;b&gt;</title>' in svg
+    assert '<desc id="here-desc">A description &amp; more</desc>' in svg
+
+
+def test_text_in_a_drawing_is_text_and_keeps_its_digits() -> None:
+    svg = panel(HEADING, lambda axes: axes.text(0, 0, "2.34567e-6")).svg
+    assert ">2.34567e-6</text>" in svg
+
+
+def test_two_drawings_on_one_page_share_no_id() -> None:
+    first, second = (panel(Heading(name, "t", "d"), lambda axes: axes.plot([0, 1], [0, 1], "o")).svg for name in "ab")
+    ids = [set(re.findall(r'id="([^"]+)"', svg)) for svg in (first, second)]
+    assert not ids[0] & ids[1]
+    assert set(re.findall(r"url\(#([^)]+)\)", first)) <= ids[0]
+
+
+def test_tails_that_hold_next_to_nothing_do_not_stretch_the_axis() -> None:
+    histogram = ErrorHistogram("pi", [-9.0, -8.0, -3.0, -2.0, -1.0], [1, 0, 5000, 5000], 0)
+    assert shared_limits([histogram]) == (-3.0, -1.0)
+
+
+def test_powers_of_ten_read_as_people_write_them() -> None:
+    assert [power_of_ten(value) for value in (1e-12, 2e-3, 0.1, 1.0, 100.0, 1e5)] == [
+        *("10⁻¹²", "2·10⁻³", "0.1", "1", "100", "10⁵")
+    ]

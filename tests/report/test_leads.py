@@ -1,0 +1,49 @@
+"""When two sides disagree, the report points at the place."""
+
+import re
+
+from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.report.leads import leads
+from mismatch_probe.report.page import render_html
+from tests.report import samples
+
+BUG = samples.Simulation(bug_nats=2.0)
+
+
+def words(pair: PairSummary) -> str:
+    return " ".join(re.sub(r"<[^>]+>", "", lead) for lead in leads(pair))
+
+
+def exact_pair(simulation: samples.Simulation) -> PairSummary:
+    return samples.summary((("fp32", "fp32"),), simulation).pairs[0]
+
+
+def test_a_bug_at_the_start_is_placed_at_the_first_token_and_on_its_side() -> None:
+    text = words(exact_pair(BUG))
+    assert "it starts there and decays" in text
+    assert "at tokens 1," in text
+    assert "the training path (pi) errs more" in text
+    assert "(token 1, d -2" in text
+
+
+def test_an_even_deviation_is_not_given_a_place() -> None:
+    assert "the deviation is even" in words(exact_pair(samples.Simulation()))
+
+
+def test_a_response_that_holds_the_worst_tokens_is_named() -> None:
+    pair = exact_pair(BUG)
+    mine = [token.model_copy(update={"sequence_id": "sums-3/0@infer-fp32"}) for token in pair.worst_tokens]
+    assert "20 of the 20 worst tokens lie in sums-3/0@infer-fp32" in words(
+        pair.model_copy(update={"worst_tokens": mine})
+    )
+
+
+def test_only_a_verdict_that_is_not_innocent_says_where_to_look() -> None:
+    pairs: samples.Pairs = (("bf16", "bf16"), ("fp32", "fp32"))
+    assert "Where to look" in render_html(samples.summary(pairs, BUG), samples.manifest(pairs))
+    assert "Where to look" not in render_html(samples.summary(pairs), samples.manifest(pairs))
+
+
+def test_without_a_record_to_point_at_there_are_no_leads() -> None:
+    bare = exact_pair(BUG).model_copy(update={"length": None, "blame": None, "worst_tokens": []})
+    assert leads(bare) == []

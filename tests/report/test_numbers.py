@@ -1,0 +1,82 @@
+"""Numbers are written with the digits their interval allows, and never read as zero when they are not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mismatch_probe.report.numbers import (
+    ABSENT,
+    write_estimate,
+    write_number,
+    write_range,
+    write_share,
+    write_token_count,
+    write_tokens,
+)
+from mismatch_probe.stats.results import CurveBin, Estimate
+
+
+def estimate(value: float, low: float | None = None, high: float | None = None) -> Estimate:
+    return Estimate(value, low, high, 0.95, 64, 1000, "token")
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "written"),
+    [
+        (3.31e-4, 2.9e-4, 3.8e-4, "3.3e-4 [2.9e-4, 3.8e-4]"),
+        (0.0197, 0.0189, 0.0205, "0.0197 [0.0189, 0.0205]"),
+        (2.34567e-6, 2.1e-6, 2.5e-6, "2.3e-6 [2.1e-6, 2.5e-6]"),
+        (-1.01, -1.2, -0.8, "-1.01 [-1.20, -0.80]"),
+        (0.0, 0.0, 0.0, "0 [0, 0]"),
+        (3.0, -400.0, 500.0, "0 [-400, 500]"),
+        (0.5, None, None, "0.500"),
+        (1.0000042, None, None, "1.0000042"),
+    ],
+)
+def test_the_interval_sets_the_digits(value: float, low: float | None, high: float | None, written: str) -> None:
+    assert str(write_estimate(estimate(value, low, high))) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "written"),
+    [
+        (350.4, 331.0, 377.0, "350 [330, 380]"),
+        (1049.0, 981.0, 1128.0, "1,050 [980, 1,130]"),
+        (23_104.0, 21_840.0, 24_460.0, "23.1k [21.8k, 24.5k]"),
+        (8.66e10, 7.9e10, 9.2e10, "87B [79B, 92B]"),
+        (1e5, 8_400.0, 8e5, "100k [8,000, 800k]"),
+    ],
+)
+def test_tokens_are_written_as_people_say_them(value: float, low: float, high: float, written: str) -> None:
+    assert str(write_tokens(estimate(value, low, high))) == written
+
+
+def test_what_is_absent_says_so() -> None:
+    assert str(write_estimate(None)) == str(write_tokens(None)) == write_number(None) == ABSENT
+
+
+def test_a_tiny_share_never_reads_as_none() -> None:
+    assert write_share(1, 10_000_000) == "< 0.01 %"
+    assert write_share(0, 10) == "0 %"
+    assert write_share(9_999_999, 10_000_000) != "100 %"
+
+
+def test_a_bin_of_one_token_is_named_by_it() -> None:
+    mean = estimate(1.0)
+    assert write_range(CurveBin(0, 1, 1, mean, 1, 1, 1)) == "1"
+    assert write_range(CurveBin(1024, 1536, 1254, mean, 1, 1, 1)) == "1,025 to 1,536"
+
+
+def test_whole_numbers_of_tokens_keep_no_decimals() -> None:
+    assert [write_token_count(number) for number in (1.0, 350.0, 1024.0, 12_345.0)] == ["1", "350", "1,024", "12.3k"]
+
+
+@given(value=st.floats(1e-14, 1e14), width=st.floats(1e-4, 3))
+def test_what_is_written_is_within_half_its_interval_of_the_value(value: float, width: float) -> None:
+    written = write_estimate(estimate(value, value * (1 - width / 2), value * (1 + width / 2)))
+    assert abs(float(written.value.replace(",", "")) - value) <= max(value * width / 2, value * 1e-6)
+
+
+@given(value=st.floats(1e-14, 1e14))
+def test_a_positive_number_is_never_written_as_zero(value: float) -> None:
+    assert float(write_number(value).replace(",", "")) > 0

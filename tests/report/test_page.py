@@ -1,0 +1,201 @@
+"""The page: whole, deterministic, offline, small, and usable without a mouse or colours."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.dtypes import DTYPES
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import render_html, write_report
+from tests.report import samples
+
+MOST_BYTES = 2_500_000
+VOID = {"meta", "br", "img", "hr", "link", "input", "wbr"}
+SECTIONS = (
+    *("answer", "verdicts", "dtypes", "scatter", "length", "errors", "confidence", "worst", "counts", "settings"),
+    *("provenance", "reproduce"),
+)
+
+
+class Structure(HTMLParser):
+    """Checks that tags close in order; collects ids, links and headings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.elements.append((tag, found))
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        for name in ("href", "aria-labelledby"):
+            self.links += [part.removeprefix("#") for part in str(found.get(name) or "").split()]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(samples.summary(), samples.manifest())
+
+
+@pytest.fixture(scope="module")
+def structure(page: str) -> Structure:
+    return parsed(page)
+
+
+def parsed(page: str) -> Structure:
+    found = Structure()
+    found.feed(page)
+    found.close()
+    return found
+
+
+def test_the_same_records_give_the_same_bytes(page: str) -> None:
+    assert render_html(samples.summary(), samples.manifest()) == page
+
+
+def test_every_tag_is_closed_and_every_id_is_unique(structure: Structure) -> None:
+    assert structure.open == []
+    assert len(structure.ids) == len(set(structure.ids))
+
+
+def test_every_link_and_label_leads_somewhere(structure: Structure) -> None:
+    assert set(structure.links) <= set(structure.ids)
+
+
+def test_anchors_are_stable(structure: Structure) -> None:
+    assert set(SECTIONS) <= set(structure.ids)
+    assert {"figure-overview", "figure-length", "worst-train-bf16-infer-bf16", "summary"} <= set(structure.ids)
+
+
+def test_nothing_is_loaded_and_nothing_runs(page: str, structure: Structure) -> None:
+    scripts = [attributes for tag, attributes in structure.elements if tag == "script"]
+    assert [one.get("type") for one in scripts] == ["application/json"]
+    assert not [tag for tag, _ in structure.elements if tag in ("img", "iframe", "link", "object", "embed")]
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    policy = next(a["content"] for _, a in structure.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+
+
+def test_every_drawing_can_be_heard_and_every_header_has_a_scope(structure: Structure) -> None:
+    plots = [a for tag, a in structure.elements if tag == "svg" and a.get("class") == "plot"]
+    assert len(plots) > 10
+    assert all(plot.get("role") == "img" and plot.get("aria-labelledby") for plot in plots)
+    assert all(a.get("scope") in ("row", "col") for tag, a in structure.elements if tag == "th")
+    assert ("a", {"class": "skip", "href": "#answer"}) in structure.elements
+
+
+def test_every_drawing_takes_its_colours_from_the_page(page: str) -> None:
+    drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert "var(--fig-" in drawings
+    assert not re.search(r"#[0-9a-f]{6}\b", drawings)
+    assert "font-family" not in drawings
+    used = set(re.findall(r"var\((--[\w-]+)\)", page))
+    assert used <= set(re.findall(r"(--[\w-]+):", page))
+
+
+def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str) -> None:
+    figures = re.findall(r'<figure id="([\w-]+)".*?</figure>', page, re.DOTALL)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
+    assert len(figures) == len(captions) >= 6
+    assert all(caption.startswith("How to read it: ") for caption in captions)
+    bodies = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    without_table = [name for name, body in zip(figures, bodies, strict=True) if "<table" not in body]
+    assert without_table == []
+
+
+def test_the_summary_is_embedded(page: str) -> None:
+    text = re.search(r'<script type="application/json" id="summary">(.*?)</script>', page, re.DOTALL)
+    assert text is not None
+    embedded = json.loads(text[1])
+    assert embedded["pairs"][0]["metrics"]["kl_k3"]["value"] == pytest.approx(
+        samples.summary().pairs[0].metrics["kl_k3"].value, rel=1e-8
+    )
+
+
+def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
+    pairs: samples.Pairs = (("fp32", "bf16"), ("bf16", "bf16"))
+    page = render_html(samples.summary(pairs), samples.manifest(pairs))
+    assert "train FP32 / infer BF16" in page
+
+
+def test_settings_that_differ_between_the_sides_are_marked(page: str) -> None:
+    rows = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
+    rope = next(row for row in rows if "<code>rope_theta</code>" in row and 'class="differs"' in row)
+    assert re.findall(r'class="differs">(\d+)', rope) == ["10000", "1000000"]
+    temperature = next(row for row in rows if "<code>temperature</code>" in row)
+    assert "differs" not in temperature
+
+
+def test_parts_that_could_not_be_had_are_told_in_words() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    bare = summary.pairs[0].model_copy(
+        update={"length": None, "blame": None, "scatter": None, "confidence": [], "errors": [], "worst_tokens": []}
+    )
+    page = render_html(summary.model_copy(update={"pairs": [bare]}), samples.manifest())
+    for words in ("no length law", "No reference was scored", "no probabilities to draw", "no token deviates"):
+        assert words in page
+    assert parsed(page).open == []
+
+
+def test_a_run_without_one_usable_token_still_has_a_page() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    empty = summary.pairs[0].model_copy(
+        update={
+            "metrics": {},
+            "length": None,
+            "blame": None,
+            "scatter": None,
+            "confidence": [],
+            "errors": [],
+            "worst_tokens": [],
+        }
+    )
+    page = render_html(summary.model_copy(update={"pairs": [empty], "contrasts": []}), samples.manifest())
+    assert parsed(page).open == []
+
+
+@pytest.mark.slow
+def test_the_page_of_the_largest_run_stays_small() -> None:
+    pairs: samples.Pairs = tuple((train, infer) for train in DTYPES for infer in DTYPES)
+    hostile = "\u202e</script><script>" * 100
+    simulation = samples.Simulation(num_responses=120, longest=32_768, hostile=hostile)
+    summary = samples.summary(pairs, simulation)
+    assert sum(pair.counts.num_tokens for pair in summary.pairs) > 10_000_000
+    assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES
+
+
+def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.write_summary(samples.summary())
+    run.write_manifest(samples.manifest())
+    assert write_report(run) == run.report_path
+    assert run.report_path.read_text(encoding="utf-8") == page
+
+
+def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"summary\.json does not exist"):
+        write_report(RunDirectory(tmp_path))
+    (tmp_path / "summary.json").write_text("{", encoding="utf-8")
+    with pytest.raises(BrokenRecord, match=r"summary\.json cannot be read"):
+        write_report(RunDirectory(tmp_path))

@@ -1,0 +1,77 @@
+"""The terminal tells the same story in the same strings."""
+
+import io
+import re
+from dataclasses import replace
+from html import unescape
+
+import pytest
+from rich.console import Console
+
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.report import render_html, render_terminal
+from mismatch_probe.report.numbers import write_tokens
+from tests.report import samples
+
+CROSSED: samples.Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("fp32", "bf16"))
+
+
+def printed(summary: Summary, *, width: int = 80, terminal: bool = False) -> str:
+    out = io.StringIO()
+    render_terminal(summary, Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("simulation", [samples.Simulation(), samples.Simulation(bug_nats=2.0)], ids=["clean", "bug"])
+def test_every_number_of_the_terminal_stands_on_the_page(simulation: samples.Simulation) -> None:
+    summary = samples.summary(CROSSED, simulation)
+    page = unescape(re.sub(r"<[^>]+>", "", render_html(summary, samples.manifest(CROSSED))))
+    numbers = re.findall(r"[-\d][\d.,]*(?:e-?\d+)?[kMBT]?[*†]?", printed(summary))
+    assert len(numbers) > 20
+    assert [number for number in numbers if number.rstrip(",") not in page] == []
+    for interval in re.findall(r"\[[^\]]+\]", printed(summary)):
+        assert interval in page
+
+
+def test_a_pipe_gets_one_line_a_pair_and_no_control_codes() -> None:
+    text = printed(samples.summary(CROSSED), width=40)
+    assert "\x1b" not in text
+    rows = [line for line in text.splitlines() if "precision" in line and "e-" in line]
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_terminal_is_never_overrun_and_no_number_is_cut(width: int) -> None:
+    text = printed(samples.summary(CROSSED), width=width, terminal=True)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+
+
+def test_hostile_text_cannot_drive_the_terminal() -> None:
+    hostile = "\x1b[2J\u202e[bold red]"
+    text = printed(samples.summary((("bf16", "bf16"),), samples.Simulation(hostile=hostile)), terminal=True)
+    assert "\x1b[2J" not in text
+    assert "<U+001B>[2J<U+202E>[bold red]" in text
+
+
+def test_data_that_was_left_out_is_named() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    pair = summary.pairs[0]
+    broken = pair.model_copy(update={"counts": pair.counts.model_copy(update={"missing_mu": 1234})})
+    assert "1,234 log-probs missing" in printed(summary.model_copy(update={"pairs": [broken]}))
+
+
+def test_an_extrapolated_budget_is_marked_and_explained() -> None:
+    text = printed(samples.summary((("fp16", "fp16"),)))
+    assert "* extrapolated beyond the longest response measured" in text
+    assert re.search(r"\d[kMBT]?\* \[", text)
+
+
+def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    pair = summary.pairs[0]
+    assert pair.length is not None
+    unfitted = replace(pair.length, budget_tokens=None, longest_budget_is_extrapolated=False)
+    text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": unfitted})]}))
+    assert f"{write_tokens(pair.length.budget_closed_form).value}†" in text
+    assert "† none could be fitted" in text
