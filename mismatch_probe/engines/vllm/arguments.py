@@ -20,31 +20,56 @@ _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "worker_extension_cls": "the probe puts its own extension there",
     "skip_tokenizer_init": "token texts need the tokenizer",
 }
+_KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "bool": ((bool,), "true or false"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "text"),
+}
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None}
 
 
-def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def known_arguments() -> dict[str, str]:
+    """Every engine argument of the installed vLLM with its type as text."""
+    from vllm import EngineArgs
+
+    return {
+        field.name: field.type.__name__ if isinstance(field.type, type) else str(field.type)
+        for field in fields(EngineArgs)
+    }
+
+
+def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
     """`given` with canonical names and parsed values, ready to be keyword arguments of `vllm.LLM`.
 
     Raises:
-        UsageError: vLLM has no such argument, it is given twice, or the probe decides it elsewhere.
+        UsageError: an argument is not among the `known` ones, is given twice, is one the probe decides, or has a value
+            of another type than vLLM's.
     """
-    from vllm import EngineArgs
-
-    annotations = {field.name: str(field.type) for field in fields(EngineArgs)}
     parsed: dict[str, Any] = {}
     for key, value in given.items():
         name = key.removeprefix("--").removeprefix("vllm.").replace("-", "_")
         if name in _DECIDED_ELSEWHERE:
             raise UsageError(f"--vllm.{name} cannot be given: {_DECIDED_ELSEWHERE[name]}")
-        if name not in annotations:
-            near = get_close_matches(name, annotations, n=3)
+        if name not in known:
+            near = get_close_matches(name, known, n=3)
             hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in near)}?" if near else ""
             raise UsageError(f"vLLM has no argument {name!r}, given as --vllm.{key}{hint}")
         if name in parsed:
             raise UsageError(f"--vllm.{name} is given twice")
-        parsed[name] = parse_value(value, is_text=annotations[name] in ("str", "str | None"))
+        kind = known[name].removesuffix(" | None")
+        parsed[name] = parse_value(value, is_text=kind == "str")
+        if kind in _KINDS and not _fits(parsed[name], known[name]):
+            raise UsageError(f"--vllm.{name} takes {_KINDS[kind][1]}, not {value!r}")
     return parsed
+
+
+def _fits(value: Any, known: str) -> bool:
+    kind, _, optional = known.partition(" | ")
+    if value is None:
+        return bool(optional)
+    types, _ = _KINDS[kind]
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
 def parse_value(value: Any, *, is_text: bool = False) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype, parse_dtype, vllm_name
 from mismatch_probe.errors import EngineError
+from mismatch_probe.verdict.preflight.facts import forward_facts
 
 _PACKAGES: Final = (
     "vllm",
@@ -34,6 +35,7 @@ def read_effective_settings(llm: Any, sampling: SamplingSettings) -> dict[str, A
         "lm_head_dtype": _plain(getattr(model, "head_dtype", None)),
         **workers[0],
         "num_workers": len(workers),
+        "config": forward_facts(model.hf_text_config.to_dict()),
         "enforce_eager": model.enforce_eager,
         "compilation_mode": _plain(compilation.mode),
         "compilation_backend": compilation.backend,

@@ -1,6 +1,5 @@
 """The started vLLM engine: sampling, prefill replay, settings."""
 
-import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype, vllm_name
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.token_text import TokenTexts
-from mismatch_probe.engines.vllm.arguments import engine_arguments
+from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import, recorded_environment
 from mismatch_probe.engines.vllm.failures import engine_failure
@@ -46,8 +45,7 @@ def start_vllm(
             f"{_SMALLEST_TEMPERATURE}; give at least that"
         )
     prepare_import(dtype)
-    config = read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
-    args = engine_arguments(engine.args)
+    args = engine_arguments(engine.args, known_arguments())
     choose_processes(args)
     environment = recorded_environment()
 
@@ -55,10 +53,14 @@ def start_vllm(
     from vllm.platforms import current_platform
 
     length = args.setdefault("max_model_len", max_model_len)
-    args |= memory_defaults(
-        config, args, dtype_bytes=_DTYPE_BYTES[dtype], max_model_len=length, on_cpu=current_platform.is_cpu()
+    bounds: dict[str, Any] = memory_defaults(
+        read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code),
+        args,
+        dtype_bytes=_DTYPE_BYTES[dtype],
+        max_model_len=length,
+        on_cpu=current_platform.is_cpu(),
     )
-    args |= {
+    decided: dict[str, Any] = {
         "dtype": vllm_name(dtype),
         "revision": revision,
         "trust_remote_code": trust_remote_code,
@@ -69,10 +71,10 @@ def start_vllm(
         "worker_extension_cls": WORKER_EXTENSION,
     }
     try:
-        llm = LLM(checkpoint, **args)
+        llm = LLM(checkpoint, **args, **bounds, **decided)
     except Exception as error:
         raise engine_failure(error, checkpoint, "starting") from error
-    started = VllmEngine(llm, checkpoint, sampling, environment)
+    started = VllmEngine(llm, checkpoint, sampling, {"bounded_by_probe": bounds, "environment": environment})
     try:
         check_applied(started.effective_settings(), dtype)
     except BaseException:
@@ -84,17 +86,20 @@ def start_vllm(
 class VllmEngine(Engine):
     """A started `vllm.LLM` that samples with `sampling` and replays at its temperature.
 
+    `start` is what only the starter knows and the effective settings are to hold.
+
     On a CPU vLLM makes `torch.set_num_threads` a no-op and seeds the global generators of the process it runs in, so
     nothing else should compute there.
     """
 
-    def __init__(self, llm: Any, checkpoint: str, sampling: SamplingSettings, environment: dict[str, str]) -> None:
+    def __init__(self, llm: Any, checkpoint: str, sampling: SamplingSettings, start: dict[str, Any]) -> None:
         self.llm = llm
         self._checkpoint = checkpoint
         self._sampling = sampling
         self._longest: int = llm.model_config.max_model_len - 1
+        llm.collective_rpc("probe_prepare")
         self._texts = TokenTexts(llm.get_tokenizer())
-        self._settings = {**read_effective_settings(llm, sampling), "environment": environment}
+        self._settings = {**read_effective_settings(llm, sampling), **start}
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         from vllm import SamplingParams
@@ -153,7 +158,6 @@ class VllmEngine(Engine):
 
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
-        gc.collect()
         cleanup_dist_env_and_memory()
 
     def _generate(self, prompts: list[list[int]], params: list[Any], doing: str) -> list[Any]:

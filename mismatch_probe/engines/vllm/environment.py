@@ -27,7 +27,7 @@ def choose_processes(args: Mapping[str, Any]) -> None:
 
     Inside, the engine starts faster and its batches do not depend on the timing of messages.
     """
-    if all(int(args.get(size) or 1) == 1 for size in _PARALLEL_SIZES):
+    if all(args.get(size) in (None, 1) for size in _PARALLEL_SIZES):
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 

@@ -23,28 +23,25 @@ _KV_SIZE_ARGS: Final = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_
 
 def memory_defaults(
     config: Any, args: Mapping[str, Any], *, dtype_bytes: int, max_model_len: int, on_cpu: bool
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Engine arguments that bound memory, for those of them the user left open.
 
-    `config` is the checkpoint's transformers text config.
+    `config` is what `read_config` returns.
     """
-    defaults: dict[str, int] = {}
+    defaults: dict[str, Any] = {}
     if "max_num_batched_tokens" not in args:
         whole_prompt = max_model_len if args.get("enable_chunked_prefill") is False else 0
-        tokens = max(replay_tokens(config.vocab_size), int(args.get("max_num_seqs") or 0), whole_prompt)
+        tokens = max(replay_tokens(config.vocab_size), args.get("max_num_seqs") or 0, whole_prompt)
         if tokens < _MOST_TOKENS:
             defaults["max_num_batched_tokens"] = tokens
     if on_cpu and not os.environ.get("VLLM_CPU_KVCACHE_SPACE") and not any(name in args for name in _KV_SIZE_ARGS):
         import psutil  # type: ignore[import-untyped]
 
-        wanted = kv_cache_bytes(
-            config,
-            dtype_bytes=dtype_bytes,
-            max_model_len=max_model_len,
-            num_sequences=int(args.get("max_num_seqs") or _SEQUENCES),
-        )
-        free = int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)
-        defaults["kv_cache_memory_bytes"] = min(wanted, free) // int(args.get("tensor_parallel_size") or 1)
+        size = int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)
+        if isinstance(getattr(config, "num_attention_heads", None), int):
+            sequences = args.get("max_num_seqs") or _SEQUENCES
+            size = min(size, kv_cache_bytes(config, dtype_bytes, max_model_len=max_model_len, num_sequences=sequences))
+        defaults["kv_cache_memory_bytes"] = size // args.get("tensor_parallel_size", 1)
     return defaults
 
 
@@ -57,7 +54,7 @@ def replay_tokens(vocab_size: int) -> int:
     return max(_FEWEST_TOKENS, min(_MOST_TOKENS, _REPLAY_LOGITS_BYTES // (_BYTES_PER_LOGIT * vocab_size)))
 
 
-def kv_cache_bytes(config: Any, *, dtype_bytes: int, max_model_len: int, num_sequences: int) -> int:
+def kv_cache_bytes(config: Any, dtype_bytes: int, *, max_model_len: int, num_sequences: int) -> int:
     """Keys and values of `num_sequences` full-length sequences in whole blocks, and one block more.
 
     An upper bound: a layer with a sliding window or a latent cache holds less.
@@ -70,16 +67,16 @@ def kv_cache_bytes(config: Any, *, dtype_bytes: int, max_model_len: int, num_seq
 
 
 def read_config(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> Any:
-    """The checkpoint's transformers text config.
+    """The checkpoint's text config as vLLM reads it.
 
     Raises:
         UsageError: there is no such checkpoint, or its `config.json` cannot be read.
     """
-    from transformers import AutoConfig
+    from vllm.transformers_utils.config import get_config, get_hf_text_config
 
     try:
-        config = AutoConfig.from_pretrained(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+        config = get_config(checkpoint, trust_remote_code=trust_remote_code, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UsageError(f"the checkpoint {checkpoint!r} cannot be used: {reason.rstrip('.')}; mend --model") from error
-    return config.get_text_config()
+    return get_hf_text_config(config)

@@ -47,7 +47,8 @@ def replayed_scores(sequence: TokenSequence, output: Any) -> ScoredSequence:
 def scores(sequence_id: str, token_ids: list[int], flat: Any, *, first: int) -> ScoredSequence:
     """Log-probs and arg-max ids of `token_ids` out of a `FlatLogprobs` whose position `first` is the first token's.
 
-    Each position holds the token asked for, then the most probable one. A position that is absent gives NaN and id -1.
+    Each position holds the token asked for, then the most probable one where that is another. A position that is absent
+    gives NaN and id -1.
 
     Raises:
         EngineError: a position holds another token than the one asked for.
@@ -57,14 +58,14 @@ def scores(sequence_id: str, token_ids: list[int], flat: Any, *, first: int) -> 
     num_positions = 0 if flat is None else len(flat.start_indices)
     for index, token_id in enumerate(token_ids[: max(0, num_positions - first)]):
         start, end = flat.start_indices[first + index], flat.end_indices[first + index]
-        if end - start < 2:
+        if start == end:
             continue
         if flat.token_ids[start] != token_id:
             raise EngineError(
                 f"vLLM returned the log-prob of token {flat.token_ids[start]} where {sequence_id} has {token_id} "
                 f"(response position {index})"
             )
-        logprobs[index], top1_ids[index] = flat.logprobs[start], flat.token_ids[start + 1]
+        logprobs[index], top1_ids[index] = flat.logprobs[start], flat.token_ids[min(start + 1, end - 1)]
     return ScoredSequence(sequence_id, logprobs, top1_ids)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -21,6 +23,11 @@ class ProbeWorker:
     vllm_config: Any
     device: Any
     use_v2_model_runner: bool
+
+    def probe_prepare(self) -> None:
+        """What a worker needs before its first request."""
+        if torch.device(self.device).type == "cpu" and not self.use_v2_model_runner:
+            spare_discarded_draws(self.model_runner)
 
     def probe_scale_logits(self, temperature: float) -> None:
         """Divide every logit by `temperature` before anything reads it; 1 restores the model.

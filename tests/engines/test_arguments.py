@@ -1,0 +1,113 @@
+import pytest
+
+from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments, parse_value
+from mismatch_probe.errors import UsageError
+
+KNOWN = {
+    "max_num_seqs": "int | None",
+    "max_num_batched_tokens": "int | None",
+    "gpu_memory_utilization": "float",
+    "enforce_eager": "bool",
+    "tokenizer": "str | None",
+    "hf_overrides": "HfOverrides",
+    "kv_cache_dtype": "CacheDType",
+    "dtype": "ModelDType",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8", 8),
+        ("0.5", 0.5),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("null", None),
+        ('{"head_dtype": "float32"}', {"head_dtype": "float32"}),
+        ("[1, 2]", [1, 2]),
+        ("fp8", "fp8"),
+        ("{broken", "{broken"),
+    ],
+)
+def test_a_string_from_the_command_line_becomes_the_value_it_spells(text, value):
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+def test_a_value_that_is_no_string_stays_as_it_is():
+    assert parse_value({"mode": 3}) == {"mode": 3}
+
+
+def test_a_text_argument_that_looks_like_a_number_stays_text():
+    assert engine_arguments({"tokenizer": "007"}, KNOWN) == {"tokenizer": "007"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("max_num_seqs", "many", "a whole number"),
+        ("max_num_seqs", "1.5", "a whole number"),
+        ("max_num_seqs", "true", "a whole number"),
+        ("gpu_memory_utilization", "none", "a number"),
+        ("enforce_eager", "1", "true or false"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_type_it_should_have(name, value, kind):
+    with pytest.raises(UsageError, match=rf"--vllm\.{name} takes {kind}, not '{value}'"):
+        engine_arguments({name: value}, KNOWN)
+
+
+def test_an_optional_argument_may_be_none_and_a_float_whole():
+    assert engine_arguments({"max_num_seqs": "none", "gpu_memory_utilization": "1"}, KNOWN) == {
+        "max_num_seqs": None,
+        "gpu_memory_utilization": 1,
+    }
+
+
+def test_dashes_and_prefixes_are_spellings_of_the_same_argument():
+    assert engine_arguments({"max-num-seqs": "4"}, KNOWN) == {"max_num_seqs": 4}
+    assert engine_arguments({"--vllm.max_num_seqs": 4}, KNOWN) == {"max_num_seqs": 4}
+
+
+def test_an_argument_given_in_two_spellings_is_refused():
+    with pytest.raises(UsageError, match=r"--vllm\.max_num_seqs is given twice"):
+        engine_arguments({"max-num-seqs": 4, "max_num_seqs": 5}, KNOWN)
+
+
+def test_an_unknown_argument_is_named_with_close_matches():
+    with pytest.raises(UsageError, match=r"'max_num_seq'.*did you mean --vllm\.max_num_seqs"):
+        engine_arguments({"max_num_seq": 4}, KNOWN)
+
+
+def test_an_unknown_argument_unlike_any_other_is_named_without_a_guess():
+    with pytest.raises(UsageError, match=r"no argument 'zzz', given as --vllm\.zzz$"):
+        engine_arguments({"zzz": 1}, KNOWN)
+
+
+@pytest.mark.parametrize("name", ["dtype", "logprobs_mode", "seed", "generation_config", "enable_prefix_caching"])
+def test_what_the_probe_decides_cannot_be_passed_through(name):
+    with pytest.raises(UsageError, match=rf"--vllm\.{name} cannot be given"):
+        engine_arguments({name: "auto"}, KNOWN)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_installed_vllm_knows_every_argument_the_probe_uses():
+    used = {
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "num_gpu_blocks_override",
+        "enable_chunked_prefill",
+        "tensor_parallel_size",
+        "worker_extension_cls",
+        "attention_backend",
+    }
+    known = known_arguments()
+    assert used <= known.keys()
+    assert known["enforce_eager"] == "bool"
+    assert known["max_num_seqs"] == "int | None"

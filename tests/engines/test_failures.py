@@ -1,0 +1,74 @@
+import pytest
+
+from mismatch_probe.engines.vllm.failures import engine_failure
+from mismatch_probe.errors import EngineError, OutOfMemory, UsageError
+
+
+def failure(message, cause=None):
+    error = RuntimeError(message)
+    error.__cause__ = cause
+    return engine_failure(error, "some/model", "starting")
+
+
+def test_an_unsupported_architecture_is_named():
+    found = failure("Model architectures ['FooForCausalLM'] are not supported for now. Supported architectures: ...")
+    assert isinstance(found, EngineError)
+    assert "does not support the architecture FooForCausalLM;" in str(found)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "To serve at least one request with the models's max seq len (512), (0.5 GiB KV cache is needed, which",
+        "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        "CUDA out of memory. Tried to allocate 20.00 GiB",
+        "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to",
+        "Free memory on device cuda:0 (1/80 GiB) on startup is less than desired GPU memory utilization (0.92)",
+    ],
+)
+def test_lack_of_memory_names_the_flags_that_mend_it(message):
+    found = failure(message)
+    assert isinstance(found, OutOfMemory)
+    for flag in ("--vllm.gpu_memory_utilization", "--vllm.max_model_len", "VLLM_CPU_KVCACHE_SPACE"):
+        assert flag in str(found)
+
+
+def test_broken_safetensors_name_the_checkpoint():
+    found = failure("SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered")
+    assert isinstance(found, UsageError)
+    assert "'some/model'" in str(found)
+    assert "broken safetensors" in str(found)
+
+
+def test_weights_that_do_not_fit_the_config_name_the_checkpoint():
+    found = failure("Following weights were not initialized from checkpoint: {'model.layers.0.mlp.weight'}")
+    assert isinstance(found, UsageError)
+    assert "model.layers.0.mlp.weight" in str(found)
+
+
+def test_a_context_that_is_too_short_names_the_flags():
+    found = failure("User-specified max_model_len (9000) is greater than the derived max_model_len (2048)")
+    assert isinstance(found, UsageError)
+    assert "--max-new-tokens" in str(found)
+
+
+def test_the_root_cause_decides_not_the_error_wrapped_around_it():
+    found = failure("Engine core initialization failed. See root cause above.", MemoryError("CUDA out of memory"))
+    assert isinstance(found, OutOfMemory)
+
+
+def test_a_failure_of_another_process_points_to_the_log():
+    found = failure("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    assert isinstance(found, EngineError)
+    assert "log above" in str(found)
+
+
+def test_anything_else_keeps_the_last_meaningful_line_of_the_root_cause():
+    found = failure("wrapped", ValueError("first line\nthe reason\n"))
+    assert type(found) is EngineError
+    assert str(found) == "vLLM failed while starting 'some/model': the reason"
+
+
+def test_an_error_of_the_probe_itself_passes_unchanged():
+    error = UsageError("as it is")
+    assert engine_failure(error, "some/model", "starting") is error
