@@ -8,6 +8,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
+    CorrectionResult,
     ErrorHistogram,
     Estimate,
     LengthLaw,
@@ -23,17 +24,41 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Verdict(Record):
-    """What the numbers mean: kind and code for machines, a sentence for people, and what to do.
+Kind = Literal["clean", "precision", "bug", "broken", "undecided"]
 
-    `kind` says how to take it (clean, precision, bug, broken, undecided); `code` names the cause.
-    """
 
-    kind: Literal["clean", "precision", "bug", "broken", "undecided"]
+class Cause(Record):
+    """One cause that the data shows: its code, a sentence, what shows it, and what would mend it."""
+
     code: str
     sentence: str
     evidence: list[str] = []
     advice: list[str] = []
+
+
+class Verdict(Cause):
+    """What the numbers mean: kind and code for machines, a sentence for people, and what to do.
+
+    `kind` says how to take it; `code` names the foremost cause; `also` holds the other causes that were seen.
+    """
+
+    kind: Kind
+    also: list[Cause] = []
+
+
+class SettingFinding(Record):
+    """Something about the effective settings that can make the two sides differ, found before any number is read.
+
+    error: it makes them differ; warning: it costs precision on one side; note: it is worth knowing. `code` is the cause
+    it would produce, None where it could be several. `side` is the one to mend, None where it is both or either.
+    """
+
+    level: Literal["error", "warning", "note"]
+    side: Literal["pi", "mu"] | None = None
+    setting: str
+    what: str
+    advice: str
+    code: str | None = None
 
 
 class TokenInContext(Record):
@@ -77,6 +102,7 @@ class PairSummary(Record):
     scatter: ProbabilityScatter | None
     errors: list[ErrorHistogram]
     worst_tokens: list[TokenInContext]
+    corrections: list[CorrectionResult] = []
     verdict: Verdict
 
 
@@ -98,5 +124,6 @@ class Summary(Record):
     model_fingerprint: str
     headline: str
     verdict: Verdict
+    preflight: list[SettingFinding] = []
     contrasts: list[Contrast]
     pairs: list[PairSummary]
