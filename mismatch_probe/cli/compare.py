@@ -37,6 +37,10 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     config: Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")] = None,
+    gate: Annotated[Path | None, typer.Option(help="Gate file: judge the run, and extend it while undecided.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Run directory the gate's max_regression compares with.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> None:
@@ -63,7 +67,16 @@ def compare(
     )
     from mismatch_probe.cli.compare_command import run_compare
 
-    code = run_compare(flags, config=config, out=out, resume=resume, json_output=json_output, dry_run=dry_run)
+    code = run_compare(
+        flags,
+        config=config,
+        out=out,
+        resume=resume,
+        json_output=json_output,
+        dry_run=dry_run,
+        gate=gate,
+        baseline=baseline,
+    )
     raise typer.Exit(int(code))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from mismatch_probe.cli.dry_run import show_dry_run
+from mismatch_probe.cli.gated_compare import GatedCompare
 from mismatch_probe.cli.output import print_json
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.estimates import estimate
@@ -26,6 +27,8 @@ def run_compare(
     resume: bool,
     json_output: bool,
     dry_run: bool,
+    gate: Path | None,
+    baseline: Path | None,
 ) -> ExitCode:
     """Parse, validate, run, summarise, export.
 
@@ -34,10 +37,15 @@ def run_compare(
         KeyboardInterrupt: passed on after saying how to continue.
     """
     console = Console(stderr=True)
+    if baseline is not None and gate is None:
+        raise UsageError("--baseline needs --gate: the file that says how much worse than the baseline is too much")
     if resume and out is None:
         raise UsageError("--resume needs --out: the run directory to continue")
     continuing = resume and out is not None and RunDirectory(out).is_run
     settings = _settings(flags, config, RunDirectory(out) if continuing and out is not None else None)
+    gated = None if gate is None else GatedCompare.open(gate, baseline)
+    if gated is not None and not continuing:
+        settings = gated.settings_at_first_look(settings, console)
     preparation = prepare(settings)
     if dry_run:
         plan = estimate(preparation)
@@ -49,17 +57,21 @@ def run_compare(
     run = resume_run(path, preparation) if continuing else start_run(path, preparation)
     try:
         with progress_listener(console, run) as listener:
-            summary = execute(run, listener)
+            execute(run, listener)
+        write_report(run)
+        code = None if gated is None else gated.run(run, console, lambda: write_report(run))
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(
             f"What was computed is kept. Continue with: mismatch-probe compare --resume --out {path}", soft_wrap=True
         )
         raise
-    report_path = write_report(run)
+    summary = run.read_summary()
     render_terminal(summary, console)
-    console.print(f"Report: {report_path}", soft_wrap=True)
+    console.print(f"Report: {run.report_path}", soft_wrap=True)
     if json_output:
         print_json(summary)
+    if code is not None:
+        return code
     return ExitCode.ENVIRONMENT if summary.verdict.kind == "broken" else ExitCode.PASS
 
 

@@ -59,18 +59,32 @@ def execute(run: RunDirectory, listener: Listener) -> Summary:
         MismatchProbeError: a stage failed; whatever was recorded stays and `--resume` continues from it.
     """
     with run.locked():
-        manifest = run.read_manifest()
-        plan = make_plan(manifest.settings)
-        recorder = _Recorder(run, manifest, listener)
-        for job in plan.jobs:
-            _collect(run, manifest, plan)
-            if any(not _is_done(run, manifest, stage) for stage in job.stages):
-                run_job(run, job, recorder)
+        return write_summary(run, advance(run, listener))
+
+
+def advance(run: RunDirectory, listener: Listener) -> Manifest:
+    """Run every stage that is not recorded yet; the caller holds the run's lock.
+
+    Raises:
+        MismatchProbeError: a stage failed.
+    """
+    manifest = run.read_manifest()
+    plan = make_plan(manifest.settings)
+    recorder = _Recorder(run, manifest, listener)
+    for job in plan.jobs:
         _collect(run, manifest, plan)
-        run.write_manifest(manifest)
-        summary = summarise(run, manifest)
-        run.write_summary(summary)
-        return summary
+        if any(not _is_done(run, manifest, stage) for stage in job.stages):
+            run_job(run, job, recorder)
+    _collect(run, manifest, plan)
+    run.write_manifest(manifest)
+    return manifest
+
+
+def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:
+    """Summarise a run whose legs are recorded, and record that."""
+    summary = summarise(run, manifest)
+    run.write_summary(summary)
+    return summary
 
 
 class _Recorder:

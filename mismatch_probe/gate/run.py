@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mismatch_probe import __version__
 from mismatch_probe.difference.changes import version_changes
-from mismatch_probe.errors import ExitCode, MismatchProbeError
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import Decision, decide
 from mismatch_probe.gate.floor import check_above_floor, read_floor
@@ -13,6 +13,7 @@ from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.run_directory import RunDirectory
 
 
 def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None) -> GateResult:
@@ -22,7 +23,7 @@ def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None)
         UsageError: the gate file, the baseline or the floor cannot be used with this run.
         BrokenRecord: data is missing, damaged, not finite, or not what it says it is.
     """
-    gate = load_gate(gate_path)
+    gate = open_gate(gate_path, baseline_path)
     run = open_run(run_path, "the run")
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
@@ -46,6 +47,22 @@ def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None)
         notes=_notes(gate, run, baseline),
         versions=run.manifest.versions,
     )
+
+
+def open_gate(gate_path: Path, baseline_path: Path | None) -> GateFile:
+    """The gate file, with what it needs beside it; found out before a run is read, or made.
+
+    Raises:
+        UsageError: the file cannot be used, or compares with a baseline that is not given.
+        RunDirectoryError: the baseline is no run.
+    """
+    gate = load_gate(gate_path)
+    regression = next((check for check in gate.checks if check.kind == "max_regression"), None)
+    if baseline_path is not None:
+        RunDirectory(baseline_path).read_manifest()
+    elif regression is not None:
+        raise UsageError(f"the check {regression} compares with a baseline, and none is given; add --baseline RUN")
+    return gate
 
 
 def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:

@@ -38,7 +38,10 @@ class StageRecord(Entry):
 
 
 class Manifest(Entry):
-    """The record of a run; only the parent process writes it."""
+    """The record of a run; only the parent process writes it.
+
+    extended_from: how many prompts the run had before each time that a gate asked for more.
+    """
 
     manifest_version: int = MANIFEST_VERSION
     tool_version: str
@@ -51,3 +54,4 @@ class Manifest(Entry):
     hardware: dict[str, Any]
     git: dict[str, Any] | None
     stages: dict[str, StageRecord] = {}
+    extended_from: list[int] = []

@@ -1,0 +1,71 @@
+"""`compare --gate`: judge the run at each declared look, and extend it for as long as the answer is open."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from mismatch_probe.cli.gate_command import Outputs, judge
+from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.extension import extend_run
+from mismatch_probe.compare.preparation import prepare
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.run import open_gate
+from mismatch_probe.records.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class GatedCompare:
+    """The gate of a comparison; made before anything is sampled, so that a bad gate file costs nothing."""
+
+    path: Path
+    baseline: Path | None
+    gate: GateFile
+
+    @classmethod
+    def open(cls, path: Path, baseline: Path | None) -> "GatedCompare":
+        """Read the gate file.
+
+        Raises:
+            UsageError: it cannot be used, or asks for a baseline that is not given.
+        """
+        return cls(path, baseline, open_gate(path, baseline))
+
+    def settings_at_first_look(self, settings: CompareSettings, console: Console) -> CompareSettings:
+        """`settings` with at least the prompts that the first look needs."""
+        return self._with_sequences(settings, self.gate.settings.looks[0], console)
+
+    def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> ExitCode:
+        """Judge; while the answer is open and another look is declared, add prompts, `publish`, and judge again.
+
+        Raises:
+            MismatchProbeError: nothing can be decided, or an extension failed; what was computed is kept.
+        """
+        while True:
+            result = judge(run.path, self.path, self.baseline, Outputs())
+            wanted = None if result.look is None else result.look.next_sequences
+            if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
+                return result.exit_code
+            try:
+                settings = self._with_sequences(run.read_manifest().settings, wanted, console)
+                preparation = prepare(settings)
+            except UsageError as error:
+                console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
+                return result.exit_code
+            with progress_listener(console, run) as listener:
+                extend_run(run, preparation, listener)
+            publish()
+
+    def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
+        prompts = settings.prompts
+        needed = math.ceil(wanted / settings.sampling.samples_per_prompt)
+        if needed <= prompts.num_prompts:
+            return settings
+        console.print(
+            f"The gate looks at {wanted} sequences: {needed} prompts instead of {prompts.num_prompts}", soft_wrap=True
+        )
+        return settings.model_copy(update={"prompts": prompts.model_copy(update={"num_prompts": needed})})

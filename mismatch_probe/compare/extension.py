@@ -1,0 +1,115 @@
+"""More prompts for a finished run: the new ones are a run of their own inside it, merged when it is whole.
+
+Nothing recorded is computed again. Legs are merged before the responses they belong to, so that the run can be read
+at every moment, and merging twice is merging once.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.run import Listener, advance, write_summary
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.rows import prompts_of, prompts_table
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.records.tables import read_table, write_table
+
+FOLDER = "extension"
+
+
+def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) -> Summary:
+    """Bring a finished run to the prompts of `preparation`, which begin with the run's own; an interrupted extension
+    continues when it is asked for again.
+
+    Raises:
+        RunDirectoryError: the preparation is of another model, other settings, versions or prompts.
+        MismatchProbeError: a stage failed; the run stays as it was.
+    """
+    with run.locked():
+        manifest = run.read_manifest()
+        recorded = prompts_of(read_table(run.prompts_path))
+        _check_continues(run, manifest, recorded, preparation)
+        extension = RunDirectory(run.path / FOLDER)
+        _open(extension, preparation, preparation.prompts[len(recorded) :])
+        with extension.locked():
+            added = advance(extension, listener)
+        _merge(run, extension, manifest)
+        write_table(run.prompts_path, prompts_table(preparation.prompts))
+        manifest = _extended(manifest, added, len(recorded))
+        run.write_manifest(manifest)
+        shutil.rmtree(extension.path)
+        return write_summary(run, manifest)
+
+
+def _check_continues(
+    run: RunDirectory, manifest: Manifest, recorded: Sequence[EncodedPrompt], preparation: Preparation
+) -> None:
+    now = preparation.manifest
+    settings = manifest.settings.model_copy(update={"prompts": now.settings.prompts})
+    same = {
+        "model": manifest.content_keys["model"] == now.content_keys["model"],
+        "package versions": manifest.content_keys["versions"] == now.content_keys["versions"],
+        "settings": settings == now.settings,
+        "prompts": [(prompt.prompt_id, prompt.token_ids) for prompt in recorded]
+        == [(prompt.prompt_id, prompt.token_ids) for prompt in preparation.prompts[: len(recorded)]],
+    }
+    changed = [name for name, is_same in same.items() if not is_same]
+    if changed:
+        raise RunDirectoryError(f"{run.path} was made with other {', '.join(changed)}: it cannot be extended; run anew")
+
+
+def _open(extension: RunDirectory, preparation: Preparation, prompts: list[EncodedPrompt]) -> None:
+    """Continue an extension to the same prompts, or start it."""
+    if extension.is_run:
+        if extension.read_manifest().content_keys == preparation.manifest.content_keys:
+            return
+        shutil.rmtree(extension.path)
+    with storage_errors(extension.path):
+        extension.path.mkdir(exist_ok=True)
+    write_table(extension.prompts_path, prompts_table(prompts))
+    extension.write_manifest(preparation.manifest)
+
+
+def _merge(run: RunDirectory, extension: RunDirectory, manifest: Manifest) -> None:
+    for stage in make_plan(manifest.settings).stages:
+        if extension.leg_path(stage.leg).exists():
+            _append(run.leg_path(stage.leg), extension.leg_path(stage.leg))
+    _append(run.rollouts_path, extension.rollouts_path)
+
+
+def _append(path: Path, addition: Path) -> None:
+    old, new = read_table(path), read_table(addition)
+    kept = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
+    write_table(path, pa.concat_tables([kept, new]).combine_chunks())
+
+
+def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:
+    """The manifest of both parts: progress adds up, what was read back last stands."""
+    return manifest.model_copy(
+        update={
+            "settings": added.settings,
+            "content_keys": added.content_keys,
+            "stages": {name: _both(manifest.stages[name], record) for name, record in added.stages.items()},
+            "extended_from": [*manifest.extended_from, num_before],
+        }
+    )
+
+
+def _both(before: StageRecord, added: StageRecord) -> StageRecord:
+    return added.model_copy(
+        update={
+            "batches": before.batches + added.batches,
+            "batches_done": before.batches_done + added.batches_done,
+            "tokens": before.tokens + added.tokens,
+            "seconds": before.seconds + added.seconds,
+        }
+    )
