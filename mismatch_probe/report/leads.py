@@ -8,6 +8,7 @@ from mismatch_probe.records.summary import PairSummary, TokenInContext
 from mismatch_probe.report.hostile import shortened, visible
 from mismatch_probe.report.names import pair_key
 from mismatch_probe.report.numbers import write_estimate, write_number, write_range
+from mismatch_probe.stats.results import CurveBin
 
 _STANDS_OUT = 2.0
 _MAX_TOKENS_NAMED = 3
@@ -37,7 +38,7 @@ def _along_the_response(pair: PairSummary) -> Markup:
             else "it peaks there"
         )
         shape = (
-            f"mean |d| is {write_estimate(worst.mean)} at tokens {write_range(worst)}, "
+            f"mean |d| is {write_estimate(worst.mean)} at {_tokens(worst)}, "
             f"against {write_estimate(overall)} over all tokens; {place}"
         )
     return Markup('<a href="#length">Along the response</a>: {}.').format(shape)
@@ -83,6 +84,10 @@ def _in_which_sequences(pair: PairSummary) -> Markup:
             most, len(pair.worst_tokens), visible(shortened(sequence_id, _TOKEN_CHARACTERS, keep="start"))
         )
     return Markup('<a href="#worst-{}">Which responses</a>: {}.').format(pair_key(pair), text)
+
+
+def _tokens(one: CurveBin) -> str:
+    return f"token{'s' if one.high - one.low > 1 else ''} {write_range(one)}"
 
 
 def _d(token: TokenInContext) -> float:

@@ -21,7 +21,7 @@ def exact_pair(simulation: samples.Simulation) -> PairSummary:
 def test_a_bug_at_the_start_is_placed_at_the_first_token_and_on_its_side() -> None:
     text = words(exact_pair(BUG))
     assert "it starts there and decays" in text
-    assert "at tokens 1," in text
+    assert "at token 1," in text
     assert "the training path (pi) errs more" in text
     assert "(token 1, d -2" in text
 
