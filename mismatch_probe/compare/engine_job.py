@@ -7,6 +7,7 @@ import pyarrow as pa
 from mismatch_probe.compare.batches import run_batches
 from mismatch_probe.compare.events import EffectiveSettings, send
 from mismatch_probe.compare.plan import Job, ReplayStage, SampleStage, fixed_batches, model_length, sample_requests
+from mismatch_probe.compare.starts import scored_with_starts
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.manifest import Manifest
@@ -86,6 +87,7 @@ def _replay(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
-        return {stage.leg: leg_table(batch, engine.replay(batch))}, sum(len(sequence.token_ids) for sequence in batch)
+        scored = scored_with_starts(engine.replay, batch)
+        return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, batches, work, events)

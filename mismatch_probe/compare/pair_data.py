@@ -1,6 +1,6 @@
 """From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,38 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair
+from mismatch_probe.verdict.ids import IdsFound, examine_ids
 
 
 @dataclass(frozen=True)
 class PairData:
-    """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none."""
+    """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
+
+    `ids` says what the first leg with other token ids than were sampled was scored on; `start` is pi against mu's
+    prefill on the first tokens of each prompt.
+    """
 
     legs: dict[str, str]
     counts: Counts
     pair: TokenPair | None
     rollouts: pa.Table
     rows: npt.NDArray[np.int64]
+    ids: IdsFound | None = None
+    start: TokenPair | None = None
+
+    @property
+    def prompt_lengths(self) -> npt.NDArray[np.int64]:
+        """Prompt tokens of each usable row."""
+        return np.diff(_offsets(self.rollouts["prompt_token_ids"]))[self.rows]
 
 
 @dataclass(frozen=True)
 class _Leg:
     logprobs: list[Reals]
-    top1: npt.NDArray[Any] | None
-    entropy: npt.NDArray[Any] | None
+    top1: list[npt.NDArray[Any]] | None
+    entropy: list[npt.NDArray[Any]] | None
+    starts: list[Reals] | None
+    keys: npt.NDArray[np.uint64]
     foreign: npt.NDArray[np.bool_]
 
 
@@ -60,17 +74,16 @@ class RunReader:
             "ref_rounded_mu": self._rounded(reference, infer),
         }
         legs |= {role: name for role, name in optional.items() if self._run.leg_path(name).exists()}
-        keys = np.asarray(
-            [
-                ids_key(prompt, response)
-                for prompt, response in zip(
-                    rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist(), strict=True
-                )
-            ],
-            dtype=np.uint64,
-        )
+        prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
+        keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
-        return _joined(legs, tables, rollouts)
+        foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
+        if foreign is None:
+            return _joined(legs, tables, rollouts)
+        leg = tables[foreign]
+        lengths = [len(logprobs) for logprobs in leg.logprobs]
+        found = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
+        return replace(_joined(legs, tables, rollouts), ids=found)
 
     def _rounded(self, reference: str, dtype: Dtype) -> str:
         name = f"{reference}-weights-{dtype}"
@@ -78,7 +91,7 @@ class RunReader:
         exact = dtype in ("fp32", "fp64") or (stage is not None and stage.state == "skipped")
         return reference if exact else name
 
-    def _leg(self, name: str, rollouts: pa.Table, keys: npt.NDArray[np.uint64]) -> _Leg:
+    def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:
         table = read_table(self._run.leg_path(name))
         try:
             table = in_order(table, rollouts["id"].to_pylist())
@@ -89,11 +102,14 @@ class RunReader:
         offsets = _offsets(table["logprobs"])
         values = _flat(table["logprobs"])
         lengths = np.diff(_offsets(rollouts["token_ids"]))
-        foreign = (np.asarray(table["ids_key"].to_numpy()) != keys) | (np.diff(offsets) != lengths)
+        scored = np.asarray(table["ids_key"].to_numpy())
+        foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets) != lengths)
         return _Leg(
             logprobs=np.split(values, offsets[1:-1]),
             top1=_optional(table["top1_ids"]),
             entropy=_optional(table["entropy_nats"]),
+            starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
+            keys=scored,
             foreign=foreign,
         )
 
@@ -116,7 +132,10 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
         mismatched_ids=int(foreign.sum()),
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
     )
-    return PairData(legs, counts, _pair(tables, rollouts, rows) if len(rows) else None, rollouts, rows)
+    if not len(rows):
+        return PairData(legs, counts, None, rollouts, rows)
+    pair = _pair(tables, rollouts, rows)
+    return PairData(legs, counts, pair, rollouts, rows, start=_start(tables, pair, rows))
 
 
 def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> TokenPair:
@@ -124,12 +143,9 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
     prompts = np.asarray(rollouts["prompt_id"].to_pylist())[rows]
     clusters = np.unique(prompts, return_inverse=True)[1]
     lengths = np.asarray([len(mu.logprobs[row]) for row in rows], dtype=np.int64)
-    usable = np.zeros(len(mu.logprobs), dtype=bool)
-    usable[rows] = True
-    tokens = np.repeat(usable, [len(logprobs) for logprobs in mu.logprobs])
 
     def flat(role: str) -> Reals | None:
-        return np.concatenate([tables[role].logprobs[row] for row in rows]) if role in tables else None
+        return _of_rows(tables[role].logprobs if role in tables else None, rows)
 
     log_mu, log_pi = flat("mu"), flat("pi")
     assert log_mu is not None
@@ -139,13 +155,26 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
         log_pi=log_pi,
         log_mu=log_mu,
         log_ref=flat("ref"),
-        top1_pi=None if pi.top1 is None else pi.top1[tokens],
-        top1_mu=None if mu.top1 is None else mu.top1[tokens],
-        entropy_pi=None if pi.entropy is None else pi.entropy[tokens],
+        top1_pi=_of_rows(pi.top1, rows),
+        top1_mu=_of_rows(mu.top1, rows),
+        entropy_pi=_of_rows(pi.entropy, rows),
         log_mu_prefill=flat("mu_prefill"),
         log_ref_rounded_pi=flat("ref_rounded_pi"),
         log_ref_rounded_mu=flat("ref_rounded_mu"),
     )
+
+
+def _start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
+    """The prompts' first tokens under pi and under mu's prefill, of one row a prompt; None where a leg lacks them."""
+    legs = [leg.starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
+    first_of_prompt = rows[np.unique(pair.sequences.clusters, return_index=True)[1]]
+    if len(legs) < 3 or any(starts is None for starts in legs):
+        return None
+    of_legs = [[starts[row] for row in first_of_prompt if len(starts[row])] for starts in legs if starts is not None]
+    if not of_legs[0] or not all(np.isfinite(values).all() for starts in of_legs for values in starts):
+        return None
+    log_pi, log_mu, log_ref = (np.concatenate(starts) for starts in of_legs)
+    return TokenPair(Sequences.of_lengths([len(values) for values in of_legs[0]]), log_pi, log_mu, log_ref)
 
 
 def _count(leg: _Leg, test: np.ufunc) -> int:
@@ -153,13 +182,22 @@ def _count(leg: _Leg, test: np.ufunc) -> int:
 
 
 def _offsets(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    lengths = np.asarray(pa.compute.list_value_length(column).to_numpy(), dtype=np.int64)
+    lengths = np.asarray(pa.compute.list_value_length(column).fill_null(0).to_numpy(), dtype=np.int64)
     return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _rows(column: pa.ChunkedArray) -> list[Reals]:
+    """The lists of a column, empty where there is none."""
+    return np.split(_flat(column), _offsets(column)[1:-1])
 
 
 def _flat(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(pa.compute.list_flatten(column).to_numpy())
 
 
-def _optional(column: pa.ChunkedArray) -> npt.NDArray[Any] | None:
-    return None if column.null_count else _flat(column)
+def _optional(column: pa.ChunkedArray) -> list[npt.NDArray[Any]] | None:
+    return None if column.null_count else _rows(column)
+
+
+def _of_rows(values: list[npt.NDArray[Any]] | None, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:
+    return None if values is None else np.concatenate([values[row] for row in rows])

@@ -8,6 +8,7 @@ import pyarrow as pa
 from mismatch_probe.compare.batches import run_batches
 from mismatch_probe.compare.events import EffectiveSettings, StageDone, StageStarted, send
 from mismatch_probe.compare.plan import Job, ScoreStage
+from mismatch_probe.compare.starts import scored_with_starts
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, sequences_of
@@ -60,7 +61,7 @@ def _score(
 
         def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
             batch = [sequences[row] for row in rows]
-            table = leg_table(batch, scorer.score_batch(batch), double=stage.dtype == "fp64")
+            table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.dtype == "fp64")
             return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
         run_batches(run, stage, batches, work, events)

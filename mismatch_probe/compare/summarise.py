@@ -3,6 +3,7 @@
 from itertools import permutations
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.cases import disagreements, exact_of, sides_of
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
@@ -11,6 +12,7 @@ from mismatch_probe.records.summary import Contrast, PairSummary, Summary, Token
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
@@ -19,6 +21,8 @@ from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, overall
 from mismatch_probe.verdict.judge import judge
+from mismatch_probe.verdict.preflight import preflight, preflight_of_run
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 WORST_TOKENS = 20
 CONTEXT_TOKENS = 24
@@ -39,8 +43,8 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     metrics: dict[PairName, tuple[dict[str, Estimate], dict[str, str]]] = {
         name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
     }
-    exact = next((metrics[name][0] for name in data if name == ("fp32", "fp32") and metrics[name][0]), None)
-    pairs = [_pair_summary(manifest, name, found, metrics[name], exact) for name, found in data.items()]
+    deviations = disagreements(manifest, data)
+    pairs = [_pair_summary(manifest, name, found, metrics[name], deviations) for name, found in data.items()]
     contrasts = _contrasts(pairs)
     return Summary(
         tool_version=__version__,
@@ -48,6 +52,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         model_fingerprint=manifest.model.fingerprint,
         headline=headline(pairs, contrasts),
         verdict=overall(pairs),
+        preflight=preflight_of_run(sides_of(manifest, name) for name in data),
         contrasts=contrasts,
         pairs=pairs,
     )
@@ -58,7 +63,7 @@ def _pair_summary(
     name: PairName,
     data: PairData,
     measured: tuple[dict[str, Estimate], dict[str, str]],
-    exact: dict[str, Estimate] | None,
+    deviations: dict[PairName, Disagreement],
 ) -> PairSummary:
     train, infer = name
     metrics, unavailable = measured
@@ -74,7 +79,10 @@ def _pair_summary(
         metrics=metrics,
         length=law,
         blame=found_blame,
-        exact_pair=exact,
+        found=deviations.get(name),
+        exact=exact_of(deviations),
+        ids=data.ids,
+        preflight=preflight(sides_of(manifest, name)),
     )
     return PairSummary(
         train_dtype=train,
@@ -89,6 +97,7 @@ def _pair_summary(
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),
         worst_tokens=[] if pair is None else _worst(data, pair),
+        corrections=[] if pair is None else simulate_corrections(pair, level=manifest.settings.confidence),
         verdict=judge(case),
     )
 

@@ -45,12 +45,14 @@ class ScoredSequence:
 
     `top1_ids` [T] is the arg-max token before each position; `entropy_nats` [T] the entropy of the next-token
     distribution. NaN marks a log-prob the engine did not deliver: it is counted and named later, never averaged.
+    `start_logprobs` are those of the prompt's second and following tokens, where the start of the context is seen.
     """
 
     id: str
     logprobs: FloatArray
     top1_ids: IntArray | None = None
     entropy_nats: FloatArray | None = None
+    start_logprobs: FloatArray | None = None
 
 
 @dataclass(frozen=True)

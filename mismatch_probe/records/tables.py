@@ -44,6 +44,7 @@ def leg_schema(*, double: bool = False) -> pa.Schema:
             pa.field("logprobs", pa.list_(number), nullable=False),
             pa.field("top1_ids", pa.list_(pa.int32())),
             pa.field("entropy_nats", pa.list_(pa.float32())),
+            pa.field("start_logprobs", pa.list_(number)),
         ]
     )
 

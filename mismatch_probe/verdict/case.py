@@ -1,15 +1,18 @@
 """What a verdict is reached from: the numbers of one pair, the FP32 pair beside it, and what really ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.summary import Counts
+from mismatch_probe.records.summary import Counts, SettingFinding
 from mismatch_probe.stats.results import Blame, Estimate, LengthLaw
+from mismatch_probe.verdict.ids import IdsFound
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 
 @dataclass(frozen=True)
 class Case:
-    """One pair. `exact_pair` holds the metrics of FP32 against FP32 in the same run, None where it was not run.
+    """One pair. `exact` is FP32 against FP32 of the same run (this pair itself where it is that), None where it was not
+    run or not usable; `found` is None where nothing was usable.
 
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine.
     """
@@ -22,8 +25,7 @@ class Case:
     metrics: dict[str, Estimate]
     length: LengthLaw | None
     blame: Blame | None
-    exact_pair: dict[str, Estimate] | None
-
-    @property
-    def is_exact_pair(self) -> bool:
-        return self.train_dtype in ("fp32", "fp64") and self.infer_dtype in ("fp32", "fp64")
+    found: Disagreement | None
+    exact: Disagreement | None
+    ids: IdsFound | None = None
+    preflight: list[SettingFinding] = field(default_factory=list)

@@ -1,0 +1,55 @@
+"""What the verdict looks at, put together from a run's data and from the settings that its stages read back."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mismatch_probe.compare.pair_data import PairData
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.verdict.floors import exact_pair_agrees, is_exact, one_side_is_off, rounding_floor
+from mismatch_probe.verdict.preflight.facts import has_experts
+from mismatch_probe.verdict.preflight.sides import Sides
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+
+PairName = tuple[Dtype, Dtype]
+
+
+def sides_of(manifest: Manifest, name: PairName) -> Sides:
+    """The settings both sides of a pair ran with."""
+    train, infer = name
+    return Sides(
+        train_dtype=train,
+        infer_dtype=infer,
+        train=manifest.stages[f"score-train-{train}"].effective_settings,
+        infer=manifest.stages[f"sample-{infer}"].effective_settings,
+    )
+
+
+def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict[PairName, Disagreement]:
+    """The deviations of every usable pair, each knowing what FP32 against FP32 has settled."""
+    found = {name: _disagreement(manifest, name, one) for name, one in data.items() if one.pair is not None}
+    exact = exact_of(found)
+    if exact is None:
+        return {name: replace(one, settled=one_side_is_off(one.pair, *name)) for name, one in found.items()}
+    agrees = exact_pair_agrees(exact)
+    return {name: replace(one, settled=not agrees, formats_alone=agrees) for name, one in found.items()}
+
+
+def exact_of(found: Mapping[PairName, Disagreement]) -> Disagreement | None:
+    """The pair that decides between bug and precision, None where none was run."""
+    return next((one for name, one in found.items() if is_exact(*name)), None)
+
+
+def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
+    assert data.pair is not None
+    floor = rounding_floor(data.pair, *name)
+    facts = sides_of(manifest, name).train.get("config", {})
+    probe = None if data.start is None else Disagreement(data.start, *name, floor=floor)
+    return Disagreement(
+        data.pair,
+        *name,
+        floor=floor,
+        prompt_lengths=data.prompt_lengths,
+        has_experts=has_experts(facts),
+        probe=probe,
+    )

@@ -1,0 +1,43 @@
+"""What makes the numbers of a pair void, whatever they say: fail closed, most serious first."""
+
+from collections.abc import Iterator
+
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.ids import ids_cause
+
+SIDES = ("the training path", "the engine")
+
+
+def data_faults(case: Case) -> Iterator[Cause]:
+    """Every reason not to trust the pair; none for sound data."""
+    counts = case.counts
+    asked = (case.train_dtype, case.infer_dtype)
+    for side, wanted, applied in zip(SIDES, asked, (case.applied_train, case.applied_infer), strict=True):
+        if applied != wanted:
+            yield Code.DTYPE_NOT_APPLIED.cause(
+                [f"asked for {wanted}, read back {applied}"],
+                [f"Find what overrides the dtype of {side} (a quantisation setting or the checkpoint's own config)."],
+                asked=wanted,
+                side=side,
+                applied=applied or "an unknown dtype",
+            )
+    left = f"{counts.num_sequences} responses with {counts.num_tokens} tokens were left to measure"
+    advice = "Numbers below describe the usable responses only; do not act on them before this is mended."
+    if case.ids is not None:
+        found = ids_cause(case.ids)
+        yield found.model_copy(update={"evidence": [*found.evidence, left], "advice": [*found.advice, advice]})
+    elif counts.mismatched_ids:
+        yield Code.IDS_DIFFER.cause([left], [advice], count=counts.mismatched_ids)
+    for code, of_pi, of_mu in (
+        (Code.MISSING_LOGPROBS, counts.missing_pi, counts.missing_mu),
+        (Code.NONFINITE, counts.nonfinite_pi, counts.nonfinite_mu),
+    ):
+        for side, count in zip(SIDES, (of_pi, of_mu), strict=True):
+            if count:
+                yield code.cause([left], [advice], count=count, side=side)
+    if not counts.num_tokens:
+        yield Code.NO_DATA.cause(
+            advice=["Check that the model generates text for these prompts (--max-new-tokens, the chat template)."]
+        )

@@ -1,0 +1,82 @@
+"""Clean and precision: what the numbers say when no bug is found, and what it means for the length of responses."""
+
+from mismatch_probe.records.summary import Verdict
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.floors import FP32_AGREES_NATS, SPIKE_NATS
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.routing import routing
+from mismatch_probe.verdict.wording import nats, percent, scientific, tokens
+
+DOMINANT_SIDE_SHARE = 0.8
+
+
+def clean(case: Case) -> Verdict | None:
+    """The verdict where the pair itself agrees as FP32 does; None elsewhere."""
+    mean, largest = case.metrics["abs_logprob_diff"], case.metrics["abs_logprob_diff_max"]
+    is_exact = case.exact is case.found
+    if not is_exact and (mean.value > FP32_AGREES_NATS or largest.value > SPIKE_NATS):
+        return None
+    cause = Code.CLEAN.cause([f"largest abs(d) {scientific(largest.value)} nats"], size=nats(mean))
+    return Verdict(kind="clean", **cause.model_dump())
+
+
+def precision(case: Case, found: Disagreement) -> Verdict:
+    """Precision where FP32 agrees; undecided where there is no FP32 pair. Flips of expert routing are named in both."""
+    kl = case.metrics["kl_k3"]
+    shown = [f"token KL (k3) {scientific(kl.value)} ({_range(kl)})", *_length_evidence(case), *_side_evidence(case)]
+    flips = routing(found)
+    if case.exact is None:
+        undecided = Code.UNEXPLAINED.cause(
+            shown,
+            ["Add --dtype fp32: FP32 against FP32 decides between precision and a bug.", *_length_advice(case)],
+            what=f"The sides differ by KL {scientific(kl.value)} a token; without an FP32 pair a bug looks the same.",
+        )
+        return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())
+    shown.append(f"FP32 against FP32: mean abs(d) {scientific(float(case.exact.pair.abs_diff.mean()))} nats")
+    rounding = Code.PRECISION.cause(shown, _length_advice(case), kl=scientific(kl.value), proof=", and agree in FP32")
+    if flips is None:
+        return Verdict(kind="precision", **rounding.model_dump())
+    return Verdict(kind="precision", also=[rounding], **flips.model_dump())
+
+
+def _length_evidence(case: Case) -> list[str]:
+    if case.length is None or case.length.budget_tokens is None:
+        return []
+    budget = case.length.budget_tokens
+    beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
+    return [
+        f"length budget at ESS {case.length.budget_ess:g}: {tokens(budget.value)} tokens ({_range(budget)}), {beyond} "
+        f"the {tokens(case.length.measured_up_to)} measured; median response {tokens(case.length.median_response)}"
+    ]
+
+
+def _length_advice(case: Case) -> list[str]:
+    if case.length is None or case.length.budget_tokens is None:
+        return []
+    if case.length.budget_tokens.value >= case.length.measured_up_to:
+        return []
+    return [
+        "Responses are longer than the length budget: sequence-level importance weights lose more than half of their "
+        "effective sample; use a closer dtype or token-level corrections."
+    ]
+
+
+def _side_evidence(case: Case) -> list[str]:
+    if case.blame is None or case.blame.share_pi is None:
+        return []
+    share = case.blame.share_pi
+    if share.value > DOMINANT_SIDE_SHARE:
+        where = "mostly on the training side"
+    elif share.value < 1 - DOMINANT_SIDE_SHARE:
+        where = "mostly on the engine's side"
+    else:
+        where = "on both sides"
+    return [f"the error against the reference is {where}: {percent(share.value)} of its square is the training path's"]
+
+
+def _range(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return "no interval"
+    return f"{percent(estimate.level)} interval {scientific(estimate.low)} to {scientific(estimate.high)}"

@@ -1,0 +1,41 @@
+"""The lint of both sides' effective settings, read before any number is believed."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from mismatch_probe.records.summary import SettingFinding
+from mismatch_probe.verdict.preflight.architecture import forward_pass, states
+from mismatch_probe.verdict.preflight.numerics import (
+    applied_dtypes,
+    compressed_engine,
+    inexact_fp32,
+    rounded_frequencies,
+    rounded_outputs,
+)
+from mismatch_probe.verdict.preflight.sampling import defaults_picked_up, prompt_starts, supports, temperatures
+from mismatch_probe.verdict.preflight.sides import Sides
+
+RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
+    applied_dtypes,
+    temperatures,
+    supports,
+    defaults_picked_up,
+    forward_pass,
+    states,
+    rounded_frequencies,
+    compressed_engine,
+    rounded_outputs,
+    inexact_fp32,
+    prompt_starts,
+)
+
+
+def preflight(sides: Sides) -> list[SettingFinding]:
+    """What the settings of one pair make of it, most serious first."""
+    found = [finding for rule in RULES for finding in rule(sides)]
+    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
+def preflight_of_run(pairs: Iterable[Sides]) -> list[SettingFinding]:
+    """The findings of every pair, each once, most serious first."""
+    found = list(dict.fromkeys(finding for sides in pairs for finding in preflight(sides)))
+    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))

@@ -1,0 +1,62 @@
+"""Settings of the forward pass that differ between the sides, and states in which it does not repeat."""
+
+from collections.abc import Iterator
+
+from mismatch_probe.records.summary import SettingFinding
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.preflight.sides import Sides
+
+CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (
+    ("rope", Code.POSITIONS),
+    ("rotary", Code.POSITIONS),
+    ("sliding_window", Code.POSITIONS),
+    ("max_window_layers", Code.POSITIONS),
+    ("layer_types", Code.POSITIONS),
+    ("attention_chunk_size", Code.POSITIONS),
+    ("expert", Code.ROUTING),
+    ("topk", Code.ROUTING),
+    ("router", Code.ROUTING),
+    ("logit_scale", Code.TEMPERATURE),
+    ("logits_scaling", Code.TEMPERATURE),
+    ("tie_word_embeddings", Code.STALE_WEIGHTS),
+)
+"""Part of a configuration key, and the cause that its difference makes; the first that fits."""
+
+
+def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
+    """Every setting of the forward pass with another value on the other side."""
+    if sides.facts is None:
+        return
+    train, infer = sides.facts
+    for key in sorted(train.keys() | infer.keys()):
+        if train.get(key) != infer.get(key):
+            yield SettingFinding(
+                level="error",
+                setting=key,
+                what=f"{key} is {train.get(key)} on the training path and {infer.get(key)} in the engine",
+                advice="Give both sides the same checkpoint config; look for overrides (--vllm.hf_overrides).",
+                code=next((code for part, code in CAUSE_OF_KEY if part in key), None),
+            )
+
+
+def states(sides: Sides) -> Iterator[SettingFinding]:
+    """Dropout at work, and caches and shortcuts whose results can depend on what ran before."""
+    if sides.train.get("dropout") == "on":
+        yield SettingFinding(
+            level="error",
+            side="pi",
+            setting="dropout",
+            what="the training path is in training mode: dropout is active, so its log-probs do not repeat",
+            advice="Call model.eval() before scoring.",
+            code=Code.NOT_REPEATABLE,
+        )
+    for name, value in sides.stated("prefix_caching", "speculative_config"):
+        if value:
+            yield SettingFinding(
+                level="note",
+                side="mu",
+                setting=name,
+                what=f"the engine runs with {name} = {value}: its log-probs can depend on earlier requests",
+                advice="Switch it off to rule it out, and reset the prefix cache after every weight update.",
+                code=Code.NOT_REPEATABLE,
+            )

@@ -1,0 +1,32 @@
+"""The effective settings of both sides, as they were read back from what ran."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_probe.dtypes import Dtype
+
+
+@dataclass(frozen=True)
+class Sides:
+    """One pair: what was asked of it, and what the loaded model (`train`) and the running engine (`infer`) say.
+
+    num_double_bos: prompts of `num_prompts` whose first two tokens are both the beginning of sequence.
+    """
+
+    train_dtype: Dtype
+    infer_dtype: Dtype
+    train: Mapping[str, Any]
+    infer: Mapping[str, Any]
+    num_prompts: int = 0
+    num_double_bos: int = 0
+
+    @property
+    def facts(self) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+        """What reaches the forward pass of the training path and of the engine; None where a side does not say."""
+        train, infer = self.train.get("config"), self.infer.get("config")
+        return None if train is None or infer is None else (train, infer)
+
+    def stated(self, *names: str) -> Iterator[tuple[str, Any]]:
+        """Those of the engine's settings that it states."""
+        return ((name, self.infer[name]) for name in names if self.infer.get(name) is not None)

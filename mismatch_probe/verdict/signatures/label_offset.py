@@ -1,0 +1,66 @@
+"""Labels off by one: a side's log-prob at position t is that of the token at t + 1 or t - 1.
+
+Either recorded log-probs agree with the other side's once shifted, or (logits read at the wrong position) the arg-max
+tokens do although the log-probs belong to no token that was asked for.
+"""
+
+import numpy as np
+
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.sequences import Array, Sequences
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
+from mismatch_probe.verdict.wording import percent, scientific
+
+SHIFTS = (-2, -1, 1, 2)
+
+RESTORED_RMS = 0.25
+"""Of the rms of d, the most that may be left after the shift."""
+
+TOP1_RESTORED = 0.9
+TOP1_LOST = 0.6
+"""Shares of positions with equal arg-max tokens: at least with the shift, at most without."""
+
+
+def label_offset(found: Disagreement) -> Cause | None:
+    """The cause where a shift within each response restores agreement."""
+    if found.is_rounding:
+        return None
+    pair = found.pair
+    advice = [
+        "The log-prob of token t comes from the logits at position t - 1: check the shift between logits and labels on "
+        "the training side, and how responses are cut out of prompt and response."
+    ]
+    for shift in SHIFTS:
+        here, there = shifted(pair.sequences, shift)
+        left = root_mean_square(np.subtract(pair.log_pi[there], pair.log_mu[here], dtype=np.float64))
+        if here.size and left <= max(RESTORED_RMS * found.rms, 0.0):
+            evidence = [
+                f"shifting one side by {shift:+d} takes the rms deviation from {scientific(found.rms)} to "
+                f"{scientific(left)} nats"
+            ]
+            return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
+    if pair.top1_pi is None or pair.top1_mu is None:
+        return None
+    equal = _share_equal(pair.top1_pi, pair.top1_mu)
+    for shift in SHIFTS:
+        here, there = shifted(pair.sequences, shift)
+        restored = _share_equal(pair.top1_pi[there], pair.top1_mu[here])
+        if equal <= TOP1_LOST and restored >= TOP1_RESTORED:
+            evidence = [
+                f"arg-max tokens agree at {percent(equal)} of positions, and at {percent(restored)} when shifted by "
+                f"{shift:+d}"
+            ]
+            return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
+    return None
+
+
+def shifted(sequences: Sequences, shift: int) -> tuple[Array, Array]:
+    """Flat indices of tokens t, and of the tokens t + shift, for which both lie in one response."""
+    position = sequences.positions + shift
+    here = np.flatnonzero((position >= 0) & (position < sequences.spread(sequences.lengths)))
+    return here, here + shift
+
+
+def _share_equal(first: Array, second: Array) -> float:
+    return float(np.mean(first == second)) if first.size else 0.0

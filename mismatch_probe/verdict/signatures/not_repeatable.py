@@ -1,0 +1,64 @@
+"""A side that does not agree with itself: dropout left on, a stale or corrupt cache, kernels that race.
+
+The same leg twice differs; decode and prefill of one engine differ; or the training path's two FP32 passes over the
+same ids differ from each other as much as from the engine, each by errors of its own. None of these involves the other
+side.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.sequences import Floats, difference
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
+from mismatch_probe.verdict.wording import scientific
+
+BEYOND_ROUNDING = 8.0
+"""Times the floor; two passes of one implementation differ by about the floor itself."""
+
+SHARED = 0.8
+"""Correlation of two passes' deviations from the engine above which they make one and the same error."""
+
+
+def not_repeatable(found: Disagreement) -> Cause | None:
+    """The cause for the first side that contradicts itself by far more than rounding."""
+    for side, what, twice, advice in _repetitions(found):
+        size = root_mean_square(twice)
+        if size > BEYOND_ROUNDING * found.floor:
+            return Code.NOT_REPEATABLE.cause(
+                side=side,
+                what=what,
+                evidence=[
+                    f"rms difference {scientific(size)} nats, where rounding gives about {scientific(found.floor)}"
+                ],
+                advice=[advice],
+            )
+    return None
+
+
+def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, str]]:
+    pair = found.pair
+    still = "Put the model in evaluation mode (dropout off) and look for nondeterministic kernels."
+    for name, again in pair.repeats.items():
+        is_pi = name.startswith("pi_")
+        leg = pair.log_pi if is_pi else pair.log_mu
+        side = "The training path" if is_pi else "The engine"
+        yield side, "the same tokens scored twice get other log-probs", difference(again, leg), still
+    if pair.log_mu_prefill is not None:
+        yield (
+            "The engine",
+            "decoding and prefill give the same tokens other log-probs",
+            difference(pair.log_mu, pair.log_mu_prefill),
+            "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
+            "reset the prefix cache after every weight update.",
+        )
+    if pair.log_ref is not None and {found.train_dtype, found.infer_dtype} == {"fp32"}:
+        errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
+        if all(root_mean_square(error) > BEYOND_ROUNDING * found.floor for error in errors) and not _alike(*errors):
+            yield "The training path", "two FP32 passes over the same tokens differ", difference(*errors), still
+
+
+def _alike(first: Floats, second: Floats) -> bool:
+    return float(np.corrcoef(first, second)[0, 1]) > SHARED

@@ -1,0 +1,71 @@
+"""One side computes in another format than the run says, against the reference.
+
+Each side's error is a multiple of its format's unit roundoff, and the multiple is nearly the same on both sides of one
+checkpoint. A side whose error is off by the ratio of two formats runs in the other one. Medians are compared, since
+flips of expert routing and rare tokens carry most of the squares.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.sequences import difference
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.disagreement import SIXTEEN_BIT, ULP, Disagreement
+from mismatch_probe.verdict.wording import scientific
+
+LEAST_OCTAVES = 2.0
+"""Two right sides of one format differ by less than this factor of 4; FP16 and BF16 lie 3 octaves apart."""
+
+TINY = 1e-300
+MATCH_OCTAVES = 1.5
+"""How near the ratio must come to that of two formats."""
+
+FP32_OCTAVES = 8.0
+"""An error this far below what 16 bits give is that of FP32, whose own size is set by how log-probs are stored."""
+
+
+def one_sided_dtype(found: Disagreement) -> Cause | None:
+    """The cause where the errors' ratio is that of another format than was asked for.
+
+    Between 16-bit formats the ratio is only read once FP32 has shown that no bug is there to make it.
+    """
+    pair = found.pair
+    if pair.log_ref is None or not {found.train_dtype, found.infer_dtype} <= set(SIXTEEN_BIT):
+        return None
+    median_pi = float(np.median(np.abs(difference(pair.log_pi, pair.log_ref))))
+    median_mu = float(np.median(np.abs(difference(pair.log_mu, pair.log_ref))))
+    octaves = _octaves(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype])
+    if abs(octaves) < LEAST_OCTAVES:
+        return None
+    for what, expected in _alternatives(found.train_dtype, found.infer_dtype):
+        if abs(expected) < FP32_OCTAVES and not found.formats_alone:
+            continue
+        is_fp32 = abs(expected) >= FP32_OCTAVES and abs(octaves) >= FP32_OCTAVES and expected * octaves > 0
+        if is_fp32 or abs(octaves - expected) <= MATCH_OCTAVES:
+            return Code.ONE_SIDED_DTYPE.cause(
+                what=what,
+                evidence=[
+                    f"median error against the reference: training path {scientific(median_pi)}, engine "
+                    f"{scientific(median_mu)} nats; asked for {found.train_dtype} and {found.infer_dtype}",
+                ],
+                advice=[
+                    "Read back which format really multiplies on that side: autocast, a cast at load, quantisation."
+                ],
+            )
+    return None
+
+
+def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, float]]:
+    """What may run instead, and the octaves by which the errors' ratio then misses the expected one."""
+    for dtype in (*SIXTEEN_BIT, "fp32"):
+        if dtype != train:
+            yield f"the training path's error is that of {dtype}, not {train}", _octaves(ULP[dtype], ULP[train])
+        if dtype != infer:
+            yield f"the engine's error is that of {dtype}, not {infer}", _octaves(ULP[infer], ULP[dtype])
+
+
+def _octaves(first: float, second: float) -> float:
+    return float(np.log2(max(first, TINY)) - np.log2(max(second, TINY)))

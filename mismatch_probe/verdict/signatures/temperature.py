@@ -1,0 +1,66 @@
+"""A temperature applied on one side only, or a logit scale that differs.
+
+Dividing logits by T turns p into p^(1/T) / Z, so log mu = b log pi - log Z with b = T_pi / T_mu and a Z that is the
+same for every token of one context. To second order in b - 1, log Z = -(b - 1) H + (b - 1)^2 V / 2 with pi's entropy H
+and the variance V of its log-probs (the cumulant generating function of log pi). So d = (1 - b) (log pi + H) + (a
+function of the context that vanishes with H): linear in the token's own log-prob within a context, which no rounding,
+prompt or weight error is.
+"""
+
+import numpy as np
+
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
+from mismatch_probe.verdict.wording import percent, scientific
+
+UNEXPLAINED_RMS = 0.35
+"""Of the rms of d, the most that the fit may leave: it then explains 88 % of the variance."""
+
+OWN_SHARE = 0.5
+"""Of the variance that is left without the token's own log-prob, the least that this explains."""
+
+
+def temperature(found: Disagreement) -> Cause | None:
+    """The cause where d follows the logit scale; None elsewhere, and where pi's entropy was not recorded."""
+    pair = found.pair
+    if pair.entropy_pi is None or found.is_rounding:
+        return None
+    entropy = pair.entropy_pi.astype(np.float64)
+    context = np.stack([entropy, entropy**2], axis=1)
+    surprise = pair.log_pi + entropy
+    without = pair.diff - _fitted(context, pair.diff)[0]
+    fitted, slopes = _fitted(np.column_stack([surprise, context]), pair.diff)
+    left = root_mean_square(pair.diff - fitted)
+    ratio = 1 - slopes[0]
+    explains = left <= max(UNEXPLAINED_RMS * found.rms, 2 * found.floor) and root_mean_square(fitted) > 2 * found.floor
+    own = 1 - left**2 / root_mean_square(without) ** 2
+    if not explains or own < OWN_SHARE or ratio <= 0:
+        return None
+    return Code.TEMPERATURE.cause(
+        ratio=ratio,
+        evidence=[
+            f"d follows the logit scale: a temperature ratio of {ratio:.4g} explains "
+            f"{percent(1 - left**2 / found.rms**2)} of its square and leaves {scientific(left)} nats",
+            _sampled_from(float(surprise.mean()), float(np.std(surprise) / np.sqrt(surprise.size))),
+        ],
+        advice=[
+            "Divide the training path's logits by the sampling temperature, or take processed log-probs from the "
+            "engine (vLLM: logprobs_mode=processed_logprobs)."
+        ],
+    )
+
+
+def _fitted(columns: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Least squares without an intercept: what the columns give for each value, and their coefficients."""
+    coefficients = np.asarray(np.linalg.lstsq(columns.T @ columns, columns.T @ values, rcond=None)[0], dtype=np.float64)
+    return np.asarray(columns @ coefficients), coefficients
+
+
+def _sampled_from(mean_surprise: float, error: float) -> str:
+    """log pi + H has mean 0 over tokens that were sampled from pi itself."""
+    if abs(mean_surprise) <= 4 * error:
+        return "the tokens are as likely as if sampled from pi, so the engine's log-probs lack what sampling applied"
+    sharper = "sharper" if mean_surprise > 0 else "flatter"
+    return f"the tokens were sampled from a {sharper} distribution than pi"

@@ -1,0 +1,65 @@
+"""Top-p, top-k or min-p renormalised on one side only.
+
+If mu keeps a part of the vocabulary with mass K under pi and renormalises, log mu = log pi - log K for every sampled
+token: d = log K <= 0, never above 0, and the mean of e^d is the kept mass instead of 1. Two policies that normalise
+over the same support have mean e^d = 1 under mu, so d cannot be one-signed.
+"""
+
+import numpy as np
+
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.weights import weight_excess
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.wording import percent, scientific
+
+WRONG_SIGN = 0.005
+"""Most tokens that may lie on the wrong side of zero by more than rounding."""
+
+LEAST_TRUNCATED = 0.02
+"""Least share of tokens whose context was truncated by more than rounding."""
+
+LEAST_VARIATION = 0.1
+"""Standard deviation over mean of d: kept mass varies from context to context; a constant offset does not."""
+
+FAR_OUTSIDE = 8.0
+"""Standard errors by which the mean weight must miss 1."""
+
+
+def truncated_support(found: Disagreement) -> Cause | None:
+    """The cause where d is one-signed and the weights' mean is the kept mass."""
+    for sign, side in ((-1.0, "The engine"), (1.0, "The training path")):
+        cause = _of_side(found, sign, side)
+        if cause is not None:
+            return cause
+    return None
+
+
+def _of_side(found: Disagreement, sign: float, side: str) -> Cause | None:
+    d = sign * found.pair.diff
+    tolerance = 6 * found.floor
+    wrong, truncated = float(np.mean(d < -tolerance)), float(np.mean(d > tolerance))
+    if wrong > WRONG_SIGN or truncated < LEAST_TRUNCATED or np.std(d) < LEAST_VARIATION * abs(np.mean(d)):
+        return None
+    estimator = Estimator(found.pair.sequences)
+    weight = estimator.mean(1 + weight_excess(found.pair.diff), "token", Scale.POSITIVE)
+    if weight is None or weight.low is None or weight.high is None:
+        return None
+    error = (weight.high - weight.low) / 4
+    if sign * (weight.value - 1) < FAR_OUTSIDE * error:
+        return None
+    return Code.TRUNCATED_SUPPORT.cause(
+        side=side,
+        evidence=[
+            f"d is one-signed: {percent(truncated)} of tokens lie beyond rounding on one side of 0, "
+            f"{percent(wrong)} on the other",
+            f"the mean weight is {weight.value:.4f} instead of 1: the kept mass",
+            f"largest abs(d): {scientific(float(np.abs(found.pair.diff).max()))} nats",
+        ],
+        advice=[
+            "Sample with top_p=1 and top_k off, or apply the same truncation to the training path's logits; check "
+            "which defaults the engine takes from generation_config.json."
+        ],
+    )
