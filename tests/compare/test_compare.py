@@ -1,0 +1,198 @@
+"""`compare` as its users run it: real vLLM, real transformers, tiny checkpoints, one process tree a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from tests.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "48", "--vllm.enforce_eager", "true")
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "mismatch_probe", "compare", *map(str, words)]
+
+
+def compare(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
+    answer = subprocess.run(command(*words), capture_output=True, text=True, check=False)
+    assert answer.returncode == code, answer.stderr
+    return answer
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+def recorded_bytes(run: Path) -> dict[str, bytes]:
+    files = [run / "summary.json", run / "prompts.parquet", run / "rollouts.parquet", *sorted((run / "legs").iterdir())]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def two_batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "two.toml"
+    path.write_text("[engine]\nbatch_sequences = 4\n[training]\nbatch_tokens = 512\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, llama: Path, two_batches: Path) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    answer = compare("--model", llama, "--dtype", "bf16", "--out", run, "--config", two_batches, "--json", *SMALL)
+    assert json.loads(answer.stdout) == summary_of(run)
+    return run
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mistral-sliding", "qwen3-moe"])
+def test_every_family_agrees_in_fp32_and_differs_in_bf16_by_precision(tmp_path: Path, family: str) -> None:
+    model = make_checkpoint(tmp_path / "model", family)
+    compare("--model", model, "--dtype", "bf16", "--dtype", "fp32", "--out", tmp_path / "run", *SMALL)
+    summary = summary_of(tmp_path / "run")
+    bf16, fp32 = summary["pairs"]
+    assert fp32["verdict"]["code"] == "clean"
+    assert fp32["metrics"]["abs_logprob_diff"]["value"] < 1e-5
+    assert bf16["verdict"]["kind"] == "precision"
+    assert bf16["metrics"]["kl_k3"]["low"] > 100 * fp32["metrics"]["kl_k3"]["high"]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_an_engine_with_another_rope_base_is_a_bug_and_not_precision(tmp_path: Path, llama: Path) -> None:
+    overrides = '{"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}'
+    compare(
+        "--model", llama, "--dtype", "bf16", "--dtype", "fp32", "--out", tmp_path / "run", *SMALL,
+        "--vllm.hf_overrides", overrides,
+    )  # fmt: skip
+    summary = summary_of(tmp_path / "run")
+    assert {pair["verdict"]["kind"] for pair in summary["pairs"]} == {"bug"}
+
+
+def test_the_same_run_twice_gives_the_same_bytes(
+    tmp_path: Path, llama: Path, two_batches: Path, whole_run: Path
+) -> None:
+    compare("--model", llama, "--dtype", "bf16", "--out", tmp_path / "again", "--config", two_batches, *SMALL)
+    assert recorded_bytes(tmp_path / "again") == recorded_bytes(whole_run)
+
+
+def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
+    tmp_path: Path, llama: Path, two_batches: Path, whole_run: Path
+) -> None:
+    run = tmp_path / "killed"
+    flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", two_batches, *SMALL)
+    first_batch = run / "parts" / "sample-bf16" / "000000-infer-bf16-decode.parquet"
+    process = subprocess.Popen(command(*flags), stderr=subprocess.DEVNULL)
+    _wait_for(first_batch, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "summary.json").exists()
+    written = first_batch.stat().st_mtime_ns if first_batch.exists() else None
+    time.sleep(1)
+    answer = compare("--out", run, "--resume")
+    assert "1 of 2 batches recorded" in answer.stderr or "2 of 2 batches recorded" in answer.stderr
+    assert written is not None
+    assert recorded_bytes(run) == recorded_bytes(whole_run)
+
+
+def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
+    tmp_path: Path, llama: Path, two_batches: Path
+) -> None:
+    run = tmp_path / "interrupted"
+    flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", two_batches, *SMALL)
+    process = subprocess.Popen(command(*flags), stderr=subprocess.PIPE, text=True)
+    _wait_for(run / "logs" / "engine-bf16.log", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert not _processes_naming(run)
+
+
+def test_other_settings_cannot_resume_a_run(llama: Path, whole_run: Path) -> None:
+    before = recorded_bytes(whole_run)
+    answer = compare("--out", whole_run, "--resume", "--temperature", "0.7", code=ExitCode.USAGE)
+    assert "sampling.temperature = 1.0 (now 0.7)" in " ".join(answer.stderr.split())
+    assert recorded_bytes(whole_run) == before
+
+
+def test_a_finished_run_is_not_overwritten(llama: Path, whole_run: Path) -> None:
+    answer = compare("--model", llama, "--out", whole_run, code=ExitCode.USAGE)
+    assert "--resume" in answer.stderr
+
+
+def test_report_renders_from_files_alone_and_recomputes_the_same_summary(whole_run: Path) -> None:
+    before = recorded_bytes(whole_run)
+    (whole_run / "report.html").unlink()
+    words = [sys.executable, "-m", "mismatch_probe", "report", str(whole_run), "--recompute"]
+    subprocess.run(words, check=True, capture_output=True)
+    assert (whole_run / "report.html").exists()
+    assert recorded_bytes(whole_run) == before
+
+
+def test_a_missing_log_prob_breaks_the_verdict(tmp_path: Path, whole_run: Path) -> None:
+    import shutil
+
+    from mismatch_probe.records.tables import write_table
+
+    run = tmp_path / "broken"
+    shutil.copytree(whole_run, run)
+    leg = run / "legs" / "train-bf16.parquet"
+    table = pq.read_table(leg)
+    logprobs = table["logprobs"].to_pylist()
+    logprobs[0][0] = float("nan")
+    position = table.schema.get_field_index("logprobs")
+    import pyarrow as pa
+
+    changed = table.set_column(
+        position, table.schema.field(position), pa.array(logprobs, type=table.schema.field(position).type)
+    )
+    write_table(leg, changed)
+    words = [sys.executable, "-m", "mismatch_probe", "report", str(run), "--recompute"]
+    subprocess.run(words, check=True, capture_output=True)
+    verdict = summary_of(run)["verdict"]
+    assert (verdict["kind"], verdict["code"]) == ("broken", "missing_logprobs")
+
+
+def test_a_model_that_vllm_does_not_support_is_one_sentence(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama")
+    config = json.loads((model / "config.json").read_text())
+    config["architectures"] = ["NoSuchForCausalLM"]
+    (model / "config.json").write_text(json.dumps(config))
+    answer = compare("--model", model, "--dtype", "bf16", "--out", tmp_path / "run", *SMALL, code=ExitCode.ENVIRONMENT)
+    assert "NoSuchForCausalLM" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def _wait_for(path: Path, process: subprocess.Popen[Any], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, f"the run ended before {path.name} appeared"
+        assert time.monotonic() < deadline, f"{path.name} did not appear"
+        time.sleep(0.02)
+
+
+def _processes_naming(path: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if str(path).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
