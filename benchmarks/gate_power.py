@@ -1,0 +1,160 @@
+"""How often the gate is wrong, by gating again and again: simulated samples, or subsets of a real run's responses.
+
+    python -m benchmarks.gate_power [--repeats 400] [--run RUN ...] [--processes 2]
+
+The truth is the estimate from 40,000 simulated sequences, or the whole real run. The limit is put so that the truth is
+0.95, 1.15 and 1.3 times the limit; three checks that always pass stand beside it where it says four. With several looks
+the sample is extended while the answer is open. Printed, in percent of gatings: failed / inconclusive / passed.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from multiprocessing import Pool
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.coverage import DESIGNS, draw
+from mismatch_probe.difference.samples import pair_text, read_samples
+from mismatch_probe.difference.slices import part_of
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.decide import decide
+from mismatch_probe.gate.load import parse_gate
+from mismatch_probe.gate.measure import Evidence
+from mismatch_probe.gate.result import Answer
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
+
+TRUTH_SEQUENCES, TRUTH_BATCHES = 40_000, 8
+FIRST, LAST = 256, 1024
+OVER_LIMIT = (0.95, 1.15, 1.3)
+CLIP = 5.0
+CHECKED = ("kl_k3", "abs_logprob_diff")
+BYSTANDERS = ({"metric": "prob_abs_diff", "max": 0.5}, {"metric": "token_mult_prob_error", "max": 5.0},
+              {"metric": "ess_token", "min": 0.01})  # fmt: skip
+PLANS: dict[str, tuple[int, Sequence[dict[str, object]]]] = {
+    "256 sequences": (FIRST, ()),
+    "256 sequences, four checks": (FIRST, BYSTANDERS),
+    "256, 512 and 1,024 sequences, four checks": (LAST, BYSTANDERS),
+}
+"""Sequences of the last look, and the checks beside the one that is watched."""
+
+Key = tuple[str, str, float]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from: the number of a design, or a run and a pair of dtypes."""
+
+    name: str
+    design: int | None = None
+    run: Path | None = None
+    pair: tuple[Dtype, Dtype] | None = None
+
+    def sample(self, num_sequences: int, random: np.random.Generator) -> TokenPair:
+        if self.design is not None:
+            return draw(DESIGNS[self.design], num_sequences, random)
+        return _chosen(_recorded(self), random.permutation(_recorded(self).sequences.num_sequences)[:num_sequences])
+
+    def truths(self) -> dict[str, float]:
+        if self.design is None:
+            return _values(_recorded(self))
+        batches = [
+            _values(draw(DESIGNS[self.design], TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([7, batch])))
+            for batch in range(TRUTH_BATCHES)
+        ]
+        return {metric: float(np.mean([batch[metric] for batch in batches])) for metric in CHECKED}
+
+
+@cache
+def _recorded(source: Source) -> TokenPair:
+    assert source.run is not None
+    assert source.pair is not None
+    run = RunDirectory(source.run)
+    pair = read_samples(run, run.read_manifest())[source.pair].data.pair
+    assert pair is not None
+    return pair
+
+
+def _values(pair: TokenPair) -> dict[str, float]:
+    clipped = part_of(pair, clip=CLIP)
+    assert clipped is not None
+    return {metric: pair_metrics(clipped)[0][metric].value for metric in CHECKED}
+
+
+def _chosen(pair: TokenPair, rows: Ints) -> TokenPair:
+    offsets = pair.sequences.offsets
+    tokens = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
+    sequences = Sequences.of_lengths(pair.sequences.lengths[rows], pair.sequences.clusters[rows])
+    return TokenPair(sequences, log_pi=pair.log_pi[tokens], log_mu=pair.log_mu[tokens])
+
+
+def _gate(plan: str, metric: str, limit: float) -> GateFile:
+    last, others = PLANS[plan]
+    checks = [{"metric": metric, "clip": CLIP, "max": limit}, *others]
+    return parse_gate({"gate": {"min_sequences": FIRST, "max_sequences": last, "check": checks}}, plan)
+
+
+def _answer(gate: GateFile, sample: TokenPair) -> Answer:
+    """The answer at the last look that was needed."""
+    for look in gate.settings.looks:
+        pair = _chosen(sample, np.arange(look))
+        answer = decide(gate, {("bf16", "bf16"): Evidence(pair, look)}).answer
+        if answer != "inconclusive":
+            return answer
+    return "inconclusive"
+
+
+def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
+    """One sample gated with every plan, metric and limit."""
+    sample = source.sample(LAST, np.random.default_rng([11, repeat]))
+    return {
+        (plan, metric, over): _answer(_gate(plan, metric, truths[metric] / over), sample)
+        for plan in PLANS
+        for metric in CHECKED
+        for over in OVER_LIMIT
+    }
+
+
+def _sources(runs: Sequence[Path]) -> Iterator[Source]:
+    if not runs:
+        yield from (Source(design.name, design=number) for number, design in enumerate(DESIGNS))
+    for path in runs:
+        for name in RunDirectory(path).read_manifest().settings.pairs:
+            source = Source(f"{path.name}, {pair_text(name)}", run=path, pair=name)
+            if _recorded(source).sequences.num_sequences >= LAST:
+                yield source
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=400)
+    parser.add_argument("--run", type=Path, nargs="*", default=[])
+    parser.add_argument("--processes", type=int, default=2)
+    asked = parser.parse_args()
+    heads = ("sample", "metric", "looks at", *(f"truth at {over:g}x the limit" for over in OVER_LIMIT))
+    print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
+    with Pool(asked.processes) as pool:
+        for source in _sources(asked.run):
+            answers: dict[Key, Counter[Answer]] = {}
+            for found in pool.imap_unordered(partial(gated, source, source.truths()), range(asked.repeats)):
+                for key, answer in found.items():
+                    answers.setdefault(key, Counter())[answer] += 1
+            for metric, plan in product(CHECKED, PLANS):
+                cells = [_cell(answers[plan, metric, over]) for over in OVER_LIMIT]
+                print(f"| {source.name} | {metric} | {plan} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _cell(counts: Counter[Answer]) -> str:
+    total = counts.total()
+    return " / ".join(f"{100 * counts[answer] / total:.1f}" for answer in ("fail", "inconclusive", "pass"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The command as CI meets it: exit codes, files, annotations."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mismatch_probe.cli import gate_command
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.gate.result import GateResult
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.gate.cli import CommandLine, check, gate_file
+from tests.simulated_run import Simulation, simulated_run
+
+KEPT = check(metric="abs_logprob_diff", max=1)
+BROKEN = check(metric="abs_logprob_diff", max=0.0001)
+REGRESSION = check(metric="abs_logprob_diff", max_regression=0.1)
+
+
+def open_check(run: RunDirectory) -> str:
+    """A limit right where the value lies."""
+    return check(metric="abs_logprob_diff", max=float(f"{mean_deviation(run):.6g}"))
+
+
+def mean_deviation(run: RunDirectory) -> float:
+    from mismatch_probe.difference.samples import read_samples
+    from mismatch_probe.stats.metrics import pair_metrics
+
+    pair = read_samples(run, run.read_manifest())["bf16", "bf16"].data.pair
+    assert pair is not None
+    return pair_metrics(pair)[0]["abs_logprob_diff"].value
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "answer"),
+    [
+        ("[gate]" + KEPT, ExitCode.PASS, "pass"),
+        ("[gate]" + BROKEN, ExitCode.GATE_FAILED, "fail"),
+        ("[gate]", ExitCode.USAGE, "error"),
+        ("open", ExitCode.INCONCLUSIVE, "inconclusive"),
+    ],
+)
+def test_each_answer_has_its_exit_code_and_stands_in_the_file(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path, text: str, code: ExitCode, answer: str
+) -> None:
+    config = gate_file(tmp_path, "[gate]" + open_check(baseline) if text == "open" else text)
+    assert command_line("gate", baseline.path, "--config", config).code == code
+    result = GateResult.model_validate_json((baseline.path / "gate.json").read_text())
+    assert (result.answer, result.exit_code) == (answer, code)
+
+
+def test_an_interruption_is_no_answer(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gate_command, "run_gate", interrupted)
+    ended = command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + KEPT))
+    assert ended.code == ExitCode.INTERRUPTED
+
+
+def test_an_upgrade_that_makes_it_worse_turns_red_and_one_that_does_not_stays_green(
+    command_line: CommandLine, baseline: RunDirectory, worse: RunDirectory, tmp_path: Path
+) -> None:
+    config = gate_file(tmp_path, "[gate]" + REGRESSION)
+    same = simulated_run(tmp_path / "same", Simulation(num_prompts=256, vllm="0.33.0"))
+    red = command_line("gate", worse.path, "--config", config, "--baseline", baseline.path, "--json")
+    green = command_line("gate", same.path, "--config", config, "--baseline", baseline.path, "--json")
+    assert (red.code, green.code) == (ExitCode.GATE_FAILED, ExitCode.PASS)
+    assert red.document["checks"][0]["comparison"] == "paired"
+    assert "changed since the baseline: vllm 0.32.0 -> 0.33.0" in red.document["notes"]
+
+
+def test_other_responses_are_compared_as_two_samples(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    other = simulated_run(tmp_path / "other", Simulation(num_prompts=256, token_seed=1, noise_seed=1, worse=1.5))
+    config = gate_file(tmp_path, "[gate]" + REGRESSION)
+    ended = command_line("gate", other.path, "--config", config, "--baseline", baseline.path, "--json")
+    assert ended.document["checks"][0]["comparison"] == "two-sample"
+    assert ended.code == ExitCode.GATE_FAILED
+
+
+def test_json_is_one_document_and_the_file_holds_the_same(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    ended = command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + KEPT), "--json")
+    assert ended.document == json.loads((baseline.path / "gate.json").read_text())
+
+
+def test_every_line_names_the_limit_that_would_pass(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    ended = command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + KEPT + BROKEN), "--json")
+    assert all("the smallest max that would pass is" in one["sentence"] for one in ended.document["checks"])
+    limit = ended.document["checks"][0]["sentence"].rpartition(" ")[2]
+    again = "[gate]" + check(metric="abs_logprob_diff", max=float(limit))
+    assert command_line("gate", baseline.path, "--config", gate_file(tmp_path, again)).code == ExitCode.PASS
+
+
+def test_junit_has_a_case_a_check_and_shows_what_is_open_as_an_error(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    config = gate_file(tmp_path, "[gate]" + KEPT + BROKEN)
+    command_line("gate", baseline.path, "--config", config, "--junit", tmp_path / "copy.xml")
+    suite = ElementTree.parse(tmp_path / "copy.xml").getroot()
+    assert [len(case.findall("failure")) for case in suite.iter("testcase")] == [0, 1]
+    command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + open_check(baseline)))
+    suite = ElementTree.parse(baseline.path / "junit.xml").getroot()
+    assert [case.find("error") is not None for case in suite.iter("testcase")] == [True]
+
+
+def test_github_gets_a_summary_and_annotations_without_a_token_of_the_model(
+    command_line: CommandLine, worse: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    warned = check(metric="kl_k2", max=1e-9, level="warn")
+    config = gate_file(tmp_path, "[gate]" + BROKEN + warned)
+    ended = command_line("gate", worse.path, "--config", config, "--github")
+    assert "::error title=gate%3A abs_logprob_diff max 0.0001 (bf16/bf16)::" in ended.stderr
+    assert "::warning title=" in ended.stderr
+    text = summary.read_text()
+    assert text.startswith("before\n")
+    assert "mismatch-probe gate: fail" in text
+    assert "script" not in text + ended.stderr
+
+
+def test_markdown_cannot_be_written_to_by_a_hostile_name(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    hostile = simulated_run(tmp_path / "run", Simulation(num_prompts=256, fingerprint="<img src=x>|[a](b)\n# @you"))
+    config = gate_file(tmp_path, "[gate]" + KEPT)
+    command_line("gate", hostile.path, "--config", config, "--markdown", tmp_path / "out.md")
+    text = (tmp_path / "out.md").read_text()
+    assert "\\<img src=x\\>\\|\\[a\\]\\(b\\)" in text
+    assert "\n# " not in text
+
+
+def test_an_error_reaches_every_output(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    small.leg_path("train-bf16").unlink()
+    words = ("--config", gate_file(tmp_path, "[gate]" + KEPT), "--github", "--junit", tmp_path / "out.xml", "--json")
+    ended = command_line("gate", small.path, *words)
+    assert ended.code == ExitCode.ENVIRONMENT
+    assert ended.document["answer"] == "error"
+    assert "::error" in ended.stderr
+    assert "error" in (tmp_path / "summary.md").read_text()
+    assert "<error" in (tmp_path / "out.xml").read_text()
+
+
+FLOOR = '[gate]\nfloor = "floor.json"\n'
+
+
+def test_calibration_finds_what_an_unchanged_set_up_shows_and_margins_below_it_are_refused(
+    command_line: CommandLine, baseline: RunDirectory, worse: RunDirectory, tmp_path: Path
+) -> None:
+    again = simulated_run(tmp_path / "again", Simulation(num_prompts=256, noise_seed=2))
+    config = gate_file(tmp_path, FLOOR + REGRESSION)
+    found = command_line("gate", "calibrate", baseline.path, again.path, "--config", config, "--json")
+    assert found.code == ExitCode.PASS
+    [entry] = found.document["entries"]
+    assert 0 < entry["change"] < 0.1 < 1
+    assert entry["same_leg"] > 0.001
+    judged = command_line("gate", worse.path, "--config", config, "--baseline", baseline.path)
+    assert judged.code == ExitCode.GATE_FAILED
+    tight = gate_file(tmp_path, FLOOR + check(metric="abs_logprob_diff", max_regression=entry["change"] / 2))
+    refused = command_line("gate", worse.path, "--config", tight, "--baseline", baseline.path)
+    assert (refused.code, "below the noise floor" in refused.stderr) == (ExitCode.USAGE, True)
+
+
+def test_an_absolute_limit_below_the_same_leg_twice_is_refused(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    again = simulated_run(tmp_path / "again", Simulation(num_prompts=256, noise_seed=2))
+    config = gate_file(tmp_path, FLOOR + BROKEN)
+    command_line("gate", "calibrate", baseline.path, again.path, "--config", config)
+    refused = command_line("gate", baseline.path, "--config", config)
+    assert (refused.code, "below the noise floor" in refused.stderr) == (ExitCode.USAGE, True)
+
+
+def test_a_floor_of_another_model_or_without_the_check_is_refused(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    other = [simulated_run(tmp_path / name, Simulation(fingerprint="checkpoint-b")) for name in ("one", "two")]
+    config = gate_file(tmp_path, FLOOR + KEPT)
+    command_line("gate", "calibrate", *(run.path for run in other), "--config", config)
+    assert "another model" in command_line("gate", baseline.path, "--config", config).stderr
+    again = simulated_run(tmp_path / "again", Simulation(num_prompts=256, noise_seed=2))
+    command_line("gate", "calibrate", baseline.path, again.path, "--config", config)
+    more = gate_file(tmp_path, FLOOR + KEPT + check(metric="kl_k2", max=1))
+    assert "was never measured" in command_line("gate", baseline.path, "--config", more).stderr
+
+
+def test_one_run_or_changed_versions_calibrate_nothing(
+    command_line: CommandLine, baseline: RunDirectory, worse: RunDirectory, tmp_path: Path
+) -> None:
+    config = gate_file(tmp_path, FLOOR + KEPT)
+    assert "one run has no noise floor" in command_line("gate", "calibrate", baseline.path, "--config", config).stderr
+    changed = command_line("gate", "calibrate", baseline.path, worse.path, "--config", config)
+    assert (changed.code, "a change, not a repetition" in changed.stderr) == (ExitCode.USAGE, True)
+    nowhere = gate_file(tmp_path, "[gate]" + KEPT)
+    assert "names no floor" in command_line("gate", "calibrate", baseline.path, "--config", nowhere).stderr
