@@ -1,0 +1,143 @@
+"""Each checkpoint, device or setting that cannot be used ends in one sentence."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.errors import EngineError, MismatchProbeError, MissingExtra, UsageError
+from mismatch_probe.training_path import Scorer
+from tests.tiny_models import make_checkpoint
+
+
+def load(folder: Path, **settings: Any) -> Scorer:
+    return Scorer.load(folder, "fp32", TrainingPathSettings(**settings))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path, "llama")
+
+
+def one_sentence(error: pytest.ExceptionInfo[MismatchProbeError]) -> bool:
+    return "\n" not in str(error.value)
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing-here is not a folder; give --model") as error:
+        load(tmp_path / "nothing-here")
+    assert one_sentence(error)
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no config\.json") as error:
+        load(tmp_path)
+    assert one_sentence(error)
+
+
+def test_a_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"the config of .* cannot be used") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+def test_an_architecture_nobody_knows(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "from-the-future"}))
+    with pytest.raises(UsageError, match=r"from-the-future.*upgrade transformers") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+def test_an_architecture_without_a_causal_language_model(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    with pytest.raises(UsageError, match="is a clip model, which has no causal language model") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100, 5000])
+def test_a_truncated_weight_file(folder: Path, kept_bytes: int) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept_bytes])
+    with pytest.raises(UsageError, match=r"a weight file of .* is broken") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+def test_an_absent_weight_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"the weights of .* cannot be read") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+def test_a_weight_that_would_be_random(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"lacks 1 weights .* such as model\.layers\.1\.mlp\.up_proj") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+def test_a_weight_of_another_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+    with pytest.raises(EngineError, match="cannot be loaded") as error:
+        load(folder)
+    assert one_sentence(error)
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash_attn is installed here")
+def test_an_attention_that_is_not_installed(folder: Path) -> None:
+    with pytest.raises(MissingExtra, match=r"flash_attention_2.*set training.attention to sdpa or eager") as error:
+        load(folder, attention="flash_attention_2")
+    assert one_sentence(error)
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("gpu", "not a device's name"), ("meta", "cannot be used for scoring"), ("cuda:99", "is not there")],
+)
+def test_a_device_that_is_not_there(folder: Path, device: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"{reason}.*set training.device to auto, cpu, cuda") as error:
+        load(folder, device=device)
+    assert one_sentence(error)
+
+
+def test_a_device_map_is_accepted(folder: Path) -> None:
+    with load(folder, device_map="cpu") as scorer:
+        assert scorer.effective_settings()["device"] == "cpu"
+
+
+@pytest.mark.slow
+def test_running_out_of_host_memory_names_the_setting_to_halve(checkpoint: Callable[[str], Path]) -> None:
+    script = """
+import resource, sys
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.errors import OutOfMemory
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path import Scorer
+
+settings = TrainingPathSettings(attention="eager", batch_tokens=8192)
+with Scorer.load(sys.argv[1], "fp32", settings) as scorer:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
+    try:
+        scorer.score_batch([TokenSequence("long", [1], [2] * 8000)])
+    except OutOfMemory as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(checkpoint("llama"))], capture_output=True, text=True, check=True
+    )
+    assert "out of memory while scoring 1 sequences" in done.stdout
+    assert "halve training.batch_tokens (now 8192)" in done.stdout

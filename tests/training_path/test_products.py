@@ -1,0 +1,164 @@
+"""FP16 products on a CPU against their definition: exact products, FP32 accumulation, one rounding."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from mismatch_probe.training_path.products import CpuProducts
+
+UNIT_FP32 = 2.0**-24
+
+
+def halves(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).half()
+
+
+def rounded_once(exact: torch.Tensor) -> torch.Tensor:
+    return exact.float().half()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_short_sums_are_bitwise_the_definition(depth: int) -> None:
+    a, b = halves(64, depth), halves(depth, 48, seed=1)
+    with CpuProducts():
+        product = a @ b
+    assert torch.equal(product, rounded_once(a.double() @ b.double()))
+
+
+def test_sums_that_fp32_holds_exactly_are_bitwise_the_definition_at_any_depth() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randint(-40, 41, (30, 700), generator=generator).half()
+    b = torch.randint(-40, 41, (700, 20), generator=generator).half() / 64
+    with CpuProducts():
+        product = a @ b
+    assert torch.equal(product, rounded_once(a.double() @ b.double()))
+
+
+def test_long_sums_stay_within_the_bound_of_fp32_accumulation() -> None:
+    depth = 4096
+    a, b = halves(40, depth), halves(depth, 30, seed=1)
+    with CpuProducts():
+        product = a @ b
+    exact = a.double() @ b.double()
+    accumulated = depth * UNIT_FP32 * (a.double().abs() @ b.double().abs())
+    half_a_step = 2.0**-11 * (exact.abs() + accumulated)
+    assert ((product.double() - exact).abs() <= accumulated + half_a_step).all()
+
+
+def test_accumulating_in_fp16_would_be_caught_by_that_bound() -> None:
+    depth = 4096
+    a, b = halves(4, depth), halves(depth, 3, seed=1)
+    product = torch.zeros(4, 3, dtype=torch.float16)
+    for k in range(depth):
+        product += a[:, k, None] * b[None, k]
+    exact = a.double() @ b.double()
+    accumulated = depth * UNIT_FP32 * (a.double().abs() @ b.double().abs())
+    assert ((product.double() - exact).abs() > accumulated + 2.0**-11 * (exact.abs() + accumulated)).any()
+
+
+def test_a_bias_is_added_before_the_rounding() -> None:
+    x, weight, bias = halves(50, 2), halves(40, 2, seed=1), halves(40, seed=2)
+    with CpuProducts():
+        outputs = F.linear(x, weight, bias)
+    sums = (x.double() @ weight.double().T).float()
+    assert torch.equal(outputs, (sums + bias.float()).half())
+
+
+def test_overflow_is_infinite_as_in_fp16() -> None:
+    with CpuProducts():
+        product = torch.full((1, 4), 200.0).half() @ torch.full((4, 1), 200.0).half()
+    assert product.isinf().all()
+
+
+def test_every_spelling_of_a_product_obeys_the_definition() -> None:
+    x, weight = halves(3, 5, 16), halves(8, 16, seed=1)
+    with CpuProducts():
+        products = [
+            F.linear(x, weight),
+            x @ weight.T,
+            torch.einsum("bsd,nd->bsn", x, weight),
+            torch.bmm(x, weight.T.expand(3, 16, 8)),
+            torch.baddbmm(torch.zeros(3, 5, 8).half(), x, weight.T.expand(3, 16, 8)),
+        ]
+    expected = (x.float() @ weight.float().T).half()
+    for product in products:
+        assert product.dtype == torch.float16
+        torch.testing.assert_close(product, expected, rtol=2**-10, atol=2**-14)
+
+
+def test_experts_products_obey_the_definition() -> None:
+    x, experts = halves(6, 16), halves(3, 16, 8, seed=1)
+    with CpuProducts():
+        products = F.grouped_mm(x, experts, offs=torch.tensor([2, 2, 6], dtype=torch.int32))
+    expected = torch.cat([x[:2].float() @ experts[0].float(), x[2:].float() @ experts[2].float()]).half()
+    torch.testing.assert_close(products, expected, rtol=2**-10, atol=2**-14)
+
+
+def test_products_larger_than_the_scratch_are_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = halves(700, 32), halves(90, 32, seed=1), halves(90, seed=2)
+    with CpuProducts():
+        whole = F.linear(x, weight, bias)
+        monkeypatch.setattr("mismatch_probe.training_path.products._SCRATCH_ELEMENTS", 1024)
+        in_blocks = F.linear(x, weight, bias)
+    torch.testing.assert_close(in_blocks, whole, rtol=2**-10, atol=2**-14)
+
+
+def test_attention_is_closer_to_exact_than_fp16_resolves() -> None:
+    query, key, value = (halves(2, 4, 33, 32, seed=seed) for seed in range(3))
+    with CpuProducts():
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), is_causal=True)
+    assert output.dtype == torch.float16
+    torch.testing.assert_close(output.double(), exact, rtol=2**-10, atol=2**-18)
+
+
+def test_gradients_are_products_of_the_same_definition() -> None:
+    x, weight = halves(40, 24).requires_grad_(), halves(16, 24, seed=1).requires_grad_()
+    upstream = halves(40, 16, seed=2)
+    with CpuProducts():
+        F.linear(x, weight).backward(upstream)
+    assert x.grad is not None
+    assert weight.grad is not None
+    torch.testing.assert_close(x.grad, (upstream.float() @ weight.float()).half(), rtol=2**-10, atol=2**-14)
+    torch.testing.assert_close(weight.grad, (upstream.float().T @ x.float()).half(), rtol=2**-10, atol=2**-13)
+
+
+def test_attention_has_gradients() -> None:
+    query, key, value = (halves(1, 2, 9, 32, seed=seed).requires_grad_() for seed in range(3))
+    with CpuProducts():
+        F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+    doubles = [tensor.detach().double().requires_grad_() for tensor in (query, key, value)]
+    F.scaled_dot_product_attention(*doubles, is_causal=True).sum().backward()
+    for half, double in zip((query, key, value), doubles, strict=True):
+        assert half.grad is not None
+        assert double.grad is not None
+        torch.testing.assert_close(half.grad.double(), double.grad, rtol=2**-9, atol=2**-10)
+
+
+def test_casts_of_autocast_are_followed() -> None:
+    x, weight = torch.randn(7, 12), torch.randn(5, 12)
+    with torch.autocast("cpu", dtype=torch.float16), CpuProducts():
+        product = F.linear(x, weight)
+    torch.testing.assert_close(product, (x.half().float() @ weight.half().float().T).half(), rtol=2**-10, atol=2**-14)
+
+
+def test_fp32_products_are_fp32() -> None:
+    x, weight, bias = torch.randn(33, 64), torch.randn(20, 64), torch.randn(20)
+    with CpuProducts():
+        product = F.linear(x, weight, bias)
+    exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(product.double(), exact, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_formats_are_left_alone(dtype: torch.dtype) -> None:
+    a, b = torch.randn(9, 8).to(dtype), torch.randn(8, 7).to(dtype)
+    plain = a @ b
+    with CpuProducts():
+        assert torch.equal(a @ b, plain)
+
+
+def test_empty_products_are_zero() -> None:
+    with CpuProducts():
+        assert torch.equal(halves(3, 0) @ halves(0, 2), torch.zeros(3, 2).half())
+        assert (halves(0, 4) @ halves(4, 2)).shape == (0, 2)

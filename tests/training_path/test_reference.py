@@ -1,0 +1,149 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path import Scorer
+from mismatch_probe.training_path.arithmetic import true_fp32
+from tests.tiny_models import FAMILIES
+from tests.training_path.flat import flat, mean_error
+
+Score = Callable[..., list[ScoredSequence]]
+Checkpoint = Callable[[str], Path]
+DEFAULTS = TrainingPathSettings()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fp32_reference_is_within_fp32_noise_of_the_fp64_reference(family: str, score: Score) -> None:
+    exact = score(family, "fp64", reference=True)
+    assert flat(exact).dtype == np.float64
+    assert 0 < mean_error(score(family, "fp32", reference=True), exact) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_in_blocks_is_the_models_own_eager_attention(
+    family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    sequence = TokenSequence("long", [1], random.integers(0, 256, 200).tolist())
+    monkeypatch.setitem(_blocks(), "cpu", 1)
+    with Scorer.load(checkpoint(family), "fp32", DEFAULTS, reference=True) as scorer:
+        (scores,) = scorer.score_batch([sequence])
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(family), attn_implementation="eager").eval()
+    ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids])
+    with torch.no_grad():
+        log_softmax = model(ids).logits[0, :-1].log_softmax(-1)
+    eager = log_softmax.gather(1, ids[0, 1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(scores.logprobs, eager, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_in_the_fp64_reference_is_rounded_below_fp64(family: str, checkpoint: Checkpoint) -> None:
+    class Formats(TorchDispatchMode):
+        seen: set[torch.dtype] = set()
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel() > 64:
+                self.seen.add(result.dtype)
+            return result
+
+    sequence = TokenSequence("a", [1, 2, 3], list(range(70)))
+    with Scorer.load(checkpoint(family), "fp64", DEFAULTS, reference=True) as scorer, Formats() as formats:
+        scorer.score_batch([sequence])
+    assert formats.seen == {torch.float64}
+
+
+def test_the_reference_on_rounded_weights_computes_with_the_weights_pi_holds(
+    tmp_path: Path, checkpoint: Checkpoint, sequences: list[TokenSequence]
+) -> None:
+    folder = _with_full_fp32_weights(checkpoint("llama"), tmp_path)
+    rounded = _with_weights(folder, tmp_path / "rounded", lambda weight: weight.bfloat16().float())
+
+    def scores(path: Path, **arguments: Any) -> np.ndarray:
+        with Scorer.load(path, "fp32", DEFAULTS, reference=True, **arguments) as scorer:
+            return flat(scorer.score_batch(sequences))
+
+    np.testing.assert_array_equal(scores(folder, rounded_to="bf16"), scores(rounded))
+    assert np.abs(scores(folder, rounded_to="bf16") - scores(folder)).mean() > 1e-3
+
+
+def test_rounding_that_changes_nothing_is_known_to_be_exact(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    exact = checkpoint("llama")
+    with Scorer.load(exact, "fp32", DEFAULTS, reference=True, rounded_to="bf16") as scorer:
+        assert scorer.rounding_is_exact
+    with Scorer.load(
+        _with_full_fp32_weights(exact, tmp_path), "fp32", DEFAULTS, reference=True, rounded_to="bf16"
+    ) as scorer:
+        assert not scorer.rounding_is_exact
+        assert scorer.effective_settings()["weight_cast"]["changed_share"] > 0.9
+
+
+def test_a_reference_in_16_bit_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(UsageError, match="a reference in fp16 would carry the error it is to measure"):
+        Scorer.load(checkpoint("llama"), "fp16", DEFAULTS, reference=True)
+
+
+def test_rounded_weights_are_for_the_reference_alone(checkpoint: Checkpoint) -> None:
+    with pytest.raises(UsageError, match="pi's weights follow its own dtype"):
+        Scorer.load(checkpoint("llama"), "fp32", DEFAULTS, rounded_to="fp16")
+
+
+def test_true_fp32_sets_every_flag_and_puts_it_back() -> None:
+    gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = (gpu.fp32_precision, cpu.fp32_precision, gpu.allow_bf16_reduced_precision_reduction)
+    gpu.fp32_precision, cpu.fp32_precision = "tf32", "bf16"
+    try:
+        with true_fp32():
+            assert gpu.fp32_precision == cpu.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "ieee"
+            assert not gpu.allow_bf16_reduced_precision_reduction
+            assert not gpu.allow_fp16_reduced_precision_reduction
+        assert (gpu.fp32_precision, cpu.fp32_precision) == ("tf32", "bf16")
+    finally:
+        gpu.fp32_precision, cpu.fp32_precision = before[:2]
+    assert gpu.allow_bf16_reduced_precision_reduction == before[2]
+
+
+def test_a_reference_runs_with_those_flags_and_reads_them_back(checkpoint: Checkpoint) -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with Scorer.load(checkpoint("llama"), "fp32", DEFAULTS, reference=True) as reference:
+            assert reference.effective_settings()["fp32_products_mkldnn.matmul"] == "ieee"
+        with Scorer.load(checkpoint("llama"), "fp32", DEFAULTS) as pi:
+            assert pi.effective_settings()["fp32_products_mkldnn.matmul"] == "bf16"
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+def _blocks() -> dict[str, int]:
+    from mismatch_probe.training_path import attention
+
+    return attention._SCORES_PER_BLOCK
+
+
+def _with_full_fp32_weights(folder: Path, target: Path) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    return _with_weights(
+        folder, target / "full", lambda weight: weight * (1 + 1e-3 * torch.rand(weight.shape, generator=generator))
+    )
+
+
+def _with_weights(folder: Path, target: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    weights = {name: change(weight) for name, weight in load_file(folder / "model.safetensors").items()}
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target

@@ -1,0 +1,52 @@
+"""Memory above the model at a vocabulary of 152k and 8k tokens in one sequence, each case in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import make_checkpoint
+
+LIMIT_MIB = 512
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path import Scorer
+
+def resident_mib(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
+
+torch.set_num_threads(1)
+folder, dtype, reference = sys.argv[1:]
+with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference == "reference") as scorer:
+    scorer.score_batch([TokenSequence("warm", [1], [2, 3])])
+    before = resident_mib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    scorer.score_batch([TokenSequence("long", [1], [index * 37 % 152_000 for index in range(8191)])])
+    print(resident_mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize(
+    ("family", "dtype", "side"),
+    [
+        ("llama", "fp16", "pi"),
+        ("mistral-sliding", "fp32", "pi"),
+        ("mistral-sliding", "fp32", "reference"),
+    ],
+)
+def test_scoring_8k_tokens_over_152k_words_stays_under_the_limit(
+    family: str, dtype: str, side: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path, family, vocab_size=152_000, max_position_embeddings=8192)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), dtype, side], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < LIMIT_MIB
