@@ -54,6 +54,9 @@ def _parse_line(path: Path, number: int, line: str) -> Row:
     where = f"line {number} of {path}"
     try:
         columns = json.loads(line)
+        json.dumps(columns, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where} escapes half a surrogate pair, which is no text; mend or remove it") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{where} is malformed JSON ({error.msg} at column {error.colno}); mend it") from error
     if not isinstance(columns, dict):

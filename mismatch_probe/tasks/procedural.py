@@ -83,7 +83,7 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(
             "sums",
-            {"easy": Terms(2, 2), "medium": Terms(3, 4), "hard": Terms(8, 8), "long": Terms(40, 75)},
+            {"easy": Terms(2, 3), "medium": Terms(4, 6), "hard": Terms(8, 8), "long": Terms(48, 75)},
             _write_sum,
             _last_total,
         ),

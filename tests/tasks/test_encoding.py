@@ -6,7 +6,10 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt, check_lengths, encode_prompts
 
-CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[go]{% endif %}"
+CHAT = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[go]{% endif %}"
+)
 BOS_CHAT = "{{ bos_token }}" + CHAT
 
 
@@ -60,7 +63,7 @@ def test_plain_text_that_starts_with_the_bos_gets_no_second_one():
 def test_text_that_was_templated_before_is_not_templated_again():
     rendered = Prompt("row-0", text="<s>[user]Hi[go]")
     assert text_of(rendered, BOS_CHAT, "never") == rendered.text
-    with pytest.raises(UsageError, match="second chat template.*--chat-template never"):
+    with pytest.raises(UsageError, match=r"second chat template.*--chat-template never"):
         text_of(rendered, BOS_CHAT, "auto")
 
 
@@ -79,7 +82,7 @@ def test_the_answer_and_the_id_travel_with_the_ids():
 
 @pytest.mark.parametrize(("prompt", "mode"), [(HI, "always"), (HI_MESSAGES, "auto")])
 def test_a_tokenizer_without_a_template_refuses_what_needs_one(prompt, mode):
-    with pytest.raises(UsageError, match="has no chat template.*--chat-template never"):
+    with pytest.raises(UsageError, match=r"has no chat template.*--chat-template never"):
         text_of(prompt, None, mode)
 
 
@@ -92,7 +95,7 @@ def test_messages_are_refused_where_templates_are_off():
     "template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[0]['content'] + 1 }}", "{% for %}"]
 )
 def test_a_template_that_fails_is_one_sentence_with_the_way_round_it(template):
-    with pytest.raises(UsageError, match="chat template failed on prompt row-0 .*--chat-template never"):
+    with pytest.raises(UsageError, match=r"chat template failed on prompt row-0 .*--chat-template never"):
         text_of(HI_MESSAGES, template, "auto")
 
 
@@ -112,7 +115,7 @@ def test_prompts_that_just_fit_into_the_context_pass():
 
 def test_the_longest_prompt_that_does_not_fit_is_named_with_the_tokens_it_may_ask_for():
     prompts = [encoded("row-0", 24), encoded("row-1", 25), encoded("row-2", 1)]
-    with pytest.raises(UsageError, match="row-1 has 25 tokens.*give --max-new-tokens 999 or less"):
+    with pytest.raises(UsageError, match=r"row-1 has 25 tokens.*give --max-new-tokens 999 or less"):
         check_lengths(prompts, max_new_tokens=1000, context_length=1024)
     with pytest.raises(UsageError, match="shorten it"):
         check_lengths([encoded("row-0", 1024)], max_new_tokens=1, context_length=1024)

@@ -22,7 +22,7 @@ def test_a_folder_is_itself(tmp_path):
 
 
 def test_a_path_that_is_no_folder_is_refused_without_asking_the_hub(tmp_path):
-    with pytest.raises(UsageError, match="does not exist.*--model"):
+    with pytest.raises(UsageError, match=r"does not exist.*--model"):
         resolve(tmp_path / "absent")
     with pytest.raises(UsageError, match="does not exist"):
         resolve("./absent")

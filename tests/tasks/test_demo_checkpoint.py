@@ -1,0 +1,99 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
+from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, verify
+
+TOKENIZER = load_tokenizer(DEMO_CHECKPOINT)
+CONFIG = json.loads((DEMO_CHECKPOINT / "config.json").read_text())
+
+
+def test_the_weights_are_bf16_as_their_config_says_and_number_between_one_and_five_million():
+    weights = load_file(DEMO_CHECKPOINT / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert CONFIG["dtype"] == "bfloat16"
+    assert 1_000_000 <= sum(tensor.numel() for tensor in weights.values()) <= 5_000_000
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_the_folder_is_at_most_ten_megabytes_and_has_a_model_card():
+    assert sum(path.stat().st_size for path in DEMO_CHECKPOINT.iterdir() if path.is_file()) <= 10_000_000
+    assert (DEMO_CHECKPOINT / "README.md").read_text().startswith("---\n")
+
+
+def test_the_generation_config_changes_no_distribution():
+    generation = json.loads((DEMO_CHECKPOINT / "generation_config.json").read_text())
+    assert generation.get("temperature", 1.0) == 1.0
+    assert generation.get("top_p", 1.0) == 1.0
+    assert generation.get("top_k", 0) == 0
+    assert "repetition_penalty" not in generation
+    assert generation["eos_token_id"] == TOKENIZER.eos_token_id
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(deadline=None)
+def test_any_text_survives_encoding(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_every_digit_is_one_token():
+    assert len(TOKENIZER.encode("31415926")) == 8
+
+
+def test_no_token_id_is_outside_the_embedding():
+    assert len(TOKENIZER) <= CONFIG["vocab_size"] <= 512
+
+
+def test_a_sum_is_templated_as_in_training():
+    [prompt] = encode_prompts(load_prompts(PromptSettings(source="sums:easy", num_prompts=1)), TOKENIZER, "auto")
+    assert prompt.text.startswith("<|im_start|>user\nsum 1:")
+    assert prompt.text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.token_ids.count(TOKENIZER.convert_tokens_to_ids("<|im_start|>")) == 2
+
+
+def test_the_longest_sum_fits_with_1024_new_tokens():
+    prompts = encode_prompts(load_prompts(PromptSettings(source="sums:terms=99", num_prompts=1)), TOKENIZER, "auto")
+    check_lengths(prompts, 1024, CONFIG["max_position_embeddings"])
+
+
+def respond(source: str, num_prompts: int, max_new_tokens: int) -> tuple[list[bool], list[int], list[bool]]:
+    """Sampled at T=1: which responses are right, their tokens, and which of them end by themselves."""
+    prompts = load_prompts(PromptSettings(source=source, num_prompts=num_prompts))
+    encoded = encode_prompts(prompts, TOKENIZER, "auto")
+    model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32)
+    pad, eos = TOKENIZER.pad_token_id, TOKENIZER.eos_token_id
+    width = max(len(prompt.token_ids) for prompt in encoded)
+    ids = torch.tensor([[pad] * (width - len(prompt.token_ids)) + prompt.token_ids for prompt in encoded])
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        output = model.generate(ids, attention_mask=ids != pad, max_new_tokens=max_new_tokens)[:, width:]
+    responses = [row[row != pad].tolist() for row in output]
+    ended = [response[-1] == eos for response in responses]
+    right = [
+        end and verify("sums", prompt.answer or "", TOKENIZER.decode(response, skip_special_tokens=True))
+        for prompt, response, end in zip(prompts, responses, ended, strict=True)
+    ]
+    return right, [len(response) for response in responses], ended
+
+
+@pytest.mark.slow
+def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
+    right, lengths, ended = respond("sums:medium", 256, 64)
+    assert 0.3 <= sum(right) / len(right) <= 0.6
+    assert 40 <= sorted(lengths)[len(lengths) // 2] <= 70
+    assert sum(ended) >= 0.95 * len(ended)
+
+
+@pytest.mark.slow
+def test_long_sums_give_long_responses_that_end_by_themselves():
+    _, lengths, ended = respond("sums:long", 16, 1300)
+    assert sum(ended) >= 0.8 * len(ended)
+    assert sorted(lengths)[len(lengths) // 4] > 500
+    assert max(lengths) > 1000
