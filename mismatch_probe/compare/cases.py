@@ -9,7 +9,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.verdict.floors import exact_pair_agrees, is_exact, one_side_is_off, rounding_floor
 from mismatch_probe.verdict.preflight.facts import has_experts
 from mismatch_probe.verdict.preflight.sides import Sides
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
 PairName = tuple[Dtype, Dtype]
 
@@ -30,7 +30,7 @@ def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict
     found = {name: _disagreement(manifest, name, one) for name, one in data.items() if one.pair is not None}
     exact = exact_of(found)
     if exact is None:
-        return {name: replace(one, settled=one_side_is_off(one.pair, *name)) for name, one in found.items()}
+        return {name: replace(one, settled=one_side_is_off(one)) for name, one in found.items()}
     agrees = exact_pair_agrees(exact)
     return {name: replace(one, settled=not agrees, formats_alone=agrees) for name, one in found.items()}
 
@@ -42,14 +42,16 @@ def exact_of(found: Mapping[PairName, Disagreement]) -> Disagreement | None:
 
 def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
     assert data.pair is not None
-    floor = rounding_floor(data.pair, *name)
     facts = sides_of(manifest, name).train.get("config", {})
-    probe = None if data.start is None else Disagreement(data.start, *name, floor=floor)
-    return Disagreement(
+    found = Disagreement(
         data.pair,
         *name,
-        floor=floor,
+        floor=rounding_floor(data.pair, *name),
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(facts),
-        probe=probe,
     )
+    if data.start is None:
+        return found
+    start = Disagreement(data.start, *name, floor=found.floor)
+    floor = found.logit_floor * root_mean_square(start.sensitivity)
+    return replace(found, probe=replace(start, floor=floor))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Reals, TokenPair, difference
+from mismatch_probe.stats.sequences import TokenPair, difference
 from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement, root_mean_square
 
 LEAST_FP32_FLOOR = 1e-6
@@ -26,8 +26,11 @@ SPIKE_NATS = 0.05
 SPIKES_OF_ROUTING = 1e-3
 """Share of spikes that near ties between experts may cause even in FP32."""
 
-ONE_SIDE_TOO_FAR = 4.0
-"""Errors of both sides, each in units of its format: two right sides lie within this factor of each other."""
+ONE_SIDE_TOO_FAR = 16.0
+"""Errors of both sides, each in units of its format: neighbouring formats differ by 8, right sides by less than 4."""
+
+LEAST_ROUNDING = 0.25
+"""In units of the format, an error of the uncertain tokens that a chain of roundings cannot stay below."""
 
 
 def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
@@ -67,13 +70,14 @@ def exact_pair_agrees(found: Disagreement) -> bool:
     return bool(usual.mean() <= max(FP32_AGREES_NATS, FP32_AGREES_FLOORS * found.floor))
 
 
-def one_side_is_off(pair: TokenPair, train: Dtype, infer: Dtype) -> bool:
-    """Whether one side errs by far more than its format explains, measured by the other; False without a reference."""
-    if pair.log_ref is None:
+def one_side_is_off(found: Disagreement) -> bool:
+    """Whether one side errs by far more than any format explains, by the measure of the other; without an FP32 pair.
+
+    The other side must err as its own format does: a side that errs less would make rounding look like a fault.
+    """
+    if found.errors is None:
         return False
-    pi, mu = (_typical(leg, pair.log_ref) / ULP[dtype] for leg, dtype in ((pair.log_pi, train), (pair.log_mu, infer)))
-    return max(pi, mu) > ONE_SIDE_TOO_FAR * min(pi, mu) > 0
-
-
-def _typical(leg: Reals, reference: Reals) -> float:
-    return float(np.median(np.abs(difference(leg, reference))))
+    errors = [
+        error / ULP[dtype] for error, dtype in zip(found.errors, (found.train_dtype, found.infer_dtype), strict=True)
+    ]
+    return min(errors) > LEAST_ROUNDING and max(errors) > ONE_SIDE_TOO_FAR * min(errors)

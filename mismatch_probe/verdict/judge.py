@@ -1,18 +1,23 @@
 """From a case to its verdict: void data, then a bug and its cause, then precision, then clean."""
 
-from mismatch_probe.records.summary import Cause, Kind, Verdict
+from collections.abc import Iterator
+
+from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.data_faults import data_faults
 from mismatch_probe.verdict.floors import exact_pair_agrees
 from mismatch_probe.verdict.innocent import clean, precision
 from mismatch_probe.verdict.signatures import signatures
-from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.wording import scientific
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
+
+COSTS = 1.1
+"""Error of the side with the costly setting over the other's, from which the setting is called a cause."""
 
 
 def judge(case: Case) -> Verdict:
@@ -36,39 +41,52 @@ def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
 
 def _bugs(case: Case, found: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
-    causes: list[Cause] = []
     if has_bug and case.exact is not None:
-        causes = _with_settings(case, signatures(case.exact)) or [_nameless(case.exact)]
-    elif not has_bug:
-        causes = signatures(found)
-    one_sided = None if has_bug else one_sided_dtype(found)
-    return causes if one_sided is None else [*causes, one_sided]
+        return _with_settings(case, signatures(case.exact)) or [_nameless(case.exact)]
+    one_sided = one_sided_dtype(found)
+    causes = signatures(found) if one_sided is None else [one_sided]
+    if case.exact is None:
+        causes = _with_settings(case, causes)
+    seen = {cause.code for cause in causes}
+    return causes + [cause for cause in _costs(case, found) if cause.code not in seen]
 
 
 def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
-    """Causes of the data together with those that the settings of both sides make certain to be there."""
-    known = {finding.code: finding for finding in case.preflight if finding.level == "error" and finding.code}
-    if not known:
+    """Causes that the data shows, supported and completed by settings that are known to differ."""
+    differing = [finding for finding in case.preflight if finding.level == "error"]
+    if not differing:
         return causes
-    named = [cause for cause in causes if cause.code in known or cause.code not in BY_ELIMINATION]
-    supported = [
-        cause.model_copy(update={"evidence": [*cause.evidence, known[cause.code].what]})
-        if cause.code in known
-        else cause
-        for cause in named
-    ]
-    seen = {cause.code for cause in named}
-    from_settings = [
-        Cause(
-            code=finding.code,
-            sentence=finding.what,
-            evidence=[f"effective settings: {finding.setting}"],
-            advice=[finding.advice],
-        )
-        for code, finding in known.items()
-        if finding.code and code not in seen
-    ]
-    return [*supported, *from_settings]
+    shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
+    seen = {cause.code for cause in shown}
+    supported = [_supported(cause, [one.what for one in differing if one.code == cause.code]) for cause in shown]
+    return supported + [_of_setting(one) for one in differing if one.code not in seen]
+
+
+def _supported(cause: Cause, settings: list[str]) -> Cause:
+    return cause.model_copy(update={"evidence": [*cause.evidence, *settings]})
+
+
+def _of_setting(finding: SettingFinding) -> Cause:
+    return Cause(
+        code=finding.code or Code.UNEXPLAINED,
+        sentence=f"The two sides are set differently: {finding.what}.",
+        evidence=[f"effective settings: {finding.setting}"],
+        advice=[finding.advice],
+    )
+
+
+def _costs(case: Case, found: Disagreement) -> Iterator[Cause]:
+    """Settings known to cost one side precision, where FP32 agrees and that side does err more than the other."""
+    if not found.formats_alone or found.errors is None:
+        return
+    pi, mu = found.errors[0] / ULP[found.train_dtype], found.errors[1] / ULP[found.infer_dtype]
+    for finding in case.preflight:
+        worse, better = (pi, mu) if finding.side == "pi" else (mu, pi)
+        if finding.level == "warning" and finding.code and finding.side and worse > COSTS * better:
+            compared = (
+                f"median error, each side in units of its format: {scientific(pi)} for pi, {scientific(mu)} for mu"
+            )
+            yield _supported(_of_setting(finding), [compared])
 
 
 def _nameless(exact: Disagreement) -> Cause:

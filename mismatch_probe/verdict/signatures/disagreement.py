@@ -6,12 +6,15 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Floats, Ints, TokenPair
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
 ULP: dict[Dtype, float] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Largest relative error of one rounding to nearest [IEEE 754-2019; bfloat16 has 8 bits of significand]."""
 
 SIXTEEN_BIT: tuple[Dtype, ...] = ("fp16", "bf16")
+
+LEAST_SENSITIVITY = 0.03
+UNCERTAIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,6 @@ class Disagreement:
     has_experts: bool = False
     probe: "Disagreement | None" = None
 
-    @property
-    def along(self) -> "Disagreement":
-        """Where the deviation is best located in the context."""
-        return self.probe or self
-
     @cached_property
     def rms(self) -> float:
         """Root mean square of d, nats."""
@@ -55,6 +53,43 @@ class Disagreement:
         """Tokens before each response token, from 1: the prompt's included where their number is known [T]."""
         places = self.pair.sequences.positions.astype(np.float64) + 1
         return places if self.prompt_lengths is None else places + self.pair.sequences.spread(self.prompt_lengths)
+
+    @cached_property
+    def sensitivity(self) -> Floats:
+        """Standard deviation of d for independent unit errors in every logit [T].
+
+        log p_a moves by e_a - sum_b p_b e_b, whose variance is 1 - 2 p_a + sum_b p_b^2; the last sum is at least
+        exp(-H), and at least p_a^2 where pi's entropy was not recorded.
+        """
+        probability, entropy = self.pair.prob_mu, self.pair.entropy_pi
+        collision = probability**2 if entropy is None else np.exp(-entropy.astype(np.float64))
+        variance = np.maximum(1 - 2 * probability + collision, LEAST_SENSITIVITY**2)
+        return np.asarray(np.sqrt(variance), dtype=np.float64)
+
+    @property
+    def logit_floor(self) -> float:
+        """The error of each logit (nats) that would give the floor."""
+        return self.floor / root_mean_square(self.sensitivity)
+
+    @cached_property
+    def uncertain(self) -> Mask:
+        """Tokens whose log-prob an error of the logits can move at all [T]."""
+        return np.asarray(self.sensitivity > UNCERTAIN)
+
+    @cached_property
+    def errors(self) -> tuple[float, float] | None:
+        """Median error of pi and of mu against the reference on uncertain tokens (nats); None without a reference.
+
+        Medians, since flips of expert routing and rare tokens carry most of the squares.
+        """
+        if self.pair.log_ref is None or not self.uncertain.any():
+            return None
+        pi, mu = (np.abs(difference(leg, self.pair.log_ref)) for leg in (self.pair.log_pi, self.pair.log_mu))
+        return float(np.median(pi[self.uncertain])), float(np.median(mu[self.uncertain]))
+
+    def beyond(self, times: float) -> Mask:
+        """Tokens that deviate by more than `times` what rounding makes of their own uncertainty [T]."""
+        return np.asarray(self.pair.abs_diff > times * self.logit_floor * self.sensitivity)
 
     @cached_property
     def rms_by_sequence(self) -> Floats:

@@ -1,4 +1,4 @@
-"""A side that does not agree with itself: dropout left on, a stale or corrupt cache, kernels that race.
+"""A side that does not agree with itself: dropout left on, a stale cache, a result that hangs on its batch.
 
 The same leg twice differs; decode and prefill of one engine differ; or the training path's two FP32 passes over the
 same ids differ from each other as much as from the engine, each by errors of its own. None of these involves the other
@@ -40,7 +40,10 @@ def not_repeatable(found: Disagreement) -> Cause | None:
 
 def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, str]]:
     pair = found.pair
-    still = "Put the model in evaluation mode (dropout off) and look for nondeterministic kernels."
+    still = (
+        "Put the model in evaluation mode (dropout off); look for padding that is attended to, sequences packed "
+        "without boundaries, and nondeterministic kernels."
+    )
     for name, again in pair.repeats.items():
         is_pi = name.startswith("pi_")
         leg = pair.log_pi if is_pi else pair.log_mu

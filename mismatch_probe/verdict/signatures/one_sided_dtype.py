@@ -1,8 +1,7 @@
 """One side computes in another format than the run says, against the reference.
 
 Each side's error is a multiple of its format's unit roundoff, and the multiple is nearly the same on both sides of one
-checkpoint. A side whose error is off by the ratio of two formats runs in the other one. Medians are compared, since
-flips of expert routing and rare tokens carry most of the squares.
+checkpoint. A side whose error is off by the ratio of two formats runs in the other one.
 """
 
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import numpy as np
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import SIXTEEN_BIT, ULP, Disagreement
 from mismatch_probe.verdict.wording import scientific
@@ -32,11 +30,9 @@ def one_sided_dtype(found: Disagreement) -> Cause | None:
 
     Between 16-bit formats the ratio is only read once FP32 has shown that no bug is there to make it.
     """
-    pair = found.pair
-    if pair.log_ref is None or not {found.train_dtype, found.infer_dtype} <= set(SIXTEEN_BIT):
+    if found.errors is None or not {found.train_dtype, found.infer_dtype} <= set(SIXTEEN_BIT):
         return None
-    median_pi = float(np.median(np.abs(difference(pair.log_pi, pair.log_ref))))
-    median_mu = float(np.median(np.abs(difference(pair.log_mu, pair.log_ref))))
+    median_pi, median_mu = found.errors
     octaves = _octaves(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype])
     if abs(octaves) < LEAST_OCTAVES:
         return None

@@ -9,16 +9,18 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.disagreement import SIXTEEN_BIT, Disagreement
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.wording import scientific
 
 LEAST_TOKENS = 200
+COARSEST_FIRST: tuple[Dtype, ...] = ("bf16", "fp16")
+"""A log-prob that is exact in BF16 is exact in FP16 too."""
 
 
 def rounded_logprobs(found: Disagreement) -> Cause | None:
     """The cause where the log-probs of exactly one side lie on the grid of a 16-bit format."""
     legs = {"training path": found.pair.log_pi, "engine": found.pair.log_mu}
-    for dtype in SIXTEEN_BIT:
+    for dtype in COARSEST_FIRST:
         rounded = [side for side, leg in legs.items() if is_on_grid(leg, dtype)]
         if len(rounded) == 1:
             return Code.ONE_SIDED_DTYPE.cause(

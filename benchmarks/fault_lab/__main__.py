@@ -1,0 +1,71 @@
+"""Injects every fault that can be made into real runs and scores the verdicts.
+
+    python -m benchmarks.fault_lab [--models llama qwen3-moe demo] [--where log training engine] [--scratch FOLDER]
+
+Clean runs are recorded once by the product's own pipeline and kept in the scratch folder; engine faults too. Training
+faults are scored again on the recorded responses; faults of the log are edits of recorded legs.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.fault_lab.bench import Bench
+from benchmarks.fault_lab.engine_faults import engine_faults
+from benchmarks.fault_lab.log_faults import log_faults
+from benchmarks.fault_lab.models import MODELS, PROMPTS, checkpoint
+from benchmarks.fault_lab.publish import publish
+from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
+from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, clean_outcomes, outcome
+from benchmarks.fault_lab.training_faults import training_faults
+
+PLACES = ("log", "training", "engine")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument(
+        "--where", nargs="+", choices=("log", "training", "engine"), default=("log", "training", "engine")
+    )
+    parser.add_argument("--only", default="", help="part of the names of the faults to inject")
+    parser.add_argument("--num-prompts", type=int, default=48)
+    parser.add_argument("--num-tokens", type=int, default=160)
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fault-lab")
+    parser.add_argument("--publish", type=Path, help="folder for fault-lab.md and fault-lab.json")
+    arguments = parser.parse_args()
+    outcomes: list[Outcome] = []
+    clean: list[CleanOutcome] = []
+    for model in arguments.models:
+        bench = prepared(model, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
+        clean += clean_outcomes(model, bench.clean)
+        for one in clean[-len(CLEAN_DTYPES) :]:
+            print(f"{model:10} clean {one.pair:10} {one.in_run.code}, alone {one.alone.code}", flush=True)
+        for injection in (*log_faults(), *training_faults(model), *engine_faults()):
+            if injection.where not in arguments.where or arguments.only not in injection.fault:
+                continue
+            start = time.monotonic()
+            found = outcome(model, injection, injection.make(bench))
+            outcomes.append(found)
+            print(
+                f"{model:10} {'named ' if found.is_named else 'MISSED'} {injection.fault}, {injection.strength}: "
+                f"{found.full.code} | alone {found.alone.code} | 16 bit {found.sixteen_bit.code} "
+                f"({time.monotonic() - start:.0f} s)",
+                flush=True,
+            )
+    if arguments.publish:
+        publish(outcomes, clean, arguments.publish)
+
+
+def prepared(model: str, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:
+    """A model with its clean run."""
+    folder = checkpoint(model, scratch)
+    clean = record(
+        scratch / "clean" / model, folder, PROMPTS[model], CLEAN_DTYPES, num_prompts=num_prompts, num_tokens=num_tokens
+    )
+    return Bench(model, folder, clean, scratch, num_prompts, num_tokens)
+
+
+if __name__ == "__main__":
+    main()

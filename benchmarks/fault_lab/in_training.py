@@ -1,0 +1,172 @@
+"""Faults of the training path: the real scorer on an edited checkpoint, other settings, or edited sequences."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.fault_lab.models import with_config, with_weights
+from benchmarks.fault_lab.recording import OpenScorer, TrainingSide
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path import Scorer
+from mismatch_probe.training_path import scorer as scorer_module
+from mismatch_probe.training_path.batching import PaddedBatch, pad_batch
+
+Edit = Callable[[list[TokenSequence]], list[TokenSequence]]
+
+
+@contextmanager
+def opened(
+    folder: Path,
+    dtype: Dtype,
+    *,
+    reference: bool,
+    temperature: float = 1.0,
+    edit: Edit | None = None,
+    **settings: Any,
+) -> Iterator[TrainingSide]:
+    """The product's scorer; `edit` changes what it is given, unseen by the record."""
+    with Scorer.load(
+        folder, dtype, TrainingPathSettings(**settings), reference=reference, temperature=temperature
+    ) as scorer:
+
+        def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
+            return scorer.score_batch(batch if edit is None else edit(batch))
+
+        yield TrainingSide(score, scorer.effective_settings())
+
+
+def at_temperature(folder: Path, temperature: float) -> OpenScorer:
+    return lambda dtype, reference: opened(folder, dtype, reference=reference, temperature=temperature)
+
+
+def with_settings(folder: Path, **settings: Any) -> OpenScorer:
+    """pi under other settings; the reference knows none of them."""
+    return lambda dtype, reference: opened(folder, dtype, reference=reference, **({} if reference else settings))
+
+
+def in_dtype(folder: Path, really: Dtype) -> OpenScorer:
+    """pi computes in `really` where 16 bits are asked for, and says what was asked."""
+
+    @contextmanager
+    def open_one(dtype: Dtype, reference: bool) -> Iterator[TrainingSide]:
+        applied = dtype if reference or dtype == "fp32" else really
+        with opened(folder, applied, reference=reference) as side:
+            side.effective_settings["dtype"] = dtype
+            yield side
+
+    return open_one
+
+
+def behind(folder: Path, prefix: list[int]) -> OpenScorer:
+    """Every prompt with `prefix` before it."""
+    return edited(folder, lambda batch: [replace(one, prompt_token_ids=prefix + one.prompt_token_ids) for one in batch])
+
+
+def first_token(folder: Path, token: int) -> OpenScorer:
+    """Every prompt with another first token."""
+    return edited(
+        folder, lambda batch: [replace(one, prompt_token_ids=[token, *one.prompt_token_ids[1:]]) for one in batch]
+    )
+
+
+def edited(folder: Path, edit: Edit) -> OpenScorer:
+    return lambda dtype, reference: opened(folder, dtype, reference=reference, edit=edit)
+
+
+def left_padded(folder: Path, pad_id: int, share: float) -> OpenScorer:
+    """Prompts padded on the left, the padding attended to, by `share` of what would align the batch."""
+
+    def edit(batch: list[TokenSequence]) -> list[TokenSequence]:
+        longest = max(one.num_tokens for one in batch)
+        return [
+            replace(one, prompt_token_ids=[pad_id] * round(share * (longest - one.num_tokens)) + one.prompt_token_ids)
+            for one in batch
+        ]
+
+    return edited(folder, edit)
+
+
+def packed(folder: Path, per_row: int) -> OpenScorer:
+    """`per_row` sequences in one row without boundaries: later ones attend to earlier ones."""
+
+    def edit(batch: list[TokenSequence]) -> list[TokenSequence]:
+        rows = []
+        for index, one in enumerate(batch):
+            before = batch[index - index % per_row : index]
+            tokens = [token for other in before for token in (*other.prompt_token_ids, *other.token_ids)]
+            rows.append(replace(one, prompt_token_ids=tokens + one.prompt_token_ids))
+        return rows
+
+    return edited(folder, edit)
+
+
+def labels_off_by_one(folder: Path) -> OpenScorer:
+    """Logits are read one position too late, so a token is scored after it was seen."""
+
+    @contextmanager
+    def open_one(dtype: Dtype, reference: bool) -> Iterator[TrainingSide]:
+        def late(*args: Any, **kwargs: Any) -> PaddedBatch:
+            padded = pad_batch(*args, **kwargs)
+            last = padded.input_ids_BS.shape[1] - 1
+            return replace(padded, positions_T=(padded.positions_T + 1).clamp(max=last))
+
+        with patch.object(scorer_module, "pad_batch", late), opened(folder, dtype, reference=reference) as side:
+            yield side
+
+    return open_one
+
+
+def with_dropout(folder: Path, share: float) -> OpenScorer:
+    """Dropout of `share` after every layer's feed-forward block, in every pass."""
+
+    @contextmanager
+    def open_one(dtype: Dtype, reference: bool) -> Iterator[TrainingSide]:
+        with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference) as scorer:
+            for name, module in scorer._model.named_modules():
+                if name.endswith(".mlp"):
+                    module.register_forward_hook(lambda _, __, out: torch.nn.functional.dropout(out, share))
+            yield TrainingSide(scorer.score_batch, scorer.effective_settings())
+
+    return open_one
+
+
+def with_other_config(folder: Path, target: Path, **changes: object) -> OpenScorer:
+    """Another configuration of the forward pass on the training side."""
+    return on(with_config(folder, target, **changes))
+
+
+def on(folder: Path) -> OpenScorer:
+    """The product's training path, on this checkpoint."""
+    return lambda dtype, reference: opened(folder, dtype, reference=reference)
+
+
+def other_weights(folder: Path, target: Path, size: float, only: str = "") -> Path:
+    """A checkpoint some updates away: Gaussian changes of `size` times each tensor's own rms, where `only` is named."""
+    generator = torch.Generator().manual_seed(0)
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(tensor.shape, generator=generator) * tensor.square().mean().sqrt() * size
+        return torch.add(tensor, noise) if only in name else tensor
+
+    return with_weights(folder, target, change)
+
+
+def unmerged_adapter(folder: Path, target: Path, size: float, rank: int = 4) -> Path:
+    """A checkpoint with a low-rank update of every query and value projection, `size` times its own rms."""
+    generator = torch.Generator().manual_seed(0)
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not ("q_proj" in name or "v_proj" in name) or tensor.dim() != 2:
+            return tensor
+        up = torch.randn(tensor.shape[0], rank, generator=generator)
+        down = torch.randn(rank, tensor.shape[1], generator=generator)
+        return torch.add(tensor, up @ down / rank**0.5 * tensor.square().mean().sqrt() * size)
+
+    return with_weights(folder, target, change)

@@ -1,0 +1,111 @@
+"""What the verdict says of a run: with all that was recorded, from the data alone, and without the FP32 pair."""
+
+from dataclasses import asdict, dataclass
+
+from benchmarks.fault_lab.bench import Injection
+from benchmarks.fault_lab.recording import FAULT_DTYPES
+from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Verdict
+
+
+@dataclass(frozen=True)
+class Named:
+    kind: str
+    code: str
+    also: list[str]
+    sentence: str
+    evidence: list[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdicts on one injected fault. `alone`: effective settings hidden but for the dtypes. `sixteen_bit`: data
+    alone and no FP32 pair in the run.
+    """
+
+    model: str
+    fault: str
+    strength: str
+    where: str
+    usual: bool
+    expected: list[str]
+    full: Named
+    alone: Named
+    sixteen_bit: Named
+
+    @property
+    def is_named(self) -> bool:
+        return self.full.code in self.expected
+
+
+def outcome(model: str, injection: Injection, run: RunDirectory) -> Outcome:
+    """Judge a faulty run three times."""
+    manifest = run.read_manifest()
+    hidden = without_settings(manifest)
+    return Outcome(
+        model=model,
+        fault=injection.fault,
+        strength=injection.strength,
+        where=injection.where,
+        usual=injection.usual,
+        expected=[code.value for code in injection.expected],
+        full=_named(summarise(run, manifest).verdict),
+        alone=_named(summarise(run, hidden).verdict),
+        sixteen_bit=_named(summarise(run, only(hidden, FAULT_DTYPES[0])).verdict),
+    )
+
+
+def without_settings(manifest: Manifest) -> Manifest:
+    """The manifest with nothing of the effective settings but what computes."""
+    stages = {
+        name: stage.model_copy(update={"effective_settings": _dtype_alone(stage.effective_settings)})
+        for name, stage in manifest.stages.items()
+    }
+    return manifest.model_copy(update={"stages": stages})
+
+
+def _dtype_alone(settings: dict[str, object]) -> dict[str, object]:
+    config = settings.get("config") or {}
+    assert isinstance(config, dict)
+    experts = {key: value for key, value in config.items() if "num_experts" in key}
+    return {"dtype": settings.get("dtype"), "config": experts}
+
+
+def only(manifest: Manifest, dtype: str) -> Manifest:
+    """The manifest about one pair."""
+    pairs = tuple(pair for pair in manifest.settings.pairs if pair == (dtype, dtype))
+    return manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": pairs})})
+
+
+def _named(verdict: Verdict) -> Named:
+    return Named(verdict.kind, verdict.code, [cause.code for cause in verdict.also], verdict.sentence, verdict.evidence)
+
+
+@dataclass(frozen=True)
+class CleanOutcome:
+    """The verdict on one pair of a run without a fault, with the run's other pairs and alone."""
+
+    model: str
+    pair: str
+    in_run: Named
+    alone: Named
+
+    @property
+    def is_accused(self) -> bool:
+        return any(named.kind in ("bug", "broken") for named in (self.in_run, self.alone))
+
+
+def clean_outcomes(model: str, run: RunDirectory) -> list[CleanOutcome]:
+    """Judge every pair of a clean run."""
+    manifest = run.read_manifest()
+    found = []
+    for pair in summarise(run, manifest).pairs:
+        alone = summarise(run, only(without_settings(manifest), pair.train_dtype)).verdict
+        found.append(CleanOutcome(model, f"{pair.train_dtype}/{pair.infer_dtype}", _named(pair.verdict), _named(alone)))
+    return found
+
+
+def as_json(outcomes: list[Outcome] | list[CleanOutcome]) -> list[dict[str, object]]:
+    return [asdict(one) for one in outcomes]

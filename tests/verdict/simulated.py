@@ -1,0 +1,100 @@
+"""A language model's worth of contexts under two policies, with the faults that the signatures are to find."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
+from mismatch_probe.verdict.floors import rounding_floor
+from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
+
+NOISE_PER_ULP = 4.0
+"""Logit errors of a right side in units of its format's roundoff, about what small models show."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Exact logits [T, V] of every context, laid out as responses behind prompts of the given lengths."""
+
+    sequences: Sequences
+    prompt_lengths: Ints
+    logits: Floats
+    generator: np.random.Generator
+
+    @property
+    def places(self) -> Floats:
+        return self.sequences.positions + 1.0 + self.sequences.spread(self.prompt_lengths)
+
+
+def world(
+    num_sequences: int = 40, num_tokens: int = 80, *, prompt: int = 0, spread: float = 2.0, seed: int = 0
+) -> World:
+    """Responses of varied lengths over 50 tokens; `spread` is the standard deviation of the logits."""
+    generator = np.random.default_rng(seed)
+    sequences = Sequences.of_lengths(generator.integers(num_tokens // 2, num_tokens + 1, num_sequences))
+    scale = generator.uniform(0.2, 2, (sequences.num_tokens, 1)) * spread
+    logits = generator.normal(size=(sequences.num_tokens, 50)) * scale
+    return World(sequences, np.full(num_sequences, prompt), logits, generator)
+
+
+def noisy(given: World, dtype: Dtype, logits: Floats | None = None) -> Floats:
+    """Logits as an implementation in `dtype` computes them."""
+    exact = given.logits if logits is None else logits
+    size = 1e-6 if dtype == "fp32" else NOISE_PER_ULP * ULP[dtype]
+    return exact + given.generator.normal(size=exact.shape) * size
+
+
+def pair_of(given: World, logits_pi: Floats, logits_mu: Floats, *, kept: Floats | None = None) -> TokenPair:
+    """Tokens sampled from mu, with what the legs would record. `kept` [T, V] masks mu's support before sampling."""
+    log_pi, log_ref = log_softmax(logits_pi), log_softmax(given.logits)
+    log_mu = log_softmax(logits_mu if kept is None else np.where(kept > 0, logits_mu, -np.inf))
+    gumbel = given.generator.gumbel(size=log_mu.shape)
+    tokens = (log_mu + gumbel).argmax(axis=1)
+    rows = np.arange(tokens.size)
+    return TokenPair(
+        given.sequences,
+        log_pi=log_pi[rows, tokens].astype(np.float32),
+        log_mu=log_mu[rows, tokens].astype(np.float32),
+        log_ref=log_ref[rows, tokens].astype(np.float32),
+        top1_pi=log_pi.argmax(axis=1),
+        top1_mu=log_mu.argmax(axis=1),
+        entropy_pi=-(np.exp(log_pi) * log_pi).sum(axis=1),
+    )
+
+
+def disagreement(given: World, pair: TokenPair, dtype: Dtype = "fp32", **known: Any) -> Disagreement:
+    """The pair as `compare` hands it to the signatures; FP32 pairs that disagree are settled."""
+    settled = known.pop("settled", dtype == "fp32")
+    return Disagreement(
+        pair,
+        dtype,
+        dtype,
+        floor=rounding_floor(pair, dtype, dtype),
+        settled=settled,
+        prompt_lengths=given.prompt_lengths,
+        **known,
+    )
+
+
+def clean(given: World, dtype: Dtype = "fp32") -> Disagreement:
+    """Two right implementations."""
+    return disagreement(given, pair_of(given, noisy(given, dtype), noisy(given, dtype)), dtype, settled=False)
+
+
+def with_logits(
+    given: World, dtype: Dtype = "fp32", *, pi: Floats | None = None, mu: Floats | None = None
+) -> Disagreement:
+    """A pair whose sides compute other logits than the exact ones."""
+    return disagreement(given, pair_of(given, noisy(given, dtype, pi), noisy(given, dtype, mu)), dtype)
+
+
+def with_pair(found: Disagreement, **changes: Any) -> Disagreement:
+    """The same with other recorded columns."""
+    return replace(found, pair=replace(found.pair, **changes))
+
+
+def log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -1,0 +1,199 @@
+"""Causes whose shape rounding cannot take: found at the strengths that matter, never in each other or in clean runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures import DISTINCT, signatures
+from mismatch_probe.verdict.signatures.label_offset import label_offset
+from mismatch_probe.verdict.signatures.mispaired import mispaired
+from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
+from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
+from mismatch_probe.verdict.signatures.temperature import temperature
+from mismatch_probe.verdict.signatures.truncated_support import truncated_support
+from tests.verdict.simulated import (
+    clean,
+    disagreement,
+    log_softmax,
+    noisy,
+    pair_of,
+    with_logits,
+    with_pair,
+    world,
+)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_distinct_cause_is_seen_in_a_clean_run(dtype: Dtype, seed: int) -> None:
+    found = clean(world(seed=seed), dtype)
+    assert [test(found) for test in DISTINCT] == [None] * len(DISTINCT)
+
+
+@pytest.mark.parametrize("value", [0.6, 0.8, 0.95, 0.999, 1.001, 1.3])
+def test_a_temperature_on_one_side_is_named_with_its_ratio(value: float) -> None:
+    given = world()
+    cause = temperature(with_logits(given, mu=given.logits / value))
+    assert cause is not None
+    assert float(cause.sentence.split(" times")[0].split()[-1]) == pytest.approx(1 / value, rel=0.03)
+
+
+def test_a_temperature_is_seen_through_16_bit_rounding() -> None:
+    given = world()
+    assert temperature(with_logits(given, "bf16", mu=given.logits / 0.7)) is not None
+
+
+def test_a_temperature_on_the_training_side_is_named_too() -> None:
+    given = world()
+    cause = temperature(with_logits(given, pi=given.logits / 0.8))
+    assert cause is not None
+    assert "0.8" in cause.sentence
+
+
+def test_other_weights_are_no_temperature() -> None:
+    given = world()
+    other = given.logits + given.generator.normal(size=given.logits.shape) * 0.3
+    assert temperature(with_logits(given, mu=other)) is None
+
+
+def test_without_entropy_no_temperature_is_claimed() -> None:
+    given = world()
+    assert temperature(with_pair(with_logits(given, mu=given.logits / 0.8), entropy_pi=None)) is None
+
+
+def nucleus(logits: Floats, top_p: float) -> Floats:
+    """1 for the tokens that top-p keeps."""
+    probability = np.exp(log_softmax(logits))
+    order = np.argsort(-probability, axis=1)
+    ranked = np.take_along_axis(probability, order, axis=1)
+    kept = (np.cumsum(ranked, axis=1) - ranked) < top_p
+    mask = np.zeros_like(logits)
+    np.put_along_axis(mask, order, kept.astype(np.float64), axis=1)
+    return mask
+
+
+@pytest.mark.parametrize("top_p", [0.7, 0.95, 0.99])
+def test_a_truncated_support_is_named(top_p: float) -> None:
+    given = world()
+    pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32"), kept=nucleus(given.logits, top_p))
+    cause = truncated_support(disagreement(given, pair))
+    assert cause is not None
+    assert cause.sentence.startswith("The engine samples from part")
+    assert signatures(disagreement(given, pair))[0].code == Code.TRUNCATED_SUPPORT
+
+
+def test_a_truncated_training_side_is_the_training_paths() -> None:
+    given = world()
+    kept = nucleus(given.logits, 0.9)
+    pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32"), kept=kept)
+    cause = truncated_support(disagreement(given, replace(pair, log_pi=pair.log_mu, log_mu=pair.log_pi)))
+    assert cause is not None
+    assert cause.sentence.startswith("The training path")
+
+
+def test_a_constant_offset_is_no_truncated_support() -> None:
+    found = clean(world())
+    assert truncated_support(with_pair(found, log_mu=found.pair.log_pi + np.float32(0.02))) is None
+
+
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_shifted_log_probs_are_a_label_offset(shift: int, dtype: Dtype) -> None:
+    found = clean(world(), dtype)
+    cause = label_offset(with_pair(found, log_pi=np.roll(found.pair.log_pi, shift)))
+    assert cause is not None
+    assert f"{shift:+d}" in cause.sentence
+
+
+def test_logits_read_late_are_a_label_offset_by_their_arg_max() -> None:
+    given = world()
+    late = np.roll(given.logits, -1, axis=0)
+    found = with_logits(given, pi=late)
+    cause = label_offset(found)
+    assert cause is not None
+    assert "arg-max" in cause.evidence[0]
+
+
+def test_unrelated_log_probs_are_no_label_offset() -> None:
+    given = world()
+    assert label_offset(with_logits(given, pi=given.generator.permutation(given.logits))) is None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_exchanged_responses_are_mispaired(share: float) -> None:
+    given = world()
+    found = clean(given)
+    chosen = np.arange(round(share * given.sequences.num_sequences))
+    log_pi = np.split(found.pair.log_pi, given.sequences.offsets[1:-1])
+    exchanged = list(log_pi)
+    for row, donor in zip(chosen, np.roll(chosen, 1), strict=True):
+        exchanged[row] = np.resize(log_pi[donor], log_pi[row].size)
+    cause = mispaired(with_pair(found, log_pi=np.concatenate(exchanged)))
+    assert cause is not None
+    assert cause.sentence.startswith(f"Responses are mispaired: {chosen.size} of 40")
+
+
+def test_responses_that_are_off_on_their_own_are_not_mispaired() -> None:
+    given = world()
+    off = given.sequences.spread(np.arange(given.sequences.num_sequences) < 10)[:, None]
+    other = given.logits + off * given.generator.normal(size=given.logits.shape)
+    assert mispaired(with_logits(given, pi=other)) is None
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_rounded_log_probs_are_seen_by_their_grid(dtype: Dtype) -> None:
+    found = clean(world())
+    raw = found.pair.log_pi.astype(np.float32)
+    rounded = (
+        raw.astype(np.float16).astype(np.float32)
+        if dtype == "fp16"
+        else (raw.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    )
+    cause = rounded_logprobs(with_pair(found, log_pi=rounded))
+    assert cause is not None
+    assert f"the training path's log-probs are rounded to {dtype}" in cause.sentence
+
+
+def test_a_leg_that_differs_when_run_again_is_not_repeatable() -> None:
+    given = world()
+    found = clean(given)
+    again = found.pair.log_pi + given.generator.normal(size=found.pair.log_pi.size) * 0.01
+    cause = not_repeatable(with_pair(found, repeats={"pi_again": again}))
+    assert cause is not None
+    assert cause.sentence.startswith("The training path does not agree with itself")
+
+
+def test_a_repeat_within_rounding_is_repeatable() -> None:
+    found = clean(world(), "bf16")
+    again = found.pair.log_pi + np.float32(0.5 * found.floor)
+    assert not_repeatable(with_pair(found, repeats={"pi_again": again})) is None
+
+
+def test_decode_against_prefill_is_the_engines_own_contradiction() -> None:
+    given = world()
+    found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    cause = not_repeatable(with_pair(found, log_mu_prefill=found.pair.log_ref))
+    assert cause is not None
+    assert cause.sentence.startswith("The engine does not agree with itself")
+
+
+def test_dropout_shows_in_two_fp32_passes_that_contradict_each_other() -> None:
+    given = world()
+    first, second = (given.logits + given.generator.normal(size=given.logits.shape) * 0.05 for _ in range(2))
+    found = with_logits(given, pi=first)
+    noisy_reference = log_softmax(second)
+    chosen = np.abs(log_softmax(given.logits) - found.pair.log_mu[:, None]).argmin(axis=1)
+    pair = replace(found.pair, log_ref=noisy_reference[np.arange(chosen.size), chosen])
+    cause = not_repeatable(disagreement(given, pair))
+    assert cause is not None
+    assert "two FP32 passes" in cause.sentence
+
+
+def test_a_training_path_that_errs_twice_alike_repeats_itself() -> None:
+    given = world()
+    found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    assert not_repeatable(found) is None

@@ -1,0 +1,81 @@
+"""One side in another format than the run says, by the errors of both sides against the reference."""
+
+from dataclasses import replace
+
+import pytest
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.verdict.floors import one_side_is_off, rounding_floor
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
+from tests.verdict.simulated import disagreement, noisy, pair_of, world
+
+
+def computed_in(pi: Dtype, mu: Dtype, *, asked: Dtype, seed: int = 0, formats_alone: bool = True) -> Disagreement:
+    """A pair asked for in one format whose sides compute in others."""
+    given = world(seed=seed)
+    pair = pair_of(given, noisy(given, pi), noisy(given, mu))
+    return disagreement(given, pair, asked, settled=False, formats_alone=formats_alone)
+
+
+@pytest.mark.parametrize(
+    ("pi", "mu", "asked", "said"),
+    [
+        ("fp32", "bf16", "bf16", "training path's error is that of fp32, not bf16"),
+        ("fp16", "bf16", "bf16", "training path's error is that of fp16, not bf16"),
+        ("bf16", "fp16", "bf16", "engine's error is that of fp16, not bf16"),
+        ("bf16", "fp32", "bf16", "engine's error is that of fp32, not bf16"),
+        ("bf16", "fp16", "fp16", "training path's error is that of bf16, not fp16"),
+        ("fp16", "bf16", "fp16", "engine's error is that of bf16, not fp16"),
+    ],
+)
+def test_the_side_in_another_format_is_named(pi: Dtype, mu: Dtype, asked: Dtype, said: str) -> None:
+    cause = one_sided_dtype(computed_in(pi, mu, asked=asked))
+    assert cause is not None
+    assert said in cause.sentence
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("seed", range(5))
+def test_two_sides_in_the_format_asked_for_are_not_accused(dtype: Dtype, seed: int) -> None:
+    assert one_sided_dtype(computed_in(dtype, dtype, asked=dtype, seed=seed)) is None
+
+
+def test_an_error_twice_as_large_is_no_other_format() -> None:
+    given = world()
+    twice = given.logits + 2 * (noisy(given, "bf16") - given.logits)
+    pair = pair_of(given, twice, noisy(given, "bf16"))
+    assert one_sided_dtype(disagreement(given, pair, "bf16", formats_alone=True)) is None
+
+
+def test_neighbouring_formats_are_told_apart_only_once_fp32_agrees() -> None:
+    assert one_sided_dtype(computed_in("fp16", "bf16", asked="bf16", formats_alone=False)) is None
+    assert one_sided_dtype(computed_in("fp32", "bf16", asked="bf16", formats_alone=False)) is not None
+
+
+@pytest.mark.parametrize("pi", ["fp16", "fp32"])
+def test_a_side_that_errs_less_than_asked_settles_no_bug(pi: Dtype) -> None:
+    assert not one_side_is_off(computed_in(pi, "bf16", asked="bf16", formats_alone=False))
+
+
+def test_a_side_that_errs_far_more_than_any_format_settles_a_bug() -> None:
+    given = world()
+    pair = pair_of(given, given.logits + given.generator.normal(size=given.logits.shape), noisy(given, "bf16"))
+    assert one_side_is_off(disagreement(given, pair, "bf16"))
+
+
+def test_the_floor_is_measured_on_the_side_that_errs_less() -> None:
+    given = world()
+    off = given.logits + given.generator.normal(size=given.logits.shape)
+    clean, faulty = (pair_of(given, pi, noisy(given, "bf16")) for pi in (noisy(given, "bf16"), off))
+    assert rounding_floor(faulty, "bf16", "bf16") == pytest.approx(rounding_floor(clean, "bf16", "bf16"), rel=0.2)
+
+
+def test_without_a_reference_decode_against_prefill_is_the_floor() -> None:
+    given = world()
+    pair = pair_of(given, noisy(given, "bf16"), noisy(given, "bf16"))
+    prefill = pair_of(replace(given, generator=given.generator), noisy(given, "bf16"), noisy(given, "bf16")).log_mu
+    alone = replace(pair, log_ref=None, log_mu_prefill=None)
+    assert rounding_floor(replace(alone, log_mu_prefill=prefill), "bf16", "bf16") > rounding_floor(
+        alone, "bf16", "bf16"
+    )

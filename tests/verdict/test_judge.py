@@ -1,0 +1,206 @@
+"""The verdict as a whole: void data first, then a bug with its cause, then precision, then clean."""
+
+from dataclasses import replace
+from string import Formatter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import Counts, SettingFinding, Verdict
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.ids import IdsFound
+from mismatch_probe.verdict.judge import judge
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from tests.verdict.simulated import clean, disagreement, noisy, pair_of, with_logits, world
+
+
+def counts(found: Disagreement | None, **more: int) -> Counts:
+    zero = dict.fromkeys(Counts.model_fields, 0)
+    if found is not None:
+        sequences = found.pair.sequences
+        zero |= {"num_sequences": sequences.num_sequences, "num_tokens": sequences.num_tokens}
+    return Counts(**(zero | more))
+
+
+def case(found: Disagreement | None, exact: Disagreement | None = None, **changes: Any) -> Case:
+    dtype: Dtype = "bf16" if found is None else found.train_dtype
+    given = Case(
+        train_dtype=dtype,
+        infer_dtype=dtype,
+        applied_train=dtype,
+        applied_infer=dtype,
+        counts=counts(found),
+        metrics={} if found is None else pair_metrics(found.pair)[0],
+        length=None,
+        blame=None,
+        found=found,
+        exact=exact,
+    )
+    return replace(given, **changes)
+
+
+def with_exact(dtype: Dtype, *, seed: int = 0) -> Case:
+    given = world(seed=seed)
+    exact = clean(given)
+    found = exact if dtype == "fp32" else replace(clean(given, dtype), formats_alone=True)
+    return case(found, exact)
+
+
+def hot(dtype: Dtype) -> Disagreement:
+    """The training path at another temperature."""
+    given = world()
+    return with_logits(given, dtype, pi=given.logits / 0.8)
+
+
+def setting(**changes: Any) -> SettingFinding:
+    given = {
+        "level": "error",
+        "setting": "sliding_window",
+        "what": "it is 16 here and None there",
+        "advice": "Mend it.",
+    }
+    return SettingFinding(**(given | changes))
+
+
+def kind_and_code(verdict: Verdict) -> tuple[str, str]:
+    return verdict.kind, verdict.code
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("dtype", "expected"), [("fp32", "clean"), ("fp16", "precision"), ("bf16", "precision")])
+def test_a_clean_run_is_never_accused(dtype: Dtype, expected: str, seed: int) -> None:
+    assert kind_and_code(judge(with_exact(dtype, seed=seed))) == (expected, expected)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_without_an_fp32_pair_a_clean_run_is_undecided(dtype: Dtype) -> None:
+    verdict = judge(case(clean(world(), dtype)))
+    assert kind_and_code(verdict) == ("undecided", "unexplained")
+    assert any("--dtype fp32" in advice for advice in verdict.advice)
+
+
+def test_a_bug_in_the_fp32_pair_is_the_16_bit_pairs_bug_too() -> None:
+    assert kind_and_code(judge(case(hot("bf16"), hot("fp32")))) == ("bug", "temperature")
+
+
+def test_a_bug_without_a_known_shape_is_unexplained() -> None:
+    given = world()
+    odd = with_logits(given, pi=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    verdict = judge(case(odd, odd))
+    assert kind_and_code(verdict) == ("bug", "unexplained")
+    assert verdict.sentence.startswith("This is a bug, not precision")
+
+
+def test_one_wild_token_in_fp32_is_a_bug_of_a_dense_model_and_routing_in_a_mixture() -> None:
+    found = clean(world())
+    log_pi = found.pair.log_pi.copy()
+    log_pi[7] -= 1
+    wild = replace(found, pair=replace(found.pair, log_pi=log_pi), settled=True)
+    assert judge(case(wild, wild)).kind == "bug"
+    calm = replace(wild, has_experts=True, settled=False)
+    assert judge(case(calm, calm)).kind == "clean"
+
+
+def test_settings_known_to_differ_name_a_bug_that_the_data_cannot() -> None:
+    given = world()
+    odd = with_logits(given, pi=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    verdict = judge(case(odd, odd, preflight=[setting(code="positions")]))
+    assert kind_and_code(verdict) == ("bug", "positions")
+    assert "it is 16 here and None there" in verdict.sentence
+
+
+def test_settings_support_what_the_data_shows() -> None:
+    known = setting(setting="temperature", what="1 here and 0.8 there", code="temperature")
+    verdict = judge(case(hot("fp32"), hot("fp32"), preflight=[known]))
+    assert verdict.code == "temperature"
+    assert "1 here and 0.8 there" in verdict.evidence
+    assert verdict.also == []
+
+
+def test_without_an_fp32_pair_settings_that_differ_are_a_bug() -> None:
+    assert kind_and_code(judge(case(clean(world(), "bf16"), preflight=[setting(code="positions")]))) == (
+        "bug",
+        "positions",
+    )
+
+
+def test_a_second_setting_that_differs_is_listed_beside_the_first() -> None:
+    verdict = judge(case(hot("fp32"), hot("fp32"), preflight=[setting(code="positions")]))
+    assert [verdict.code, *(cause.code for cause in verdict.also)] == ["temperature", "positions"]
+
+
+def test_settings_that_differ_without_effect_accuse_nobody() -> None:
+    innocent = with_exact("bf16")
+    assert judge(replace(innocent, preflight=[setting(code="positions")])).kind == "precision"
+
+
+def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> None:
+    given = world()
+    twice = given.logits + 2 * (noisy(given, "bf16") - given.logits)
+    rounded = setting(level="warning", side="pi", setting="rope_inv_freq_dtype", code="positions")
+    exact = clean(given)
+    for pi, expected in ((twice, "bug"), (noisy(given, "bf16"), "precision")):
+        pair = pair_of(given, pi, noisy(given, "bf16"))
+        found = disagreement(given, pair, "bf16", settled=False, formats_alone=True)
+        assert judge(case(found, exact, preflight=[rounded])).kind == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"applied_train": "fp32"}, Code.DTYPE_NOT_APPLIED),
+        ({"applied_infer": None}, Code.DTYPE_NOT_APPLIED),
+        ({"counts": counts(None, num_tokens=1, mismatched_ids=3)}, Code.IDS_DIFFER),
+        ({"counts": counts(None, num_tokens=1, missing_mu=1)}, Code.MISSING_LOGPROBS),
+        ({"counts": counts(None, num_tokens=1, nonfinite_pi=1)}, Code.NONFINITE),
+        ({"ids": IdsFound("train-bf16", 9, 3, 3, 0, 0, 0)}, Code.MISPAIRED),
+    ],
+)
+def test_void_data_is_broken_whatever_the_numbers_say(changes: dict[str, Any], code: Code) -> None:
+    verdict = judge(replace(with_exact("bf16"), **changes))
+    assert kind_and_code(verdict) == ("broken", code)
+
+
+def test_nothing_to_compare_is_broken() -> None:
+    assert kind_and_code(judge(case(None))) == ("broken", "no_data")
+
+
+def test_several_reasons_are_all_told() -> None:
+    verdict = judge(case(None, counts=counts(None, missing_pi=4, nonfinite_mu=2)))
+    assert [verdict.code, *(cause.code for cause in verdict.also)] == ["missing_logprobs", "nonfinite", "no_data"]
+
+
+def test_broken_data_still_tells_the_bug_beside_it() -> None:
+    verdict = judge(case(hot("fp32"), hot("fp32"), counts=counts(hot("fp32"), missing_pi=1)))
+    assert verdict.kind == "broken"
+    assert [cause.code for cause in verdict.also] == ["temperature"]
+
+
+def test_flips_of_routing_are_precision_by_that_name() -> None:
+    given = world()
+    flips = (given.generator.random(given.sequences.num_tokens) < 0.005)[:, None]
+    flipped = with_logits(given, "bf16", pi=given.logits + flips * given.generator.normal(size=given.logits.shape))
+    found = replace(flipped, has_experts=True, settled=False, formats_alone=True)
+    verdict = judge(case(found, clean(given)))
+    assert kind_and_code(verdict) == ("precision", "routing")
+    assert [cause.code for cause in verdict.also] == ["precision"]
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_every_cause_has_a_sentence_that_can_be_filled_in(code: Code) -> None:
+    names = {name: 1.0 for _, name, _, _ in Formatter().parse(code.template) if name}
+    figures = {name: 1 if name == "shift" else value for name, value in names.items()}
+    sentence = code.cause(**figures).sentence
+    assert sentence
+    assert "{" not in sentence
+
+
+def test_deviations_far_beyond_any_format_do_not_stop_the_verdict() -> None:
+    found = clean(world(), "bf16")
+    log_pi = np.full_like(found.pair.log_pi, -80.0)
+    wild = replace(found, pair=replace(found.pair, log_pi=log_pi), settled=True)
+    assert judge(case(wild)).kind in ("bug", "undecided")

@@ -1,0 +1,114 @@
+"""The lint of effective settings: silent on what two right sides report, one finding for each thing that differs."""
+
+from typing import Any
+
+import pytest
+
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.preflight import preflight, preflight_of_run
+from mismatch_probe.verdict.preflight.facts import forward_facts, has_experts
+from mismatch_probe.verdict.preflight.sides import Sides
+
+CONFIG = {
+    "hidden_size": 64,
+    "rope_parameters.rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "sliding_window": None,
+    "num_experts_per_tok": 2,
+}
+TRAIN = {
+    "dtype": "bf16",
+    "config": CONFIG,
+    "temperature": 1.0,
+    "rope_inv_freq_dtype": "fp32",
+    "log_softmax_dtype": "fp32",
+    "lm_head_dtype": "bf16",
+    "dropout": "off",
+    "fp32_products_cuda.matmul": "ieee",
+}
+INFER = {
+    "dtype": "bf16",
+    "config": CONFIG,
+    "replay_temperature": 1.0,
+    "decode_support": "full vocabulary",
+    "generation_config": "vllm",
+    "logprobs_mode": "processed_logprobs",
+    "quantization": None,
+    "kv_cache_dtypes": ["bfloat16"],
+    "lm_head_dtype": "bfloat16",
+    "prefix_caching": False,
+    "speculative_config": None,
+    "float32_matmul_precision": "highest",
+}
+
+
+def sides(train: dict[str, Any] | None = None, infer: dict[str, Any] | None = None, **more: Any) -> Sides:
+    return Sides("bf16", "bf16", {**TRAIN, **(train or {})}, {**INFER, **(infer or {})}, **more)
+
+
+def test_two_right_sides_have_nothing_to_say() -> None:
+    assert preflight(sides()) == []
+
+
+def test_an_engine_that_says_little_is_not_accused() -> None:
+    assert preflight(Sides("bf16", "bf16", {"dtype": "bf16"}, {"dtype": "bf16"})) == []
+
+
+@pytest.mark.parametrize(
+    ("train", "infer", "level", "code"),
+    [
+        ({"dtype": "fp32"}, {}, "error", Code.DTYPE_NOT_APPLIED),
+        ({}, {"dtype": None}, "error", Code.DTYPE_NOT_APPLIED),
+        ({"temperature": 0.7}, {}, "error", Code.TEMPERATURE),
+        ({}, {"decode_support": "kept by top_p and top_k, renormalised"}, "error", Code.TRUNCATED_SUPPORT),
+        ({}, {"min_p": 0.1}, "error", Code.TRUNCATED_SUPPORT),
+        ({}, {"repetition_penalty": 1.1}, "error", None),
+        ({}, {"generation_config": "auto"}, "warning", Code.TRUNCATED_SUPPORT),
+        ({}, {"logprobs_mode": "raw_logprobs"}, "error", Code.TEMPERATURE),
+        ({"dropout": "on"}, {}, "error", Code.NOT_REPEATABLE),
+        ({}, {"prefix_caching": True}, "note", Code.NOT_REPEATABLE),
+        ({"rope_inv_freq_dtype": "bf16"}, {}, "warning", Code.POSITIONS),
+        ({}, {"quantization": "fp8"}, "warning", Code.ONE_SIDED_DTYPE),
+        ({}, {"kv_cache_dtypes": ["float8_e4m3fn"]}, "warning", Code.ONE_SIDED_DTYPE),
+        ({"log_softmax_dtype": "bf16"}, {}, "warning", Code.ONE_SIDED_DTYPE),
+        ({"lm_head_dtype": "fp32"}, {}, "note", None),
+        ({"config": {**CONFIG, "rope_parameters.rope_theta": 5e5}}, {}, "error", Code.POSITIONS),
+        ({"config": {**CONFIG, "sliding_window": 16}}, {}, "error", Code.POSITIONS),
+        ({"config": {**CONFIG, "num_experts_per_tok": 1}}, {}, "error", Code.ROUTING),
+        ({"config": {**CONFIG, "tie_word_embeddings": False}}, {}, "error", Code.STALE_WEIGHTS),
+        ({"config": {**CONFIG, "rms_norm_eps": 1e-3}}, {}, "error", None),
+    ],
+)
+def test_each_difference_is_found_once(
+    train: dict[str, Any], infer: dict[str, Any], level: str, code: Code | None
+) -> None:
+    assert [(one.level, one.code) for one in preflight(sides(train, infer))] == [(level, code)]
+
+
+@pytest.mark.parametrize("lossy", [{"fp32_products_cuda.matmul": "tf32"}, {"float32_matmul_precision": "high"}])
+def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
+    train, infer = {**TRAIN, "dtype": "fp32", "lm_head_dtype": None}, {**INFER, "dtype": "fp32", "kv_cache_dtypes": []}
+    side = train if "fp32_products_cuda.matmul" in lossy else infer
+    side.update(lossy)
+    assert [one.code for one in preflight(Sides("fp32", "fp32", train, infer))] == [Code.ONE_SIDED_DTYPE]
+    assert preflight(sides(train={key: value for key, value in lossy.items() if key.startswith("fp32")})) == []
+
+
+def test_bos_twice_is_worth_a_note() -> None:
+    assert [one.code for one in preflight(sides(num_prompts=4, num_double_bos=3))] == [Code.PROMPT_PREFIX]
+
+
+def test_the_findings_of_several_pairs_are_told_once_and_errors_first() -> None:
+    wrong = sides({"temperature": 0.7}, {"prefix_caching": True})
+    assert [one.level for one in preflight_of_run([wrong, wrong])] == ["error", "note"]
+
+
+def test_facts_leave_out_what_changes_no_log_prob() -> None:
+    config = {"dtype": "bfloat16", "_name_or_path": "x", "rope": {"theta": 1.0, "none": None}, "layers": ["a", 2]}
+    assert forward_facts(config) == {"rope.theta": 1.0, "layers": ["a", 2]}
+
+
+def test_a_mixture_of_experts_is_known_by_its_number_of_experts() -> None:
+    assert has_experts({"num_local_experts": 8})
+    assert not has_experts({"hidden_size": 64})

@@ -1,0 +1,104 @@
+"""Causes told apart by where in the context the deviation lies, once it is known that rounding does not explain it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.verdict.signatures import SHAPED, signatures
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.positions import positions
+from mismatch_probe.verdict.signatures.profile import profile_along
+from mismatch_probe.verdict.signatures.prompt_prefix import prompt_prefix
+from mismatch_probe.verdict.signatures.routing import routing
+from mismatch_probe.verdict.signatures.stale_weights import stale_weights
+from tests.verdict.simulated import World, clean, with_logits, world
+
+
+def disturbed(given: World, size_at: Floats) -> Disagreement:
+    """pi's logits carry errors of this size at each token."""
+    return with_logits(given, pi=given.logits + given.generator.normal(size=given.logits.shape) * size_at[:, None])
+
+
+def behind_prompts(prompt: int, size: float, power: float, *, from_place: int = 1) -> Disagreement:
+    """Errors of `size` times place^power from a place on, in responses behind prompts and in the prompts' starts."""
+    response, start = world(prompt=prompt), world(num_tokens=60, seed=1)
+    parts = []
+    for given in (response, start):
+        parts.append(disturbed(given, np.where(given.places >= from_place, size * given.places**power, 0.0)))
+    found, probe = parts
+    return replace(found, probe=replace(probe, pair=replace(probe.pair, entropy_pi=None)))
+
+
+@pytest.mark.parametrize("prompt", [10, 300])
+def test_errors_that_are_everywhere_alike_are_other_weights(prompt: int) -> None:
+    found = behind_prompts(prompt, 0.05, 0.0)
+    assert [test(found) is not None for test in SHAPED] == [False, False, True]
+    assert stale_weights(found) is not None
+
+
+@pytest.mark.parametrize("prompt", [10, 300])
+def test_errors_that_fade_from_the_start_are_other_text(prompt: int) -> None:
+    found = behind_prompts(prompt, 0.5, -0.6)
+    assert [test(found) is not None for test in SHAPED] == [False, True, False]
+    assert prompt_prefix(found) is not None
+
+
+@pytest.mark.parametrize("prompt", [10, 300])
+def test_errors_that_spare_the_start_and_grow_are_positions(prompt: int) -> None:
+    found = behind_prompts(prompt, 0.002, 1.0, from_place=2)
+    assert [test(found) is not None for test in SHAPED] == [True, False, False]
+
+
+def test_a_window_is_named_with_the_place_where_it_ends() -> None:
+    cause = positions(behind_prompts(10, 0.1, 0.0, from_place=33))
+    assert cause is not None
+    assert "up to about token 33" in cause.sentence
+
+
+def test_without_the_prompts_starts_no_weights_are_blamed() -> None:
+    found = replace(behind_prompts(300, 0.05, 0.0), probe=None)
+    assert signatures(found) == []
+
+
+def test_growth_alone_names_positions_where_the_starts_are_missing() -> None:
+    found = replace(behind_prompts(10, 0.002, 1.0), probe=None)
+    assert positions(found) is not None
+
+
+def test_nothing_shaped_is_named_while_rounding_may_explain_it() -> None:
+    found = replace(behind_prompts(10, 0.05, 0.0), settled=False)
+    assert [test(found) for test in SHAPED] == [None, None, None]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_settled_pair_within_rounding_has_no_shape(dtype: Dtype, seed: int) -> None:
+    found = replace(clean(world(seed=seed), dtype), settled=True)
+    assert [test(found) for test in SHAPED] == [None, None, None]
+
+
+def test_the_profile_takes_the_tokens_uncertainty_out() -> None:
+    """Logits sharpen along the response, so d shrinks although the errors do not."""
+    given = world(num_sequences=200)
+    sharper = replace(given, logits=given.logits * (0.2 + given.sequences.positions[:, None] / 20))
+    found = disturbed(sharper, np.full(given.sequences.num_tokens, 0.01))
+    head, tail = (found.pair.abs_diff[given.sequences.positions // 20 == part].mean() for part in (0, 3))
+    profile = profile_along(found)
+    assert profile is not None
+    assert tail < 0.7 * head
+    assert abs(profile.slope) < 0.1
+
+
+def test_routing_is_the_heavy_tail_of_a_mixture_of_experts() -> None:
+    given = world()
+    flips = given.generator.random(given.sequences.num_tokens) < 0.005
+    found = with_logits(
+        given, "bf16", pi=given.logits + flips[:, None] * given.generator.normal(size=given.logits.shape)
+    )
+    cause = routing(replace(found, has_experts=True))
+    assert cause is not None
+    assert routing(found) is None, "a dense model has no routing"
+    assert routing(replace(clean(given, "bf16"), has_experts=True)) is None, "no heavy tail, no flips"
