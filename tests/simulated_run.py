@@ -34,9 +34,13 @@ ERROR_NATS: dict[Dtype, float] = {"bf16": 1e-2, "fp16": 1.2e-3, "fp32": 1e-6, "f
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is simulated; `worse` multiplies the training side's error, `token_seed` decides the sampled ids."""
+    """What is simulated; `worse` multiplies the training side's error, `token_seed` decides the sampled ids.
+
+    first_prompt: only the prompts from this number on have responses, as in an extension.
+    """
 
     num_prompts: int = 64
+    first_prompt: int = 0
     samples_per_prompt: int = 1
     pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"),)
     mean_length: int = 60
@@ -51,7 +55,7 @@ class Simulation:
 def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = False) -> RunDirectory:
     """A finished run: rollouts, the legs of every pair, an FP32 reference, a manifest, and a summary on request."""
     settings = _settings(simulation)
-    prompts = [EncodedPrompt(f"sums-{number}", [1, 2, 3 + number], "sum") for number in range(simulation.num_prompts)]
+    prompts = simulated_prompts(simulation)[simulation.first_prompt :]
     plan = make_plan(settings)
     run = RunDirectory(path)
     run.create()
@@ -68,7 +72,7 @@ def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = Fa
         if isinstance(stage, ScoreStage):
             chosen = [sequence for sampler in stage.samplers for sequence in sequences[sampler]]
             write_table(run.leg_path(stage.leg), _scored(chosen, stage, simulation))
-    manifest = _manifest(settings, simulation)
+    manifest = simulated_manifest(simulation)
     run.write_manifest(manifest)
     if with_summary:
         run.write_summary(summarise(run, manifest))
@@ -91,6 +95,10 @@ def edit_manifest(run: RunDirectory, change: Callable[[Manifest], None]) -> None
     run.write_manifest(manifest)
 
 
+def simulated_prompts(simulation: Simulation) -> list[EncodedPrompt]:
+    return [EncodedPrompt(f"sums-{number}", [1, 2, 3 + number], "sum") for number in range(simulation.num_prompts)]
+
+
 def _settings(simulation: Simulation) -> CompareSettings:
     values: dict[str, Any] = {
         "model": {"path": "simulated"},
@@ -103,7 +111,8 @@ def _settings(simulation: Simulation) -> CompareSettings:
     return parse_settings(CompareSettings, merged(values, {"sampling": simulation.sampling or {}}))
 
 
-def _manifest(settings: CompareSettings, simulation: Simulation) -> Manifest:
+def simulated_manifest(simulation: Simulation) -> Manifest:
+    settings = _settings(simulation)
     return Manifest(
         tool_version=__version__,
         created_at="2026-01-01T00:00:00+00:00",
@@ -118,7 +127,12 @@ def _manifest(settings: CompareSettings, simulation: Simulation) -> Manifest:
             checkpoint_dtype="fp32",
             weight_bytes=0,
         ),
-        content_keys={"versions": simulation.vllm},
+        content_keys={
+            "settings": str(simulation.num_prompts),
+            "model": simulation.fingerprint,
+            "prompts": str(simulation.num_prompts),
+            "versions": simulation.vllm,
+        },
         versions={"vllm": simulation.vllm, "torch": "2.13.0"},
         hardware={"gpus": []},
         git=None,

@@ -42,10 +42,11 @@ def run_compare(
     if resume and out is None:
         raise UsageError("--resume needs --out: the run directory to continue")
     continuing = resume and out is not None and RunDirectory(out).is_run
-    settings = _settings(flags, config, RunDirectory(out) if continuing and out is not None else None)
+    recorded = RunDirectory(out) if continuing and out is not None else None
+    settings = _settings(flags, config, recorded)
     gated = None if gate is None else GatedCompare.open(gate, baseline)
-    if gated is not None and not continuing:
-        settings = gated.settings_at_first_look(settings, console)
+    if gated is not None:
+        settings = gated.settings_to_start(settings, recorded, console)
     preparation = prepare(settings)
     if dry_run:
         plan = estimate(preparation)

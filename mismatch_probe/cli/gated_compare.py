@@ -35,9 +35,15 @@ class GatedCompare:
         """
         return cls(path, baseline, open_gate(path, baseline))
 
-    def settings_at_first_look(self, settings: CompareSettings, console: Console) -> CompareSettings:
-        """`settings` with at least the prompts that the first look needs."""
-        return self._with_sequences(settings, self.gate.settings.looks[0], console)
+    def settings_to_start(
+        self, settings: CompareSettings, recorded: RunDirectory | None, console: Console
+    ) -> CompareSettings:
+        """`settings` with at least the prompts that the first look needs, or with those of the run that is continued:
+        how many it has by now is the gate's doing, whatever the flags say.
+        """
+        if recorded is None:
+            return self._with_sequences(settings, self.gate.settings.looks[0], console)
+        return _with_prompts(settings, recorded.read_manifest().settings.prompts.num_prompts)
 
     def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> ExitCode:
         """Judge; while the answer is open and another look is declared, add prompts, `publish`, and judge again.
@@ -68,4 +74,8 @@ class GatedCompare:
         console.print(
             f"The gate looks at {wanted} sequences: {needed} prompts instead of {prompts.num_prompts}", soft_wrap=True
         )
-        return settings.model_copy(update={"prompts": prompts.model_copy(update={"num_prompts": needed})})
+        return _with_prompts(settings, needed)
+
+
+def _with_prompts(settings: CompareSettings, num_prompts: int) -> CompareSettings:
+    return settings.model_copy(update={"prompts": settings.prompts.model_copy(update={"num_prompts": num_prompts})})

@@ -1,0 +1,119 @@
+"""A finished run grows by prompts: nothing recorded changes, and it can be read at every moment."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.compare.extension import FOLDER, extend_run
+from mismatch_probe.compare.pair_data import RunReader
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
+from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
+
+SMALL = Simulation(num_prompts=8, mean_length=20, pairs=(("bf16", "bf16"), ("fp16", "fp16")))
+LARGE = replace(SMALL, num_prompts=20)
+LEGS = ("infer-bf16-decode", "train-bf16", "infer-fp16-decode", "train-fp16", "ref-fp32")
+
+
+def extended(run: RunDirectory, simulation: Simulation) -> None:
+    """Extend a run whose extension has been computed already, so that no engine is started."""
+    extension = replace(simulation, first_prompt=read_table(run.prompts_path).num_rows)
+    simulated_run(run.path / FOLDER, extension)
+    extend_run(run, Preparation(simulated_manifest(simulation), simulated_prompts(simulation)), lambda event: None)
+
+
+def logprobs(run: RunDirectory, leg: str) -> dict[str, list[float]]:
+    table = read_table(run.leg_path(leg))
+    return dict(zip(table["id"].to_pylist(), table["logprobs"].to_pylist(), strict=True))
+
+
+def test_an_extended_run_is_the_run_that_was_made_in_one_go(tmp_path: Path) -> None:
+    run, whole = simulated_run(tmp_path / "run", SMALL), simulated_run(tmp_path / "whole", LARGE, with_summary=True)
+    extended(run, LARGE)
+    for leg in LEGS:
+        assert logprobs(run, leg) == logprobs(whole, leg)
+    assert read_table(run.prompts_path).equals(read_table(whole.prompts_path))
+    grown, made = run.read_summary().pairs, whole.read_summary().pairs
+    assert [pair.counts for pair in grown] == [pair.counts for pair in made]
+    for one, other in zip(grown, made, strict=True):
+        assert one.metrics["abs_logprob_diff"].value == pytest.approx(other.metrics["abs_logprob_diff"].value)
+
+
+def test_the_manifest_says_what_happened_and_the_extension_is_gone(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    extended(run, LARGE)
+    manifest = run.read_manifest()
+    assert manifest.extended_from == [8]
+    assert manifest.settings.prompts.num_prompts == 20
+    assert manifest.stages["sample-bf16"].batches == 2
+    assert not (run.path / FOLDER).exists()
+
+
+def test_a_run_grows_more_than_once(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    extended(run, LARGE)
+    extended(run, replace(SMALL, num_prompts=30))
+    assert run.read_manifest().extended_from == [8, 20]
+    assert run.read_summary().pairs[0].counts.num_sequences == 30
+
+
+def test_a_merge_that_was_interrupted_leaves_a_run_that_reads_and_is_merged_once(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    extension = simulated_run(run.path / FOLDER, replace(LARGE, first_prompt=8))
+    whole = simulated_run(tmp_path / "whole", LARGE)
+    whole.leg_path("train-bf16").replace(run.leg_path("train-bf16"))
+    assert RunReader(run, run.read_manifest()).pair("bf16", "bf16").counts.num_sequences == 8
+    extend_run(run, Preparation(extension.read_manifest(), simulated_prompts(LARGE)), lambda event: None)
+    assert read_table(run.leg_path("train-bf16")).num_rows == 20
+    assert run.read_summary().pairs[0].counts.num_sequences == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fingerprint": "checkpoint-b"}, "other model"),
+        ({"vllm": "0.33.0"}, "other package versions"),
+        ({"samples_per_prompt": 2}, "other settings"),
+    ],
+)
+def test_a_run_is_not_extended_by_something_else(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    other = replace(LARGE, **change)  # type: ignore[arg-type]
+    with pytest.raises(RunDirectoryError, match=words):
+        extend_run(run, Preparation(simulated_manifest(other), simulated_prompts(other)), lambda event: None)
+
+
+def test_a_run_is_not_extended_by_prompts_that_do_not_begin_with_its_own(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    prompts = list(reversed(simulated_prompts(LARGE)))
+    with pytest.raises(RunDirectoryError, match="other prompts"):
+        extend_run(run, Preparation(simulated_manifest(LARGE), prompts), lambda event: None)
+
+
+@pytest.mark.slow
+def test_compare_with_a_gate_extends_the_run_while_the_answer_is_open(tmp_path: Path) -> None:
+    """A limit far away is kept at the first look; one right at the value stays open until the last look."""
+    config = tmp_path / "mismatch.toml"
+    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", "demo", "--dtype", "bf16", "--out", "run"]
+    words += ["--prompts", "sums:easy", "--max-new-tokens", "8", "--num-prompts", "4", "--gate", str(config)]
+    config.write_text(_gate(1.0))
+    first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = RunDirectory(tmp_path / "run")
+    assert first.returncode == 0, first.stderr
+    assert run.read_summary().pairs[0].counts.num_sequences == 8
+    before = logprobs(run, "train-bf16")
+    config.write_text(_gate(run.read_summary().pairs[0].metrics["abs_logprob_diff"].value))
+    second = subprocess.run([*words, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert second.returncode in (0, 1, 3), second.stderr
+    assert run.read_manifest().extended_from[:1] == [8]
+    assert logprobs(run, "train-bf16").items() >= before.items()
+
+
+def _gate(limit: float) -> str:
+    settings = "[gate]\nmin_sequences = 8\nmax_sequences = 16\n"
+    return f'{settings}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n'
