@@ -76,7 +76,7 @@ class Overlap:
 
     @property
     def is_paired(self) -> bool:
-        """Every response that can be in both samples has the same token ids in both."""
+        """One sample holds the responses of the other, with the same token ids; it may have grown beyond them."""
         return 0 < self.responses == self.same_responses and min(self.only_first, self.only_second) == 0
 
 

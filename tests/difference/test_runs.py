@@ -1,0 +1,91 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.difference.result import Difference
+from mismatch_probe.difference.runs import difference_of
+from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
+from mismatch_probe.records.tables import read_table, write_table
+from tests.gate.cli import CommandLine
+from tests.simulated_run import Simulation, simulated_run
+
+SMALL = Simulation(num_prompts=48)
+
+
+def found(tmp_path: Path, second: Simulation, first: Simulation = SMALL) -> Difference:
+    return difference_of(simulated_run(tmp_path / "a", first), simulated_run(tmp_path / "b", second))
+
+
+def test_a_run_against_itself_changes_nothing(tmp_path: Path) -> None:
+    [pair] = found(tmp_path, SMALL).pairs
+    assert pair.comparison == "paired"
+    assert pair.metrics["kl_k3"].difference is not None
+    assert pair.metrics["kl_k3"].difference.value == 0
+    assert "no difference can be told" in pair.sentence
+
+
+def test_a_worse_run_is_found_worse_and_the_other_way_round_better(tmp_path: Path) -> None:
+    worse = replace(SMALL, worse=1.6, noise_seed=1)
+    [pair] = found(tmp_path / "one", worse).pairs
+    [back] = found(tmp_path / "two", SMALL, first=worse).pairs
+    assert "the second run is worse" in pair.sentence
+    assert "the second run is better" in back.sentence
+    ahead, behind = pair.metrics["abs_logprob_diff"].ratio, back.metrics["abs_logprob_diff"].ratio
+    assert ahead is not None
+    assert behind is not None
+    assert ahead.value == pytest.approx(1 / behind.value)
+
+
+def test_other_responses_to_the_same_prompts_are_two_samples(tmp_path: Path) -> None:
+    [pair] = found(tmp_path, replace(SMALL, token_seed=1)).pairs
+    assert (pair.comparison, pair.same_responses, pair.shared_prompts) == ("two-sample", 0, 48)
+
+
+def test_a_run_that_grew_is_still_compared_in_pairs(tmp_path: Path) -> None:
+    [pair] = found(tmp_path, replace(SMALL, num_prompts=60)).pairs
+    assert (pair.comparison, pair.same_responses, pair.shared_prompts) == ("paired", 48, 48)
+
+
+def test_what_changed_in_versions_and_settings_is_named(tmp_path: Path) -> None:
+    changes = found(tmp_path, replace(SMALL, vllm="0.33.0", sampling={"temperature": 0.7})).changes
+    assert {str(change) for change in changes} == {"vllm 0.32.0 -> 0.33.0", "sampling.temperature 1.0 -> 0.7"}
+    assert found(tmp_path / "same", SMALL).changes == []
+
+
+def test_bins_hold_every_token_once(tmp_path: Path) -> None:
+    [pair] = found(tmp_path, SMALL).pairs
+    for bins in (pair.by_position, pair.by_response_length):
+        assert sum(one.abs_logprob_diff.first.num_tokens for one in bins) == pair.first_counts.num_tokens
+
+
+def test_pairs_of_dtypes_match_by_name_and_two_single_ones_each_other(tmp_path: Path) -> None:
+    both = replace(SMALL, pairs=(("bf16", "bf16"), ("fp16", "fp16")))
+    first = found(tmp_path / "one", SMALL, first=both)
+    assert ([pair.first_pair for pair in first.pairs], first.only_first) == (["bf16/bf16"], ["fp16/fp16"])
+    [pair] = found(tmp_path / "two", replace(SMALL, pairs=(("fp16", "fp16"),))).pairs
+    assert (pair.first_pair, pair.second_pair) == ("bf16/bf16", "fp16/fp16")
+    assert "the second run is better" in pair.sentence
+    with pytest.raises(UsageError, match="no pair of dtypes in common"):
+        found(tmp_path / "three", replace(SMALL, pairs=(("fp32", "fp32"),)), first=both)
+
+
+def test_a_run_without_a_response_cannot_be_compared(tmp_path: Path) -> None:
+    run, empty = simulated_run(tmp_path / "a", SMALL), simulated_run(tmp_path / "b", SMALL)
+    for path in (empty.rollouts_path, *map(empty.leg_path, ("train-bf16", "infer-bf16-decode", "ref-fp32"))):
+        write_table(path, read_table(path).slice(0, 0))
+    with pytest.raises(BrokenRecord, match="no usable response"):
+        difference_of(run, empty)
+
+
+def test_the_command_prints_one_document_and_a_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated_run(tmp_path / "a", SMALL)
+    simulated_run(tmp_path / "b", replace(SMALL, vllm="0.33.0"))
+    ended = CommandLine(capsys, monkeypatch)("diff", tmp_path / "a", tmp_path / "b", "--json")
+    assert ended.code == ExitCode.PASS
+    assert Difference.model_validate(json.loads(ended.stdout)).pairs
+    assert "vllm 0.32.0 -> 0.33.0" in ended.stderr
+    assert "abs(d) at positions" in ended.stderr
