@@ -1,0 +1,81 @@
+"""What people copy into their CI: it parses, its gate file is accepted, and its commands exist."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from mismatch_probe.cli.app import app
+from mismatch_probe.gate.load import load_gate
+
+FOLDER = Path(__file__).parents[2] / "examples" / "ci"
+FILES = sorted(FOLDER.rglob("*.yml"))
+
+
+def scripts(node: Any) -> list[str]:
+    """Every shell script of a CI file."""
+    if isinstance(node, dict):
+        own = [node["run"]] if isinstance(node.get("run"), str) else []
+        own += node["script"] if isinstance(node.get("script"), list) else []
+        own += node["before_script"] if isinstance(node.get("before_script"), list) else []
+        return own + [script for below in node.values() for script in scripts(below)]
+    return [script for below in node for script in scripts(below)] if isinstance(node, list) else []
+
+
+def calls(script: str) -> list[list[str]]:
+    """The words after each `mismatch-probe`, up to the end of its command."""
+    joined = re.sub(r"\$\{\w+:\+(.*?)\}", r"\1", script.replace("\\\n", " "))
+    found = re.findall(r"(?:^|\s)mismatch-probe (.*?)(?=$|\|\||2>)", joined, flags=re.MULTILINE)
+    return [shlex.split(words) for words in found]
+
+
+def options(command: str) -> set[str]:
+    group = typer.main.get_command(app)
+    found = group.commands[command]  # type: ignore[attr-defined]
+    if command == "gate":
+        found = found.commands["run"]
+    return {option for parameter in found.params for option in parameter.opts}
+
+
+def test_the_gate_file_is_accepted() -> None:
+    gate = load_gate(FOLDER / "mismatch.toml")
+    assert [check.level for check in gate.checks] == ["error", "error", "warn"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_a_ci_file_parses_and_calls_only_what_exists(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    found = [call for script in scripts(content) for call in calls(script)]
+    assert found or "uses" in path.read_text()
+    for command, *words in found:
+        asked = {word for word in words if word.startswith("--")}
+        assert asked <= options(command), f"{command}: {asked - options(command)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_no_script_pastes_an_input_into_the_shell(path: Path) -> None:
+    for script in scripts(yaml.safe_load(path.read_text())):
+        assert "${{" not in script
+
+
+def test_the_action_describes_every_input_it_reads() -> None:
+    text = (FOLDER / "github" / "action.yml").read_text()
+    action = yaml.safe_load(text)
+    assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(action["inputs"])
+    assert all(one["description"] for one in action["inputs"].values())
+
+
+def test_the_workflows_are_started_by_what_they_say() -> None:
+    gate, baseline = (yaml.safe_load((FOLDER / "github" / name).read_text()) for name in ("gate.yml", "baseline.yml"))
+    assert set(gate[True]) == {"pull_request"}
+    assert set(baseline[True]) == {"workflow_dispatch"}
+    assert baseline[True]["workflow_dispatch"]["inputs"]["reason"]["required"]
+
+
+def test_an_unknown_option_in_a_ci_file_would_be_seen() -> None:
+    [[command, *words]] = calls('mismatch-probe compare --model "$M" --gates "$G" || code=$?')
+    assert not {word for word in words if word.startswith("--")} <= options(command)
