@@ -50,6 +50,8 @@ def _render_pair(pair: PairDifference, console: Console) -> None:
         f"responses have the same token ids; {write_count(pair.shared_prompts)} prompts are shared",
         style="dim",
     )
+    for side, moved in pair.moved.items():
+        _print(console, f"{side} moved by {write_estimate(moved)} nats a token between the runs, on the same tokens")
     shown = [(name, pair.metrics[name]) for name in _SHOWN if name in pair.metrics]
     _table("metric", shown, console)
     _table("abs(d) at positions", [(_bin(one), one.abs_logprob_diff) for one in pair.by_position], console)

@@ -39,7 +39,8 @@ class BinDifference(Record):
 class PairDifference(Record):
     """One pair of dtypes (`TRAIN/INFER`) of the first run against one of the second.
 
-    comparison: `paired` where every response has the same token ids in both runs.
+    comparison: `paired` where every response has the same token ids in both runs. moved: by side (`pi`, `mu`), how far
+    its log-probs lie from its own in the other run, mean abs in nats, on the same tokens; empty where there are none.
     """
 
     first_pair: str
@@ -51,6 +52,7 @@ class PairDifference(Record):
     first_counts: Counts
     second_counts: Counts
     sentence: str
+    moved: dict[str, Estimate]
     metrics: dict[str, MetricDifference]
     by_position: list[BinDifference]
     by_response_length: list[BinDifference]

@@ -6,6 +6,7 @@ from itertools import pairwise
 from mismatch_probe import __version__
 from mismatch_probe.difference.changes import changes
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference, Side
+from mismatch_probe.difference.same_tokens import side_against_itself
 from mismatch_probe.difference.samples import Meeting, PairName, Sample, meet, pair_text, read_samples
 from mismatch_probe.difference.slices import Span, part_of
 from mismatch_probe.difference.traced import TracingEstimator, plain, traced_metrics
@@ -89,10 +90,16 @@ def _pair(first: Sample, second: Sample, level: float) -> PairDifference:
         first_counts=first.data.counts,
         second_counts=second.data.counts,
         sentence=_sentence(metrics[HEADLINE]),
+        moved=_moved(first, second, level),
         metrics=metrics,
         by_position=list(_bins(meeting, 0, lambda pair, span: part_of(pair, position=span), level)),
         by_response_length=list(_bins(meeting, 1, lambda pair, span: part_of(pair, length=span), level)),
     )
+
+
+def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
+    found = {side: _mean_deviation(pair, level) for side, pair in side_against_itself(first, second).items()}
+    return {side: plain(estimate) for side, estimate in found.items() if estimate is not None}
 
 
 def _metric(old: Estimate, new: Estimate, level: float) -> MetricDifference:

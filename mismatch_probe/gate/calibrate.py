@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-import numpy as np
-
+from mismatch_probe.difference.same_tokens import side_against_itself
 from mismatch_probe.difference.samples import Sample, meet, pair_text
 from mismatch_probe.difference.slices import part_of
 from mismatch_probe.difference.traced import traced_metrics
@@ -15,7 +14,7 @@ from mismatch_probe.gate.floor import Floor, FloorEntry, checks_with_floor
 from mismatch_probe.gate.reading import OpenRun, check_comparable
 from mismatch_probe.gate.soundness import sound_pair
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
+from mismatch_probe.stats.sequences import TokenPair
 
 
 def calibrate(gate: GateFile, runs: Sequence[OpenRun]) -> Floor:
@@ -69,37 +68,13 @@ def _worst(check: Check, values: Sequence[float]) -> float | None:
 
 def _same_leg(check: Check, first: Sample, second: Sample) -> float | None:
     """The metric between each side's log-probs in one run and the same side's in the other, on the same token ids."""
-    found = [_metric(check, pair) for pair in _same_tokens(first, second)]
+    found = [_metric(check, pair) for pair in side_against_itself(first, second).values()]
     return _worst(check, [metric.value for metric in found if metric is not None])
 
 
 def _metric(check: Check, pair: TokenPair) -> Estimate | None:
     part = part_of(pair, position=check.slice.position, length=check.slice.length, clip=check.clip)
     return None if part is None else traced_metrics(part)[0].get(check.name)
-
-
-def _same_tokens(first: Sample, second: Sample) -> Iterator[TokenPair]:
-    """Both sides, each held against itself in the other run; nothing where no response has the same ids in both."""
-    old, new = first.data.pair, second.data.pair
-    assert old is not None
-    assert new is not None
-    places = {response: place for place, response in enumerate(second.responses)}
-    same = [
-        (place, places[response])
-        for place, (response, key) in enumerate(first.responses.items())
-        if second.responses.get(response) == key
-    ]
-    if not same:
-        return
-    chosen, chosen_again = map(list, zip(*same, strict=True))
-    old_tokens, new_tokens = _tokens(old.sequences, chosen), _tokens(new.sequences, chosen_again)
-    sequences = Sequences.of_lengths(old.sequences.lengths[chosen], old.sequences.clusters[chosen])
-    for leg in ("log_pi", "log_mu"):
-        yield TokenPair(sequences, log_pi=getattr(new, leg)[new_tokens], log_mu=getattr(old, leg)[old_tokens])
-
-
-def _tokens(sequences: Sequences, chosen: Sequence[int]) -> Ints:
-    return np.concatenate([np.arange(*sequences.offsets[place : place + 2]) for place in chosen])
 
 
 def _change(check: Check, alpha: float, first: Sample, second: Sample) -> float | None:

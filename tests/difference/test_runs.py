@@ -38,6 +38,14 @@ def test_a_worse_run_is_found_worse_and_the_other_way_round_better(tmp_path: Pat
     assert ahead.value == pytest.approx(1 / behind.value)
 
 
+def test_the_side_that_moved_is_named_where_the_tokens_are_the_same(tmp_path: Path) -> None:
+    [pair] = found(tmp_path, replace(SMALL, worse=1.6)).pairs
+    assert pair.moved["mu"].value == 0
+    assert pair.moved["pi"].value > 0.001
+    [apart] = found(tmp_path / "apart", replace(SMALL, token_seed=1)).pairs
+    assert apart.moved == {}
+
+
 def test_other_responses_to_the_same_prompts_are_two_samples(tmp_path: Path) -> None:
     [pair] = found(tmp_path, replace(SMALL, token_seed=1)).pairs
     assert (pair.comparison, pair.same_responses, pair.shared_prompts) == ("two-sample", 0, 48)
