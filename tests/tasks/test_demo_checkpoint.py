@@ -85,7 +85,7 @@ def respond(source: str, num_prompts: int, max_new_tokens: int) -> tuple[list[bo
 
 @pytest.mark.slow
 def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
-    right, lengths, ended = respond("sums:medium", 256, 64)
+    right, lengths, ended = respond("sums:medium", 128, 96)
     assert 0.3 <= sum(right) / len(right) <= 0.6
     assert 40 <= sorted(lengths)[len(lengths) // 2] <= 70
     assert sum(ended) >= 0.95 * len(ended)
@@ -93,7 +93,7 @@ def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
 
 @pytest.mark.slow
 def test_long_sums_give_long_responses_that_end_by_themselves():
-    _, lengths, ended = respond("sums:long", 16, 1300)
+    _, lengths, ended = respond("sums:long", 8, 1300)
     assert sum(ended) >= 0.8 * len(ended)
     assert sorted(lengths)[len(lengths) // 4] > 500
     assert max(lengths) > 1000
