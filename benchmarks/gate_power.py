@@ -9,7 +9,7 @@ the sample is extended while the answer is open. Printed, in percent of gatings:
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -25,7 +25,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.load import parse_gate
-from mismatch_probe.gate.measure import Evidence
+from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.gate.result import Answer
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.metrics import pair_metrics
@@ -36,8 +36,11 @@ FIRST, LAST = 256, 1024
 OVER_LIMIT = (0.95, 1.15, 1.3)
 CLIP = 5.0
 CHECKED = ("kl_k3", "abs_logprob_diff")
-BYSTANDERS = ({"metric": "prob_abs_diff", "max": 0.5}, {"metric": "token_mult_prob_error", "max": 5.0},
-              {"metric": "ess_token", "min": 0.01})  # fmt: skip
+BYSTANDERS = (
+    {"metric": "prob_abs_diff", "clip": CLIP, "max": 0.5},
+    {"metric": "token_mult_prob_error", "clip": CLIP, "max": 5.0},
+    {"metric": "ess_token", "clip": CLIP, "min": 0.01},
+)
 PLANS: dict[str, tuple[int, Sequence[dict[str, object]]]] = {
     "256 sequences": (FIRST, ()),
     "256 sequences, four checks": (FIRST, BYSTANDERS),
@@ -101,11 +104,10 @@ def _gate(plan: str, metric: str, limit: float) -> GateFile:
     return parse_gate({"gate": {"min_sequences": FIRST, "max_sequences": last, "check": checks}}, plan)
 
 
-def _answer(gate: GateFile, sample: TokenPair) -> Answer:
+def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> Answer:
     """The answer at the last look that was needed."""
     for look in gate.settings.looks:
-        pair = _chosen(sample, np.arange(look))
-        answer = decide(gate, {("bf16", "bf16"): Evidence(pair, look)}).answer
+        answer = decide(gate, sample(look)).answer
         if answer != "inconclusive":
             return answer
     return "inconclusive"
@@ -113,7 +115,12 @@ def _answer(gate: GateFile, sample: TokenPair) -> Answer:
 
 def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
     """One sample gated with every plan, metric and limit."""
-    sample = source.sample(LAST, np.random.default_rng([11, repeat]))
+    whole = source.sample(LAST, np.random.default_rng([11, repeat]))
+
+    @cache
+    def sample(num_sequences: int) -> Measurer:
+        return Measurer({("bf16", "bf16"): Evidence(_chosen(whole, np.arange(num_sequences)), num_sequences)})
+
     return {
         (plan, metric, over): _answer(_gate(plan, metric, truths[metric] / over), sample)
         for plan in PLANS

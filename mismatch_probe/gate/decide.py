@@ -1,13 +1,12 @@
 """From evidence and limits to an answer: pure, no files, so that simulations gate through the same code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mismatch_probe.difference.samples import PairName
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, GateSettings
 from mismatch_probe.gate.holm import holm_rejected
-from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
+from mismatch_probe.gate.measure import Measurement, Measurer
 from mismatch_probe.gate.result import Answer, CheckResult, Look
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.wording import check_sentence
@@ -42,8 +41,8 @@ class _Test:
     fails: bool
 
 
-def decide(gate: GateFile, evidence: Mapping[PairName, Evidence]) -> Decision:
-    """Decide every check at the look that the evidence has reached.
+def decide(gate: GateFile, measurer: Measurer) -> Decision:
+    """Decide every check at the look that the measurer's evidence has reached.
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
     false failure among the blocking checks, over all looks, at alpha (Holm inside a look, alpha spending over looks).
@@ -55,8 +54,7 @@ def decide(gate: GateFile, evidence: Mapping[PairName, Evidence]) -> Decision:
         BrokenRecord: a metric is beyond a float64.
     """
     settings = gate.settings
-    look = _look(settings, min(one.num_sampled for one in evidence.values()))
-    measurer = Measurer(evidence)
+    look = _look(settings, min(one.num_sampled for one in measurer.evidence.values()))
     measured = [one for check in gate.checks for one in measurer.measure(check)]
     tests = _test(measured, settings, look)
     checks = [_result(test, look) for test in tests]

@@ -10,6 +10,7 @@ from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import Decision, decide
 from mismatch_probe.gate.floor import check_above_floor, read_floor
 from mismatch_probe.gate.load import load_gate
+from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.provenance.keys import content_key
@@ -28,7 +29,7 @@ def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None)
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
-    decision = decide(gate, evidence_of(run, baseline))
+    decision = decide(gate, Measurer(evidence_of(run, baseline)))
     return GateResult(
         tool_version=__version__,
         answer=decision.answer,

@@ -5,7 +5,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import Decision, decide
 from mismatch_probe.gate.load import parse_gate
-from mismatch_probe.gate.measure import Evidence
+from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
@@ -26,7 +26,7 @@ def sample(num_sequences: int, *, seed: int = 0, scale: float = 0.01, length: in
 
 def decided(file: GateFile, pair: TokenPair, baseline: TokenPair | None = None) -> Decision:
     evidence = Evidence(pair, pair.sequences.num_sequences, baseline, None if baseline is None else "paired")
-    return decide(file, {BF16: evidence})
+    return decide(file, Measurer({BF16: evidence}))
 
 
 def test_three_answers_by_where_the_limit_lies() -> None:
