@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tiny_models import make_checkpoint
 
 from mismatch_probe.errors import ExitCode
+from tests.tiny_models import make_checkpoint
 
 
 def probe(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -40,9 +40,7 @@ def test_broken_safetensors(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert_refused(
-        probe("compare", "--model", checkpoint, "--out", tmp_path / "run"), "not an intact safetensors file"
-    )
+    assert_refused(probe("compare", "--model", checkpoint, "--out", tmp_path / "run"), "not an intact safetensors file")
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "auto", "float12"])
