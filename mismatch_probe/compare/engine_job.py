@@ -3,6 +3,7 @@
 from typing import IO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mismatch_probe.compare.batches import run_batches
 from mismatch_probe.compare.events import EffectiveSettings, send
@@ -13,7 +14,7 @@ from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.records.tables import read_table
 
 
@@ -38,6 +39,8 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
     ) as engine:
         effective = engine.effective_settings()
         for stage in job.stages:
+            if run.leg_path(stage.leg).exists():
+                continue
             send(events, EffectiveSettings(stage=stage.name, settings=effective))
             if isinstance(stage, SampleStage):
                 _sample(run, manifest, stage, prompts, engine, events)
@@ -82,8 +85,7 @@ def _replay(
     events: IO[str],
 ) -> None:
     batches = _batches(manifest, prompts)
-    sampling = SampleStage(stage.dtype)
-    sequences = sequences_of(run.parts(sampling.name, sampling.outputs).read(len(batches), "rollouts"))
+    sequences = _sampled_sequences(run, SampleStage(stage.dtype), len(batches))
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
@@ -91,3 +93,10 @@ def _replay(
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, batches, work, events)
+
+
+def _sampled_sequences(run: RunDirectory, stage: SampleStage, num_batches: int) -> list[TokenSequence]:
+    if run.rollouts_path.exists():
+        rollouts = read_table(run.rollouts_path)
+        return sequences_of(rollouts.filter(pc.equal(rollouts["sampler"], stage.sampler)))
+    return sequences_of(run.parts(stage.name, stage.outputs).read(num_batches, "rollouts"))

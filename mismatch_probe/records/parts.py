@@ -47,6 +47,8 @@ class Parts:
     def remove(self) -> None:
         if self._folder.exists():
             shutil.rmtree(self._folder)
+            if not any(self._folder.parent.iterdir()):
+                self._folder.parent.rmdir()
 
     def _path(self, batch: int, output: str) -> Path:
         return self._folder / f"{batch:06d}-{output}.parquet"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.tables import write_table
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -108,6 +111,17 @@ def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
     assert recorded_bytes(run) == recorded_bytes(whole_run)
 
 
+def test_a_lost_leg_is_computed_again_without_sampling_again(tmp_path: Path, whole_run: Path) -> None:
+    run = tmp_path / "lost"
+    shutil.copytree(whole_run, run)
+    (run / "legs" / "infer-bf16-prefill.parquet").unlink()
+    (run / "summary.json").unlink()
+    answer = compare("--out", run, "--resume")
+    assert "replay-bf16: done" in answer.stderr
+    assert "sample-bf16" not in answer.stderr
+    assert recorded_bytes(run) == recorded_bytes(whole_run)
+
+
 def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
     tmp_path: Path, llama: Path, two_batches: Path
 ) -> None:
@@ -145,10 +159,6 @@ def test_report_renders_from_files_alone_and_recomputes_the_same_summary(whole_r
 
 
 def test_a_missing_log_prob_breaks_the_verdict(tmp_path: Path, whole_run: Path) -> None:
-    import shutil
-
-    from mismatch_probe.records.tables import write_table
-
     run = tmp_path / "broken"
     shutil.copytree(whole_run, run)
     leg = run / "legs" / "train-bf16.parquet"
@@ -156,8 +166,6 @@ def test_a_missing_log_prob_breaks_the_verdict(tmp_path: Path, whole_run: Path) 
     logprobs = table["logprobs"].to_pylist()
     logprobs[0][0] = float("nan")
     position = table.schema.get_field_index("logprobs")
-    import pyarrow as pa
-
     changed = table.set_column(
         position, table.schema.field(position), pa.array(logprobs, type=table.schema.field(position).type)
     )
