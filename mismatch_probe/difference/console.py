@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
+from mismatch_probe.notation import write_count, write_estimate
 from mismatch_probe.report.hostile import plain
-from mismatch_probe.report.numbers import write_count, write_estimate
 
 _SHOWN = (
     "abs_logprob_diff",

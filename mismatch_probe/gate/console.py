@@ -8,8 +8,8 @@ from rich.text import Text
 from mismatch_probe.gate.floor import Floor
 from mismatch_probe.gate.markdown import bounds_text, limit_text, value_text
 from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.notation import write_number
 from mismatch_probe.report.hostile import plain
-from mismatch_probe.report.numbers import write_number
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold magenta"}
 _COLUMNS = ("answer", "pair", "limit", "value", "bounds", "would pass at")

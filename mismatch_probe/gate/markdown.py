@@ -4,8 +4,8 @@ import re
 
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.gate.wording import change_text
+from mismatch_probe.notation import write_number
 from mismatch_probe.report.hostile import plain
-from mismatch_probe.report.numbers import write_number
 
 MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
 _WARNED = "⚠️"

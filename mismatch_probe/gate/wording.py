@@ -5,7 +5,7 @@ import math
 from mismatch_probe.gate.config import SIGNS
 from mismatch_probe.gate.measure import Measurement
 from mismatch_probe.gate.result import Answer, Look
-from mismatch_probe.report.numbers import write_number
+from mismatch_probe.notation import write_number
 
 _DIGITS = 3
 

@@ -6,13 +6,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from mismatch_probe.notation import Written
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.hostile import inert_json, plain, shortened, visible
 from mismatch_probe.report.names import DETAILED_PAIRS, KEY_MARKERS, SIGNS, verdict_words
-from mismatch_probe.report.numbers import Written
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.counts import counts
 from mismatch_probe.report.sections.dtypes import dtypes

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from mismatch_probe.records.summary import Contrast, PairSummary, Summary, Verdict
-from mismatch_probe.report.names import pair_label
-from mismatch_probe.report.numbers import (
+from mismatch_probe.notation import (
     ABSENT,
     Written,
     write_count,
     write_estimate,
     write_tokens,
 )
+from mismatch_probe.records.summary import Contrast, PairSummary, Summary, Verdict
+from mismatch_probe.report.names import pair_label
 from mismatch_probe.stats.results import Estimate
 
 COLUMNS = ("dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.numbers import Written
 
 
 @dataclass(frozen=True)

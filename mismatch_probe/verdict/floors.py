@@ -26,12 +26,6 @@ SPIKE_NATS = 0.05
 SPIKES_OF_ROUTING = 1e-3
 """Share of spikes that near ties between experts may cause even in FP32."""
 
-ONE_SIDE_TOO_FAR = 16.0
-"""Errors of both sides, each in units of its format: neighbouring formats differ by 8, right sides by less than 4."""
-
-LEAST_ROUNDING = 0.25
-"""In units of the format, an error of the uncertain tokens that a chain of roundings cannot stay below."""
-
 
 def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
     """rms of d (nats) that rounding in these formats gives, from the side that errs less in units of its own format.
@@ -50,14 +44,9 @@ def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
         floor = root_mean_square(difference(pair.log_mu, pair.log_mu_prefill)) / ULP[infer] * spacings / np.sqrt(2)
     else:
         floor = 0.0
-    if is_exact(train, infer):
+    if {train, infer} <= {"fp32", "fp64"}:
         return float(np.clip(floor, LEAST_FP32_FLOOR, MOST_FP32_FLOOR))
     return float(max(floor, LEAST_FP32_FLOOR))
-
-
-def is_exact(train: Dtype, infer: Dtype) -> bool:
-    """Both sides compute in FP32 or better, so a gap between them is a bug."""
-    return {train, infer} <= {"fp32", "fp64"}
 
 
 def exact_pair_agrees(found: Disagreement) -> bool:
@@ -68,16 +57,3 @@ def exact_pair_agrees(found: Disagreement) -> bool:
         return False
     usual = deviation[deviation <= SPIKE_NATS]
     return bool(usual.mean() <= max(FP32_AGREES_NATS, FP32_AGREES_FLOORS * found.floor))
-
-
-def one_side_is_off(found: Disagreement) -> bool:
-    """Whether one side errs by far more than any format explains, by the measure of the other; without an FP32 pair.
-
-    The other side must err as its own format does: a side that errs less would make rounding look like a fault.
-    """
-    if found.errors is None:
-        return False
-    errors = [
-        error / ULP[dtype] for error, dtype in zip(found.errors, (found.train_dtype, found.infer_dtype), strict=True)
-    ]
-    return min(errors) > LEAST_ROUNDING and max(errors) > ONE_SIDE_TOO_FAR * min(errors)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from mismatch_probe.notation import write_estimate, write_token_count, write_tokens
 from mismatch_probe.records.summary import Contrast, PairSummary, Verdict
-from mismatch_probe.verdict.wording import scientific, tokens
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 
@@ -19,12 +19,12 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
     if verdict.kind in ("broken", "bug", "clean"):
         return verdict.sentence
     worst = max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
-    parts = [f"{_name(worst)} differs from the engine by KL {scientific(worst.metrics['kl_k3'].value)} a token"]
+    parts = [f"{_name(worst)} differs from the engine by KL {write_estimate(worst.metrics['kl_k3']).value} a token"]
     length = worst.length
     if length is not None and length.budget_tokens is not None:
         parts.append(
-            f"the length budget at ESS {length.budget_ess:g} is {tokens(length.budget_tokens.value)} tokens, "
-            f"the median response here {tokens(length.median_response)}"
+            f"the length budget at ESS {length.budget_ess:g} is {write_tokens(length.budget_tokens).value} tokens, "
+            f"the median response here {write_token_count(length.median_response)}"
         )
     parts.append(
         "no bug found: FP32 agrees" if verdict.kind == "precision" else "no FP32 pair was run to rule out a bug"
@@ -35,7 +35,7 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
         default=None,
     )
     if best is not None and best.ratio.low is not None and best.ratio.low > 1:
-        parts.append(f"{best.over.upper()} is {tokens(best.ratio.value)} times closer")
+        parts.append(f"{best.over.upper()} is {write_estimate(best.ratio).value} times closer")
     return "; ".join(parts) + "."
 
 

@@ -1,13 +1,12 @@
 """Clean and precision: what the numbers say when no bug is found, and what it means for the length of responses."""
 
+from mismatch_probe.notation import write_estimate, write_number, write_percent, write_token_count, write_tokens
 from mismatch_probe.records.summary import Verdict
-from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import FP32_AGREES_NATS, SPIKE_NATS
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.routing import routing
-from mismatch_probe.verdict.wording import nats, percent, scientific, tokens
 
 DOMINANT_SIDE_SHARE = 0.8
 
@@ -18,24 +17,27 @@ def clean(case: Case) -> Verdict | None:
     is_exact = case.exact is case.found
     if not is_exact and (mean.value > FP32_AGREES_NATS or largest.value > SPIKE_NATS):
         return None
-    cause = Code.CLEAN.cause([f"largest abs(d) {scientific(largest.value)} nats"], size=nats(mean))
+    cause = Code.CLEAN.cause([f"largest abs(d) {write_number(largest.value)} nats"], size=write_estimate(mean).value)
     return Verdict(kind="clean", **cause.model_dump())
 
 
 def precision(case: Case, found: Disagreement) -> Verdict:
     """Precision where FP32 agrees; undecided where there is no FP32 pair. Flips of expert routing are named in both."""
     kl = case.metrics["kl_k3"]
-    shown = [f"token KL (k3) {scientific(kl.value)} ({_range(kl)})", *_length_evidence(case), *_side_evidence(case)]
+    shown = [f"token KL (k3) {write_estimate(kl)}", *_length_evidence(case), *_side_evidence(case)]
+    size = write_estimate(kl).value
     flips = routing(found)
     if case.exact is None:
         undecided = Code.UNEXPLAINED.cause(
             shown,
             ["Add --dtype fp32: FP32 against FP32 decides between precision and a bug.", *_length_advice(case)],
-            what=f"The sides differ by KL {scientific(kl.value)} a token; without an FP32 pair a bug looks the same.",
+            what=f"The sides differ by KL {write_estimate(kl).value} a token; without an FP32 pair it may be a bug.",
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())
-    shown.append(f"FP32 against FP32: mean abs(d) {scientific(float(case.exact.pair.abs_diff.mean()))} nats")
-    rounding = Code.PRECISION.cause(shown, _length_advice(case), kl=scientific(kl.value), proof=", and agree in FP32")
+    shown.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
+    rounding = Code.PRECISION.cause(
+        shown, _length_advice(case), kl=size, proof=", and agree in FP32"
+    )
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())
@@ -46,9 +48,11 @@ def _length_evidence(case: Case) -> list[str]:
         return []
     budget = case.length.budget_tokens
     beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
+    median = write_token_count(case.length.median_response)
+    median = write_token_count(case.length.median_response)
     return [
-        f"length budget at ESS {case.length.budget_ess:g}: {tokens(budget.value)} tokens ({_range(budget)}), {beyond} "
-        f"the {tokens(case.length.measured_up_to)} measured; median response {tokens(case.length.median_response)}"
+        f"length budget at ESS {case.length.budget_ess:g}: {write_tokens(budget)} tokens, {beyond} the "
+        f"{write_token_count(case.length.measured_up_to)} measured; median response {median}"
     ]
 
 
@@ -73,10 +77,6 @@ def _side_evidence(case: Case) -> list[str]:
         where = "mostly on the engine's side"
     else:
         where = "on both sides"
-    return [f"the error against the reference is {where}: {percent(share.value)} of its square is the training path's"]
-
-
-def _range(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return "no interval"
-    return f"{percent(estimate.level)} interval {scientific(estimate.low)} to {scientific(estimate.high)}"
+    return [
+        f"the error against the reference is {where}: {write_percent(share.value)} of its square is the training path's"
+    ]

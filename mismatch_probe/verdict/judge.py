@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
@@ -11,7 +12,6 @@ from mismatch_probe.verdict.innocent import clean, precision
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
-from mismatch_probe.verdict.wording import scientific
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
@@ -43,8 +43,10 @@ def _bugs(case: Case, found: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
         return _with_settings(case, signatures(case.exact)) or [_nameless(case.exact)]
-    one_sided = one_sided_dtype(found)
-    causes = signatures(found) if one_sided is None else [one_sided]
+    causes = signatures(found)
+    one_sided = None if causes else one_sided_dtype(found)
+    if one_sided is not None:
+        causes = [one_sided]
     if case.exact is None:
         causes = _with_settings(case, causes)
     seen = {cause.code for cause in causes}
@@ -84,7 +86,7 @@ def _costs(case: Case, found: Disagreement) -> Iterator[Cause]:
         worse, better = (pi, mu) if finding.side == "pi" else (mu, pi)
         if finding.level == "warning" and finding.code and finding.side and worse > COSTS * better:
             compared = (
-                f"median error, each side in units of its format: {scientific(pi)} for pi, {scientific(mu)} for mu"
+                f"median error, each side in units of its format: {write_number(pi)} for pi, {write_number(mu)} for mu"
             )
             yield _supported(_of_setting(finding), [compared])
 
@@ -93,9 +95,9 @@ def _nameless(exact: Disagreement) -> Cause:
     return Code.UNEXPLAINED.cause(
         what="This is a bug, not precision: the two implementations disagree in FP32 too, and no known cause fits.",
         evidence=[
-            f"FP32 against FP32: mean abs(d) {scientific(float(exact.pair.abs_diff.mean()))} nats, where rounding "
-            f"gives about {scientific(exact.floor)}",
-            f"largest abs(d) in FP32: {scientific(float(exact.pair.abs_diff.max()))} nats",
+            f"FP32 against FP32: mean abs(d) {write_number(float(exact.pair.abs_diff.mean()))} nats, where rounding "
+            f"gives about {write_number(exact.floor)}",
+            f"largest abs(d) in FP32: {write_number(float(exact.pair.abs_diff.max()))} nats",
         ],
         advice=[
             "Do not change dtypes yet. Look at where along the response and on which tokens the FP32 pair disagrees.",

@@ -8,9 +8,9 @@ from html import unescape
 import pytest
 from rich.console import Console
 
+from mismatch_probe.notation import write_tokens
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report import render_html, render_terminal
-from mismatch_probe.report.numbers import write_tokens
 from tests.report import samples
 
 CROSSED: samples.Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("fp32", "bf16"))

@@ -43,7 +43,7 @@ def noisy(given: World, dtype: Dtype, logits: Floats | None = None) -> Floats:
     """Logits as an implementation in `dtype` computes them."""
     exact = given.logits if logits is None else logits
     size = 1e-6 if dtype == "fp32" else NOISE_PER_ULP * ULP[dtype]
-    return exact + given.generator.normal(size=exact.shape) * size
+    return np.asarray(exact + given.generator.normal(size=exact.shape) * size, dtype=np.float64)
 
 
 def pair_of(given: World, logits_pi: Floats, logits_mu: Floats, *, kept: Floats | None = None) -> TokenPair:
@@ -97,4 +97,4 @@ def with_pair(found: Disagreement, **changes: Any) -> Disagreement:
 
 def log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), dtype=np.float64)

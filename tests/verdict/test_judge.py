@@ -192,8 +192,7 @@ def test_flips_of_routing_are_precision_by_that_name() -> None:
 
 @pytest.mark.parametrize("code", list(Code))
 def test_every_cause_has_a_sentence_that_can_be_filled_in(code: Code) -> None:
-    names = {name: 1.0 for _, name, _, _ in Formatter().parse(code.template) if name}
-    figures = {name: 1 if name == "shift" else value for name, value in names.items()}
+    figures: dict[str, Any] = {name: 1 for _, name, _, _ in Formatter().parse(code.template) if name}
     sentence = code.cause(**figures).sentence
     assert sentence
     assert "{" not in sentence

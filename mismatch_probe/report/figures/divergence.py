@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
+from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import WIDE, big_marker, color, logarithmic, panel, words_inside
 from mismatch_probe.report.names import pair_label, pair_style
-from mismatch_probe.report.numbers import write_estimate
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
 

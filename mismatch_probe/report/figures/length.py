@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from mismatch_probe.notation import write_token_tick
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import (
     NUM_HEAT_LEVELS,
@@ -19,7 +20,6 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.names import PairStyle, pair_style
-from mismatch_probe.report.numbers import write_token_tick
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, Estimate, LengthLaw
 

@@ -1,10 +1,10 @@
 """Deviation against how sure the model is of the token."""
 
+from mismatch_probe.notation import write_count, write_estimate, write_number
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import confidence as drawing
 from mismatch_probe.report.figures import length as length_drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_key, pair_label, pair_style
-from mismatch_probe.report.numbers import write_count, write_estimate, write_number
 from mismatch_probe.report.sections.length import bins_table
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import ConfidenceCurve

@@ -1,8 +1,8 @@
 """What was there to measure, and what was not usable."""
 
+from mismatch_probe.notation import write_count
 from mismatch_probe.records.summary import Counts, Summary
 from mismatch_probe.report.names import pair_label
-from mismatch_probe.report.numbers import write_count
 from mismatch_probe.report.view import Section, Table
 
 _LABELS = {

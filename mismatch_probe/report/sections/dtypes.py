@@ -2,9 +2,9 @@
 
 from markupsafe import Markup
 
+from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.names import HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
-from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate
 from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 

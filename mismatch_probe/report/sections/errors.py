@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import errors as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label, pair_style
-from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate, write_number
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import Blame, ErrorHistogram
 

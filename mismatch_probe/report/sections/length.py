@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.figures import length as drawing
-from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label, pair_style
-from mismatch_probe.report.numbers import (
+from mismatch_probe.notation import (
     ABSENT,
     write_count,
     write_estimate,
@@ -14,6 +11,9 @@ from mismatch_probe.report.numbers import (
     write_token_count,
     write_tokens,
 )
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.figures import length as drawing
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label, pair_style
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import CurveBin, LengthLaw

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures import divergence
 from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.names import pair_label, pair_style
-from mismatch_probe.report.numbers import ABSENT, write_count, write_estimate
 from mismatch_probe.report.pairs import COLUMNS, budget_footnote, contrast_sentences, level, pair_row
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Table

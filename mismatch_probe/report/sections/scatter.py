@@ -1,9 +1,9 @@
 """Token probabilities under both policies."""
 
+from mismatch_probe.notation import write_count, write_estimate, write_share
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import scatter as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label
-from mismatch_probe.report.numbers import write_count, write_estimate, write_share
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import ProbabilityScatter
 

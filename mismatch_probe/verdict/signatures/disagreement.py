@@ -38,6 +38,11 @@ class Disagreement:
     has_experts: bool = False
     probe: "Disagreement | None" = None
 
+    @property
+    def is_exact(self) -> bool:
+        """Both sides compute in FP32 or better, so a gap between them is a bug."""
+        return {self.train_dtype, self.infer_dtype} <= {"fp32", "fp64"}
+
     @cached_property
     def rms(self) -> float:
         """Root mean square of d, nats."""

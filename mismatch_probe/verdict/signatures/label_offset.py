@@ -6,11 +6,11 @@ tokens do although the log-probs belong to no token that was asked for.
 
 import numpy as np
 
+from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Array, Sequences
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
-from mismatch_probe.verdict.wording import percent, scientific
 
 SHIFTS = (-2, -1, 1, 2)
 
@@ -36,8 +36,8 @@ def label_offset(found: Disagreement) -> Cause | None:
         left = root_mean_square(np.subtract(pair.log_pi[there], pair.log_mu[here], dtype=np.float64))
         if here.size and left <= max(RESTORED_RMS * found.rms, 0.0):
             evidence = [
-                f"shifting one side by {shift:+d} takes the rms deviation from {scientific(found.rms)} to "
-                f"{scientific(left)} nats"
+                f"shifting one side by {shift:+d} takes the rms deviation from {write_number(found.rms)} to "
+                f"{write_number(left)} nats"
             ]
             return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
     if pair.top1_pi is None or pair.top1_mu is None:
@@ -48,8 +48,8 @@ def label_offset(found: Disagreement) -> Cause | None:
         restored = _share_equal(pair.top1_pi[there], pair.top1_mu[here])
         if equal <= TOP1_LOST and restored >= TOP1_RESTORED:
             evidence = [
-                f"arg-max tokens agree at {percent(equal)} of positions, and at {percent(restored)} when shifted by "
-                f"{shift:+d}"
+                f"arg-max tokens agree at {write_percent(equal)} of positions, and at {write_percent(restored)} when "
+                f"shifted by {shift:+d}"
             ]
             return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
     return None

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from mismatch_probe.notation import write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.wording import percent
 
 MOST_EXAMINED = 64
 """Responses whose partner is looked for, and the first tokens compared; enough to tell and quick for any run."""
@@ -36,7 +36,7 @@ def mispaired(found: Disagreement) -> Cause | None:
         count=off.size,
         total=sequences.num_sequences,
         evidence=[
-            f"{percent(float(restored.mean()))} of the responses that disagree fit the scores of another response",
+            f"{write_percent(float(restored.mean()))} of the responses that disagree fit another response's scores",
             f"the other {sequences.num_sequences - off.size} responses agree",
         ],
         advice=["Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them."],

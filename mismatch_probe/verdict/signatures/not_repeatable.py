@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import Floats, difference
+from mismatch_probe.stats.sequences import Floats, Reals, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
-from mismatch_probe.verdict.wording import scientific
 
 BEYOND_ROUNDING = 8.0
 """Times the floor; two passes of one implementation differ by about the floor itself."""
@@ -24,21 +24,29 @@ SHARED = 0.8
 
 def not_repeatable(found: Disagreement) -> Cause | None:
     """The cause for the first side that contradicts itself by far more than rounding."""
-    for side, what, twice, advice in _repetitions(found):
-        size = root_mean_square(twice)
-        if size > BEYOND_ROUNDING * found.floor:
+    for side, what, first, second, advice in _repetitions(found):
+        size, floor = root_mean_square(difference(first, second)), _own_floor(found, first, second)
+        if size > BEYOND_ROUNDING * floor:
             return Code.NOT_REPEATABLE.cause(
                 side=side,
                 what=what,
                 evidence=[
-                    f"rms difference {scientific(size)} nats, where rounding gives about {scientific(found.floor)}"
+                    f"rms difference {write_number(size)} nats, where rounding gives about {write_number(floor)}"
                 ],
                 advice=[advice],
             )
     return None
 
 
-def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, str]]:
+def _own_floor(found: Disagreement, first: Reals, second: Reals) -> float:
+    """What rounding gives this side: in 16 bit no less than the smaller of its own two errors."""
+    reference = found.pair.log_ref
+    if reference is None or found.is_exact:
+        return found.floor
+    return max(found.floor, min(root_mean_square(difference(leg, reference)) for leg in (first, second)))
+
+
+def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Reals, Reals, str]]:
     pair = found.pair
     still = (
         "Put the model in evaluation mode (dropout off); look for padding that is attended to, sequences packed "
@@ -48,19 +56,20 @@ def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, str]]:
         is_pi = name.startswith("pi_")
         leg = pair.log_pi if is_pi else pair.log_mu
         side = "The training path" if is_pi else "The engine"
-        yield side, "the same tokens scored twice get other log-probs", difference(again, leg), still
+        yield side, "the same tokens scored twice get other log-probs", again, leg, still
     if pair.log_mu_prefill is not None:
         yield (
             "The engine",
             "decoding and prefill give the same tokens other log-probs",
-            difference(pair.log_mu, pair.log_mu_prefill),
+            pair.log_mu,
+            pair.log_mu_prefill,
             "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
             "reset the prefix cache after every weight update.",
         )
-    if pair.log_ref is not None and {found.train_dtype, found.infer_dtype} == {"fp32"}:
+    if pair.log_ref is not None and found.is_exact:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
         if all(root_mean_square(error) > BEYOND_ROUNDING * found.floor for error in errors) and not _alike(*errors):
-            yield "The training path", "two FP32 passes over the same tokens differ", difference(*errors), still
+            yield "The training path", "two FP32 passes over the same tokens differ", pair.log_pi, pair.log_ref, still
 
 
 def _alike(first: Floats, second: Floats) -> bool:

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import SIXTEEN_BIT, ULP, Disagreement
-from mismatch_probe.verdict.wording import scientific
 
 LEAST_OCTAVES = 2.0
 """Two right sides of one format differ by less than this factor of 4; FP16 and BF16 lie 3 octaves apart."""
+
+BELOW_ROUNDING = 0.05
+"""In units of the format, an error of the uncertain tokens that no chain of roundings stays below."""
 
 TINY = 1e-300
 MATCH_OCTAVES = 1.5
@@ -36,16 +39,17 @@ def one_sided_dtype(found: Disagreement) -> Cause | None:
     octaves = _octaves(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype])
     if abs(octaves) < LEAST_OCTAVES:
         return None
+    implausible = min(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype]) < BELOW_ROUNDING
     for what, expected in _alternatives(found.train_dtype, found.infer_dtype):
         if abs(expected) < FP32_OCTAVES and not found.formats_alone:
             continue
-        is_fp32 = abs(expected) >= FP32_OCTAVES and abs(octaves) >= FP32_OCTAVES and expected * octaves > 0
+        is_fp32 = implausible and abs(expected) >= FP32_OCTAVES <= abs(octaves) and expected * octaves > 0
         if is_fp32 or abs(octaves - expected) <= MATCH_OCTAVES:
             return Code.ONE_SIDED_DTYPE.cause(
                 what=what,
                 evidence=[
-                    f"median error against the reference: training path {scientific(median_pi)}, engine "
-                    f"{scientific(median_mu)} nats; asked for {found.train_dtype} and {found.infer_dtype}",
+                    f"median error against the reference: training path {write_number(median_pi)}, engine "
+                    f"{write_number(median_mu)} nats; asked for {found.train_dtype} and {found.infer_dtype}",
                 ],
                 advice=[
                     "Read back which format really multiplies on that side: autocast, a cast at load, quantisation."

@@ -1,4 +1,4 @@
-"""How a deviation changes along the response once the tokens' own sensitivity is taken out."""
+"""How a deviation changes along the context once the tokens' own uncertainty is taken out."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,9 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 NUM_BINS = 12
 LEAST_TOKENS = 40
 GROUPS = 24
+ERRORS = 3.0
 FAR_BEYOND = 10.0
+LEAST_SPAN = np.log(8)
 LEAST_STARTS = 8
 
 
@@ -25,6 +27,17 @@ class Profile:
     levels: Floats
     slope: float
     error: float
+
+    def surely_above(self, slope: float) -> bool:
+        return self.slope - ERRORS * self.error > slope
+
+    def surely_below(self, slope: float) -> bool:
+        return self.slope + ERRORS * self.error < slope
+
+    @property
+    def level(self) -> float:
+        """Mean level over the places, every stretch counting alike."""
+        return float(self.levels.mean())
 
     def __str__(self) -> str:
         return f"place^{self.slope:.2f} (standard error {self.error:.2f})"
@@ -42,19 +55,19 @@ def share_at_start(found: Disagreement) -> float | None:
 
 
 def profile_along(found: Disagreement) -> Profile | None:
-    """The profile of abs(d) over the context, the prompts' starts included; None for responses too short for one."""
-    parts = [found] if found.probe is None else [found.probe, found]
-    places = np.log(np.concatenate([part.places for part in parts]))
+    """The profile of abs(d) over the context; None where the places span less than a factor of 8."""
+    places = np.log(found.places)
+    if places.max() - places.min() < LEAST_SPAN:
+        return None
     edges = np.linspace(places.min(), places.max() + 1e-9, NUM_BINS + 1)
     bins = np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1)
     count = np.bincount(bins, minlength=NUM_BINS)
     kept = count >= LEAST_TOKENS
     if kept.sum() < 3:
         return None
-    groups = np.concatenate([_groups(part) for part in parts])
-    cells = groups * NUM_BINS + bins
-    size = _sums(cells, np.concatenate([part.pair.abs_diff for part in parts]))[:, kept]
-    expected = _sums(cells, np.concatenate([part.sensitivity for part in parts]))[:, kept]
+    sequences = found.pair.sequences
+    cells = sequences.spread(sequences.cluster_index % GROUPS) * NUM_BINS + bins
+    size, expected = (_sums(cells, values)[:, kept] for values in (found.pair.abs_diff, found.sensitivity))
     centers = np.bincount(bins, weights=places, minlength=NUM_BINS)[kept] / count[kept]
     levels = size.sum(axis=0) / expected.sum(axis=0)
     without = np.array(
@@ -66,11 +79,6 @@ def profile_along(found: Disagreement) -> Profile | None:
     )
     error = float(np.sqrt((without.size - 1) / without.size * np.square(without - without.mean()).sum()))
     return Profile(np.exp(centers), levels, _slope(centers, levels), error)
-
-
-def _groups(part: Disagreement) -> Ints:
-    """The group of prompts of each token; groups are what the error leaves out in turn [T]."""
-    return part.pair.sequences.spread(part.pair.sequences.cluster_index % GROUPS)
 
 
 def _sums(cells: Ints, values: Floats) -> Floats:

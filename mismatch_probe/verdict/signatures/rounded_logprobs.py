@@ -6,11 +6,11 @@ Rounded numbers lie on the format's grid: they are exact in it, every one, which
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.wording import scientific
 
 LEAST_TOKENS = 200
 COARSEST_FIRST: tuple[Dtype, ...] = ("bf16", "fp16")
@@ -27,7 +27,7 @@ def rounded_logprobs(found: Disagreement) -> Cause | None:
                 what=f"the {rounded[0]}'s log-probs are rounded to {dtype}",
                 evidence=[
                     f"every log-prob of the {rounded[0]} is exact in {dtype}, the other side's are not",
-                    f"mean d {scientific(float(found.pair.diff.mean()))} nats",
+                    f"mean d {write_number(float(found.pair.diff.mean()))} nats",
                 ],
                 advice=["Compute log-softmax in FP32 on both sides, and keep log-probs in FP32 on the way."],
             )

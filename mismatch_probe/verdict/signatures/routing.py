@@ -5,10 +5,10 @@ Few tokens carry most of the squared deviation, only in mixtures of experts, and
 
 import numpy as np
 
+from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.wording import percent, scientific
 
 TAIL = 0.01
 HEAVY = 0.3
@@ -25,11 +25,11 @@ def routing(found: Disagreement) -> Cause | None:
     if share < HEAVY:
         return None
     return Code.ROUTING.cause(
-        what=f"{percent(share)} of the squared deviation lies in 1 % of the tokens, as flips between experts make it",
+        what=f"{write_percent(share)} of the squared deviation lies in 1 % of the tokens, as flips of experts make it",
         evidence=[
             "the checkpoint is a mixture of experts, whose choice of experts is sensitive to rounding",
-            f"median abs(d) {scientific(float(np.median(found.pair.abs_diff)))}, largest "
-            f"{scientific(float(found.pair.abs_diff.max()))} nats",
+            f"median abs(d) {write_number(float(np.median(found.pair.abs_diff)))}, largest "
+            f"{write_number(float(found.pair.abs_diff.max()))} nats",
         ],
         advice=["Keep the router in FP32 on both sides, or replay the engine's expert choices while training."],
     )

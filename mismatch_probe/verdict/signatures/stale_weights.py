@@ -5,36 +5,42 @@ a say, and without the decay of different text. What is left when rounding, samp
 ruled out.
 """
 
+from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.profile import profile_along, share_at_start
-from mismatch_probe.verdict.wording import percent, scientific
 
 BROAD = 0.8
 """Least share of uncertain tokens that deviate by more than rounding, in all and at the start of the context."""
 
-MOST_SLOPE = 0.6
-LEAST_SLOPE = -0.1
-"""Of log deviation against log place: weights give 0 to 0.4 on small models, text before the response below -0.2."""
+SLOPES = (-0.1, 0.7)
+"""Of log deviation against log place at the start of the context: weights gave -0.05 to 0.6 on small models."""
+
+RESPONSE_OVER_START = (0.3, 4.0)
+"""Level of the response's deviation over that of the prompts' starts, for equal uncertainty."""
 
 
 def stale_weights(found: Disagreement) -> Cause | None:
     """The cause where the deviation is everywhere; None where the start of the context was not recorded."""
     if not found.settled or found.is_rounding:
         return None
-    at_start, profile = share_at_start(found), profile_along(found)
+    at_start = share_at_start(found)
+    profile = None if found.probe is None else profile_along(found.probe)
     everywhere = float(found.beyond(3)[found.uncertain].mean())
     if at_start is None or profile is None or min(at_start, everywhere) < BROAD:
         return None
-    if not LEAST_SLOPE < profile.slope < MOST_SLOPE:
+    response = float(found.pair.abs_diff.mean() / found.sensitivity.mean())
+    alike = RESPONSE_OVER_START[0] < response / profile.level < RESPONSE_OVER_START[1]
+    if not alike or not SLOPES[0] < profile.slope < SLOPES[1]:
         return None
     return Code.STALE_WEIGHTS.cause(
-        size=scientific(found.rms),
+        size=write_number(found.rms),
         evidence=[
-            f"{percent(everywhere)} of uncertain tokens deviate by more than rounding, "
-            f"{percent(at_start)} at the first place of the context",
-            f"deviation for equal uncertainty goes as {profile}: neither text before it nor positions",
+            f"{write_percent(everywhere)} of uncertain tokens deviate by more than rounding, "
+            f"{write_percent(at_start)} at the first place of the context",
+            f"deviation for equal uncertainty goes as {profile} at the start, and the response's is "
+            f"{response / profile.level:.1f} times the start's: neither other text nor positions",
         ],
         advice=[
             "Compare the weights of both sides: push them again, merge adapters on both, reload tied embeddings, and "

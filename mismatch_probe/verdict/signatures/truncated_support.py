@@ -7,13 +7,13 @@ over the same support have mean e^d = 1 under mu, so d cannot be one-signed.
 
 import numpy as np
 
+from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.weights import weight_excess
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.wording import percent, scientific
 
 WRONG_SIGN = 0.005
 """Most tokens that may lie on the wrong side of zero by more than rounding."""
@@ -53,10 +53,10 @@ def _of_side(found: Disagreement, sign: float, side: str) -> Cause | None:
     return Code.TRUNCATED_SUPPORT.cause(
         side=side,
         evidence=[
-            f"d is one-signed: {percent(truncated)} of tokens lie beyond rounding on one side of 0, "
-            f"{percent(wrong)} on the other",
+            f"d is one-signed: {write_percent(truncated)} of tokens lie beyond rounding on one side of 0, "
+            f"{write_percent(wrong)} on the other",
             f"the mean weight is {weight.value:.4f} instead of 1: the kept mass",
-            f"largest abs(d): {scientific(float(np.abs(found.pair.diff).max()))} nats",
+            f"largest abs(d): {write_number(float(np.abs(found.pair.diff).max()))} nats",
         ],
         advice=[
             "Sample with top_p=1 and top_k off, or apply the same truncation to the training path's logits; check "

@@ -1,4 +1,4 @@
-"""How numbers are written: the one place, so that the terminal and the page print identical strings.
+"""How numbers are written: the one place, so that sentences, the terminal and the page print identical strings.
 
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
 value is cut at the same place. A bound much smaller than that gets the digits it needs not to read as zero. A number
@@ -84,6 +84,11 @@ def write_share(part: int, whole: int) -> str:
     if 0 < percent < 0.01:
         return "< 0.01 %"
     return f"{percent:.2g} %" if percent < 99 else f"{math.floor(percent * 100) / 100:g} %"
+
+
+def write_percent(fraction: float) -> str:
+    """A fraction to whole percent: `54 %`."""
+    return f"{100 * fraction:.0f} %"
 
 
 def write_range(one: CurveBin) -> str:

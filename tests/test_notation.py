@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_probe.report.numbers import (
+from mismatch_probe.notation import (
     ABSENT,
     write_estimate,
     write_number,
