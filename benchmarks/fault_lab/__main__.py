@@ -2,8 +2,9 @@
 
     python -m benchmarks.fault_lab [--models llama qwen3-moe demo] [--where log training engine] [--scratch FOLDER]
 
-Clean runs are recorded once by the product's own pipeline and kept in the scratch folder; engine faults too. Training
-faults are scored again on the recorded responses; faults of the log are edits of recorded legs.
+Clean runs are recorded once by the product's own pipeline, engine faults by the same with the fault. Training faults
+are scored again on the recorded responses; faults of the log are edits of recorded legs. All runs are kept in the
+scratch folder, where a second call only judges them again.
 """
 
 import argparse
@@ -39,9 +40,11 @@ def main() -> None:
     clean: list[CleanOutcome] = []
     for model in arguments.models:
         bench = prepared(model, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
-        clean += clean_outcomes(model, bench.clean)
-        for one in clean[-len(CLEAN_DTYPES) :]:
-            print(f"{model:10} clean {one.pair:10} {one.in_run.code}, alone {one.alone.code}", flush=True)
+        for variant, run in bench.clean_variants():
+            judged = clean_outcomes(model, variant, run)
+            clean += judged
+            for one in judged:
+                print(f"{model:10} clean, {variant}, {one.pair}: {one.in_run.code}, alone {one.alone.code}", flush=True)
         for injection in (*log_faults(), *training_faults(model), *engine_faults()):
             if injection.where not in arguments.where or arguments.only not in injection.fault:
                 continue
@@ -55,7 +58,7 @@ def main() -> None:
                 flush=True,
             )
     if arguments.publish:
-        publish(outcomes, clean, arguments.publish)
+        publish(outcomes, clean, arguments.publish, "python -m benchmarks.fault_lab")
 
 
 def prepared(model: str, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.fault_lab.in_log import Rows, edit_leg
-from benchmarks.fault_lab.in_training import opened
+from benchmarks.fault_lab.in_log import Edit, edit_leg
+from benchmarks.fault_lab.in_training import opened, with_settings
 from benchmarks.fault_lab.models import PROMPTS
 from benchmarks.fault_lab.recording import FAULT_DTYPES, OpenScorer, copy_of, keep_pairs, record, score_again
 from mismatch_probe.records.run_directory import RunDirectory
@@ -14,6 +14,14 @@ from mismatch_probe.verdict.codes import Code
 
 Where = Literal["log", "training", "engine"]
 Make = Callable[["Bench"], RunDirectory]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "autocast": {"precision": "autocast"},
+    "fsdp": {"precision": "fsdp"},
+    "eager attention": {"attention": "eager"},
+    "fp32 head": {"lm_head_dtype": "fp32"},
+}
+"""Settings of the training path that trainers use and that are no fault."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +58,26 @@ class Bench:
     num_prompts: int
     num_tokens: int
 
-    def in_log(self, name: str, edit: Callable[[Rows], None]) -> RunDirectory:
+    def in_log(self, name: str, edit: Edit) -> RunDirectory:
         """The clean run with the training path's legs edited."""
-        run = self._copy(name)
-        for train in run.read_manifest().settings.train_dtypes:
-            edit_leg(run, f"train-{train}", edit)
-        return run
 
-    def in_training(self, name: str, open_scorer: OpenScorer) -> RunDirectory:
+        def inject(run: RunDirectory) -> None:
+            for train in run.read_manifest().settings.train_dtypes:
+                edit_leg(run, f"train-{train}", edit)
+
+        return self._injected(name, inject)
+
+    def in_training(self, name: str, open_scorer: Callable[[], OpenScorer]) -> RunDirectory:
         """The clean run's responses scored again by a faulty training path."""
-        run = self._copy(name)
-        score_again(run, open_scorer)
-        return run
+        return self._injected(name, lambda run: score_again(run, open_scorer()))
+
+    def clean_variants(self) -> Iterator[tuple[str, RunDirectory]]:
+        """The clean run as recorded, and scored by a training path under other sound settings."""
+        yield "as recorded", self.clean
+        for variant, settings in VARIANTS.items():
+            run = copy_of(self.clean, self.scratch / "variants" / self.model / variant)
+            score_again(run, with_settings(self.checkpoint, **settings))
+            yield variant, run
 
     def in_engine(
         self, name: str, *, checkpoint: Path | None = None, sampling: dict[str, Any] | None = None, **engine_args: Any
@@ -85,7 +101,14 @@ class Bench:
         """Where an edited checkpoint goes."""
         return self.scratch / "checkpoints" / f"{self.model}-{name}"
 
-    def _copy(self, name: str) -> RunDirectory:
-        run = copy_of(self.clean, self.scratch / "faulty" / self.model / name)
+    def _injected(self, name: str, inject: Callable[[RunDirectory], None]) -> RunDirectory:
+        """A copy of the clean run with the fault, or the one that is there already."""
+        path = self.scratch / "faulty" / self.model / name
+        done = path / "injected"
+        if done.exists():
+            return RunDirectory(path)
+        run = copy_of(self.clean, path)
         keep_pairs(run, FAULT_DTYPES)
+        inject(run)
+        done.touch()
         return run

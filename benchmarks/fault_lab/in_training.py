@@ -69,6 +69,14 @@ def behind(folder: Path, prefix: list[int]) -> OpenScorer:
     return edited(folder, lambda batch: [replace(one, prompt_token_ids=prefix + one.prompt_token_ids) for one in batch])
 
 
+def doubled(folder: Path) -> OpenScorer:
+    """Every prompt with its first token twice, as BOS from the template and from the tokenizer."""
+    return edited(
+        folder,
+        lambda batch: [replace(one, prompt_token_ids=one.prompt_token_ids[:1] + one.prompt_token_ids) for one in batch],
+    )
+
+
 def first_token(folder: Path, token: int) -> OpenScorer:
     """Every prompt with another first token."""
     return edited(

@@ -20,7 +20,7 @@ MODELS = ("llama", "qwen3-moe", "demo")
 PROMPTS = {"llama": "sums:terms=2-6", "qwen3-moe": "sums:terms=2-6", "demo": "sums:long"}
 
 _SYSTEM = [ord(letter) for letter in "You are helpful. "]
-SOME_TOKENS = {"llama": (257, _SYSTEM), "qwen3-moe": (257, _SYSTEM), "demo": (1, [5, 9, 11, 7, 13, 8, 6, 12])}
+SOME_TOKENS = {"llama": (257, _SYSTEM), "qwen3-moe": (257, _SYSTEM), "demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])}
 """A token to put before a prompt, and a piece of text."""
 
 

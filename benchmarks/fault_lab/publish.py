@@ -1,14 +1,118 @@
-"""The lab's report: a table a person reads, and the outcomes as JSON."""
+"""The lab's report: tables that a person reads, and every outcome as JSON."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, as_json
 
+INNOCENT = ("clean", "precision", "undecided")
 
-def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path) -> None:
+
+def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, command: str) -> None:
+    """Write `fault-lab.md` and `fault-lab.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"clean": as_json(clean), "faults": as_json(outcomes)}
+    record = {"command": command, "clean": as_json(clean), "faults": as_json(outcomes)}
     (folder / "fault-lab.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (folder / "fault-lab.md").write_text("\n".join(Counter()), encoding="utf-8")
+    parts = (_summary(outcomes, clean, command), _clean(clean), _faults(outcomes), _matrix(outcomes), _misses(outcomes))
+    (folder / "fault-lab.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -> str:
+    usual = [one for one in outcomes if one.usual]
+    wrong = [one for one in outcomes if _is_wrong(one.full.code, one)]
+    accused = sum(one.is_accused for one in clean)
+    lines = [
+        "# Fault lab",
+        "",
+        "Faults injected into real runs (vLLM against the training path), and the cause that the verdict named.",
+        "",
+        f"- Named correctly at the strengths a user would meet: **{_share(one.is_named for one in usual)}**; at all "
+        f"strengths, the weakest included: {_share(one.is_named for one in outcomes)}.",
+        "- From the data alone, the settings of both sides hidden: "
+        f"{_share(_is_right(one.alone.code, one) for one in usual)}; without the FP32 pair as well: "
+        f"{_share(_is_right(one.sixteen_bit.code, one) for one in usual)}, wrong causes "
+        f"{sum(_is_wrong(one.sixteen_bit.code, one) for one in outcomes)}.",
+        f"- A wrong cause named (rather than `unexplained` or none): {len(wrong)} of {len(outcomes)}.",
+        f"- Clean pairs accused: **{accused} of {len(clean)}**, each judged in its run and alone without an FP32 pair.",
+        "",
+        f"Made by `{command}`.",
+    ]
+    return "\n".join(lines)
+
+
+def _clean(clean: list[CleanOutcome]) -> str:
+    rows = [(one.model, one.variant, one.pair, one.in_run.code, one.alone.code) for one in clean]
+    heads = ("model", "training path", "pair", "verdict", "alone: no FP32 pair, no settings")
+    return _table("Clean runs", heads, rows)
+
+
+def _faults(outcomes: list[Outcome]) -> str:
+    """One row a fault: on every model the share named, and the weakest strength from which on it is."""
+    by_fault: dict[str, list[Outcome]] = defaultdict(list)
+    for one in outcomes:
+        by_fault[one.fault].append(one)
+    rows = []
+    for fault, found in by_fault.items():
+        weakest = {model: _weakest([one for one in found if one.model == model]) for model in _models(found)}
+        rows.append(
+            (
+                fault,
+                found[0].where,
+                " or ".join(found[0].expected),
+                _share(one.is_named for one in found),
+                _share(_is_right(one.alone.code, one) for one in found),
+                _share(_is_right(one.sixteen_bit.code, one) for one in found),
+                "; ".join(f"{model}: {strength}" for model, strength in weakest.items()),
+            )
+        )
+    heads = ("fault", "in", "cause", "named", "data alone", "no FP32 pair", "weakest named")
+    return _table("Faults", heads, rows)
+
+
+def _matrix(outcomes: list[Outcome]) -> str:
+    """Rows: the cause injected; columns: the cause named."""
+    cells = Counter((one.expected[0], one.full.code) for one in outcomes)
+    named = sorted({code for _, code in cells})
+    rows = [
+        (injected, *(str(cells[injected, code] or "") for code in named))
+        for injected in sorted({one.expected[0] for one in outcomes})
+    ]
+    return _table("Confusion matrix (all strengths)", ("injected \\ named", *named), rows)
+
+
+def _misses(outcomes: list[Outcome]) -> str:
+    rows = [
+        (one.model, one.fault, one.strength, "yes" if one.usual else "", one.full.code, one.full.sentence)
+        for one in outcomes
+        if not one.is_named
+    ]
+    return _table("Not named", ("model", "fault", "strength", "usual", "verdict", "sentence"), rows)
+
+
+def _is_right(code: str, one: Outcome) -> bool:
+    return code in one.expected
+
+
+def _is_wrong(code: str, one: Outcome) -> bool:
+    return code not in (*one.expected, *INNOCENT, "unexplained")
+
+
+def _weakest(found: Sequence[Outcome]) -> str:
+    """The first strength, in the catalogue's order, that was named."""
+    return next((one.strength for one in found if one.is_named), "none")
+
+
+def _models(found: Iterable[Outcome]) -> Iterator[str]:
+    return iter(dict.fromkeys(one.model for one in found))
+
+
+def _share(hits: Iterable[bool]) -> str:
+    given = list(hits)
+    return f"{sum(given)} of {len(given)}" + (f" ({sum(given) / len(given):.0%})" if len(given) > 9 else "")
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"## {title}", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -85,9 +85,13 @@ def _named(verdict: Verdict) -> Named:
 
 @dataclass(frozen=True)
 class CleanOutcome:
-    """The verdict on one pair of a run without a fault, with the run's other pairs and alone."""
+    """The verdict on one pair of a run without a fault, with the run's other pairs and alone.
+
+    variant: how the training path was set, all of it sound.
+    """
 
     model: str
+    variant: str
     pair: str
     in_run: Named
     alone: Named
@@ -97,13 +101,15 @@ class CleanOutcome:
         return any(named.kind in ("bug", "broken") for named in (self.in_run, self.alone))
 
 
-def clean_outcomes(model: str, run: RunDirectory) -> list[CleanOutcome]:
-    """Judge every pair of a clean run."""
+def clean_outcomes(model: str, variant: str, run: RunDirectory) -> list[CleanOutcome]:
+    """Judge every pair of a run without a fault."""
     manifest = run.read_manifest()
     found = []
     for pair in summarise(run, manifest).pairs:
         alone = summarise(run, only(without_settings(manifest), pair.train_dtype)).verdict
-        found.append(CleanOutcome(model, f"{pair.train_dtype}/{pair.infer_dtype}", _named(pair.verdict), _named(alone)))
+        found.append(
+            CleanOutcome(model, variant, f"{pair.train_dtype}/{pair.infer_dtype}", _named(pair.verdict), _named(alone))
+        )
     return found
 
 

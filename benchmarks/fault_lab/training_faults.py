@@ -20,7 +20,6 @@ def training_faults(model: str) -> Iterator[Injection]:
 
 def _of_inputs(model: str) -> Iterator[Injection]:
     bos, template = SOME_TOKENS[model]
-    either = (Code.PROMPT_PREFIX, Code.NOT_REPEATABLE)
     yield from _fault(
         "temperature in the engine only",
         Code.TEMPERATURE,
@@ -32,18 +31,22 @@ def _of_inputs(model: str) -> Iterator[Injection]:
         Code.PROMPT_PREFIX,
         {
             "another first token": scored(in_training.first_token, bos),
-            "BOS once more": scored(in_training.behind, [bos]),
+            "its first token twice": scored(in_training.doubled),
+            "BOS before it": scored(in_training.behind, [bos]),
             f"{len(template)} tokens of a template": scored(in_training.behind, template),
         },
     )
     yield from at_strengths(
         "padding attended to",
         "training",
-        either,
+        (Code.PROMPT_PREFIX, Code.POSITIONS, Code.NOT_REPEATABLE),
         {f"{share:.0%} of it": scored(in_training.left_padded, bos, share) for share in (0.25, 1)},
     )
     yield from at_strengths(
-        "packing without boundaries", "training", either, {"2 in a row": scored(in_training.packed, 2)}
+        "packing without boundaries",
+        "training",
+        (Code.PROMPT_PREFIX, Code.NOT_REPEATABLE),
+        {"2 in a row": scored(in_training.packed, 2)},
     )
     yield from _fault("logits read late", Code.LABEL_OFFSET, {"1 token": scored(in_training.labels_off_by_one)})
 
@@ -113,7 +116,7 @@ def scored(open_with: Callable[..., Any], *args: Any, **kwargs: Any) -> Make:
 
 
 def _scored(bench: Bench, open_with: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunDirectory:
-    return bench.in_training(_name(open_with, args, kwargs), open_with(bench.checkpoint, *args, **kwargs))
+    return bench.in_training(_name(open_with, args, kwargs), lambda: open_with(bench.checkpoint, *args, **kwargs))
 
 
 def configured(**changes: Any) -> Make:
@@ -123,7 +126,9 @@ def configured(**changes: Any) -> Make:
 
 def _configured(bench: Bench, changes: dict[str, Any]) -> RunDirectory:
     name = _name(configured, (), changes)
-    return bench.in_training(name, in_training.with_other_config(bench.checkpoint, bench.edited(name), **changes))
+    return bench.in_training(
+        name, lambda: in_training.with_other_config(bench.checkpoint, bench.edited(name), **changes)
+    )
 
 
 def weighed(change: Callable[..., Any], *args: Any) -> Make:
@@ -133,7 +138,7 @@ def weighed(change: Callable[..., Any], *args: Any) -> Make:
 
 def _weighed(bench: Bench, change: Callable[..., Any], args: tuple[Any, ...]) -> RunDirectory:
     name = _name(change, args, {})
-    return bench.in_training(name, in_training.on(change(bench.checkpoint, bench.edited(name), *args)))
+    return bench.in_training(name, lambda: in_training.on(change(bench.checkpoint, bench.edited(name), *args)))
 
 
 def _rope(kind: str, *, theta: float = 1e4, **more: float) -> dict[str, Any]:

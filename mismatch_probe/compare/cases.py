@@ -6,7 +6,7 @@ from dataclasses import replace
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.verdict.floors import exact_pair_agrees, is_exact, one_side_is_off, rounding_floor
+from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
 from mismatch_probe.verdict.preflight.facts import has_experts
 from mismatch_probe.verdict.preflight.sides import Sides
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
@@ -30,14 +30,14 @@ def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict
     found = {name: _disagreement(manifest, name, one) for name, one in data.items() if one.pair is not None}
     exact = exact_of(found)
     if exact is None:
-        return {name: replace(one, settled=one_side_is_off(one)) for name, one in found.items()}
+        return found
     agrees = exact_pair_agrees(exact)
     return {name: replace(one, settled=not agrees, formats_alone=agrees) for name, one in found.items()}
 
 
 def exact_of(found: Mapping[PairName, Disagreement]) -> Disagreement | None:
     """The pair that decides between bug and precision, None where none was run."""
-    return next((one for name, one in found.items() if is_exact(*name)), None)
+    return next((one for one in found.values() if one.is_exact), None)
 
 
 def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
