@@ -25,7 +25,7 @@ def blame(pair: TokenPair, level: float = 0.95) -> Blame:
     if rms_difference is None:
         raise ValueError("log-probs differ by more than a float64 can square")
     components = dict(_rms_of(_components(pair), estimator))
-    floors = dict(_rms_of(_floors(pair), estimator))
+    floors = _floors(pair, level)
     if pair.log_ref is None:
         reasons = dict.fromkeys(("rms_error_pi", "rms_error_mu", "error_correlation", "share_pi"), NO_REFERENCE)
         return Blame(None, None, None, rms_difference, None, None, components, floors, reasons)
@@ -72,9 +72,12 @@ def _components(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
             yield f"{side}_arithmetic", leg, rounded
 
 
-def _floors(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
-    for name, again in pair.repeats.items():
-        yield name, again, pair.log_pi if name.startswith("pi_") else pair.log_mu
+def _floors(pair: TokenPair, level: float) -> dict[str, Estimate]:
+    found = {
+        name: Estimator(repeat.sequences, level).root_mean_square(repeat.diff, "token")
+        for name, repeat in pair.repeats.items()
+    }
+    return {name: rms for name, rms in found.items() if rms is not None}
 
 
 def _rms_of(contrasts: Iterator[tuple[str, Reals, Reals]], estimator: Estimator) -> Iterator[tuple[str, Estimate]]:

@@ -88,11 +88,36 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Tokens of some sequences scored twice by one side, alike but for one thing: natural log-probs [T].
+
+    `sequences` lays out these tokens alone.
+
+    Raises:
+        ValueError: an array has another length or is not finite.
+    """
+
+    sequences: Sequences
+    first: Reals
+    second: Reals
+
+    def __post_init__(self) -> None:
+        for values in (self.first, self.second):
+            if values.shape != (self.sequences.num_tokens,) or not np.isfinite(values).all():
+                raise ValueError(f"a repeated leg must hold {self.sequences.num_tokens} finite log-probs")
+
+    @property
+    def diff(self) -> Floats:
+        """Second less first [T], nats."""
+        return difference(self.second, self.first)
+
+
+@dataclass(frozen=True)
 class TokenPair:
     """The same sampled tokens under both policies: natural log-probs [T], finite and at most 0 up to rounding.
 
     log_ref: the high-precision reference. log_mu_prefill: mu again, by prefill of the same ids. log_ref_rounded_pi and
-    log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: a side computed once more, to
+    log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: tokens a side computed twice, to
     measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`). entropy_pi: entropy of pi's next-token
     distribution in nats. The caller leaves out, counts and names rows with missing or non-finite log-probs.
 
@@ -110,11 +135,11 @@ class TokenPair:
     log_mu_prefill: Reals | None = None
     log_ref_rounded_pi: Reals | None = None
     log_ref_rounded_mu: Reals | None = None
-    repeats: Mapping[str, Reals] = field(default_factory=dict)
+    repeats: Mapping[str, Repeat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         legs = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        for name, values in (legs | dict(self.repeats)).items():
+        for name, values in legs.items():
             if values.shape != (self.sequences.num_tokens,):
                 raise ValueError(f"{name} has shape {values.shape}; there are {self.sequences.num_tokens} tokens")
             if np.issubdtype(values.dtype, np.floating):

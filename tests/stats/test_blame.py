@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.stats.blame import blame
-from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
 from tests.stats.pairs import clustered_pair
 
 SEQUENCES = Sequences.of_lengths(np.full(64, 100))
@@ -79,7 +79,12 @@ def test_decode_is_held_against_prefill():
 
 def test_a_repeated_leg_measures_its_own_sides_floor():
     log_pi, log_mu = LOG_REF + errors(0.01, 1), LOG_REF + errors(0.01, 2)
-    repeats = {"pi_other_batch": log_pi + errors(1e-4, 3), "mu_again": log_mu}
+    some = Sequences.of_lengths(np.full(16, 100))
+    repeats = {
+        "pi_other_batch": Repeat(SEQUENCES, log_pi, log_pi + errors(1e-4, 3)),
+        "mu_again": Repeat(some, log_mu[: some.num_tokens], log_mu[: some.num_tokens]),
+    }
     found = blame(TokenPair(SEQUENCES, log_pi, log_mu, repeats=repeats))
     assert found.floors["pi_other_batch"].value == pytest.approx(1e-4, rel=0.05)
     assert found.floors["mu_again"].value == 0
+    assert found.floors["mu_again"].num_sequences == 16

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
 
 
 def test_sums_follow_the_sequences_and_then_their_clusters():
@@ -36,11 +36,9 @@ def test_a_non_finite_value_in_any_leg_is_refused_and_named(leg: str, poison: fl
         TokenPair(Sequences.of_lengths([3]), **legs)
 
 
-def test_a_non_finite_value_in_a_repeated_leg_is_refused_and_named():
-    with pytest.raises(ValueError, match="pi_other_batch"):
-        TokenPair(
-            Sequences.of_lengths([2]), np.zeros(2), np.zeros(2), repeats={"pi_other_batch": np.array([0.0, np.nan])}
-        )
+def test_a_non_finite_value_in_a_repeated_leg_is_refused():
+    with pytest.raises(ValueError, match="2 finite log-probs"):
+        Repeat(Sequences.of_lengths([2]), np.zeros(2), np.array([0.0, np.nan]))
 
 
 def test_a_leg_of_another_length_is_refused():

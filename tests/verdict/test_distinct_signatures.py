@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.sequences import Floats, Repeat
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures import DISTINCT, signatures
 from mismatch_probe.verdict.signatures.label_offset import label_offset
@@ -162,15 +162,16 @@ def test_a_leg_that_differs_when_run_again_is_not_repeatable() -> None:
     given = world()
     found = clean(given)
     again = found.pair.log_pi + given.generator.normal(size=found.pair.log_pi.size) * 0.01
-    cause = not_repeatable(with_pair(found, repeats={"pi_again": again}))
+    repeat = Repeat(found.pair.sequences, found.pair.log_pi, again)
+    cause = not_repeatable(with_pair(found, repeats={"pi_again": repeat}))
     assert cause is not None
     assert cause.sentence.startswith("The training path does not agree with itself")
 
 
 def test_a_repeat_within_rounding_is_repeatable() -> None:
     found = clean(world(), "bf16")
-    again = found.pair.log_pi + np.float32(0.5 * found.floor)
-    assert not_repeatable(with_pair(found, repeats={"pi_again": again})) is None
+    repeat = Repeat(found.pair.sequences, found.pair.log_pi, found.pair.log_pi + np.float32(0.5 * found.floor))
+    assert not_repeatable(with_pair(found, repeats={"pi_again": repeat})) is None
 
 
 def test_decode_against_prefill_is_the_engines_own_contradiction() -> None:

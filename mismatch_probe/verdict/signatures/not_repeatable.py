@@ -24,8 +24,8 @@ SHARED = 0.8
 
 def not_repeatable(found: Disagreement) -> Cause | None:
     """The cause for the first side that contradicts itself by far more than rounding."""
-    for side, what, first, second, advice in _repetitions(found):
-        size, floor = root_mean_square(difference(first, second)), _own_floor(found, first, second)
+    for side, what, twice, floor, advice in _repetitions(found):
+        size = root_mean_square(twice)
         if size > BEYOND_ROUNDING * floor:
             return Code.NOT_REPEATABLE.cause(
                 side=side,
@@ -46,30 +46,29 @@ def _own_floor(found: Disagreement, first: Reals, second: Reals) -> float:
     return max(found.floor, min(root_mean_square(difference(leg, reference)) for leg in (first, second)))
 
 
-def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Reals, Reals, str]]:
+def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, float, str]]:
     pair = found.pair
     still = (
         "Put the model in evaluation mode (dropout off); look for padding that is attended to, sequences packed "
         "without boundaries, and nondeterministic kernels."
     )
-    for name, again in pair.repeats.items():
-        is_pi = name.startswith("pi_")
-        leg = pair.log_pi if is_pi else pair.log_mu
-        side = "The training path" if is_pi else "The engine"
-        yield side, "the same tokens scored twice get other log-probs", again, leg, still
+    for name, repeat in pair.repeats.items():
+        side = "The training path" if name.startswith("pi_") else "The engine"
+        yield side, "the same tokens scored twice get other log-probs", repeat.diff, found.floor, still
     if pair.log_mu_prefill is not None:
         yield (
             "The engine",
             "decoding and prefill give the same tokens other log-probs",
-            pair.log_mu,
-            pair.log_mu_prefill,
+            difference(pair.log_mu, pair.log_mu_prefill),
+            _own_floor(found, pair.log_mu, pair.log_mu_prefill),
             "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
             "reset the prefix cache after every weight update.",
         )
     if pair.log_ref is not None and found.is_exact:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
         if all(root_mean_square(error) > BEYOND_ROUNDING * found.floor for error in errors) and not _alike(*errors):
-            yield "The training path", "two FP32 passes over the same tokens differ", pair.log_pi, pair.log_ref, still
+            twice, floor = difference(pair.log_pi, pair.log_ref), found.floor
+            yield "The training path", "two FP32 passes over the same tokens differ", twice, floor, still
 
 
 def _alike(first: Floats, second: Floats) -> bool:
