@@ -35,9 +35,7 @@ def precision(case: Case, found: Disagreement) -> Verdict:
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())
     shown.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
-    rounding = Code.PRECISION.cause(
-        shown, _length_advice(case), kl=size, proof=", and agree in FP32"
-    )
+    rounding = Code.PRECISION.cause(shown, _length_advice(case), kl=size, proof=", and agree in FP32")
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())

@@ -11,11 +11,14 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 MOST_EXAMINED = 64
 """Responses whose partner is looked for, and the first tokens compared; enough to tell and quick for any run."""
 
+RESTORED_FLOORS = 5.0
 RESTORED_RMS = 0.2
-"""Of its own rms deviation, the most that a response may keep against its true partner."""
+"""Largest rms deviation from the true partner: in floors; without a reference to measure one, of what it was before."""
 
 LEAST_RESTORED = 0.8
-"""Share of the examined responses whose partner must be found."""
+"""Partners that must be found, each another one, for every response that is examined."""
+
+LEAST_OVERLAP = 8
 
 
 def mispaired(found: Disagreement) -> Cause | None:
@@ -29,14 +32,18 @@ def mispaired(found: Disagreement) -> Cause | None:
         return None
     examined = off[np.linspace(0, off.size - 1, min(off.size, MOST_EXAMINED)).astype(np.int64)]
     log_pi, log_mu = (_heads(leg, sequences) for leg in (found.pair.log_pi, found.pair.log_mu))
-    restored = np.array([_fits_another(row, off, log_pi, log_mu) for row in examined])
-    if restored.mean() < LEAST_RESTORED:
+    most = (
+        RESTORED_FLOORS * found.floor if found.pair.log_ref is not None else RESTORED_RMS * float(np.median(own[off]))
+    )
+    partners = [_partner(row, off, log_pi, log_mu, most) for row in examined]
+    distinct = {partner for partner in partners if partner is not None}
+    if len(distinct) < LEAST_RESTORED * examined.size:
         return None
     return Code.MISPAIRED.cause(
         count=off.size,
         total=sequences.num_sequences,
         evidence=[
-            f"{write_percent(float(restored.mean()))} of the responses that disagree fit another response's scores",
+            f"{write_percent(len(distinct) / examined.size)} of the responses that disagree fit another response's scores",
             f"the other {sequences.num_sequences - off.size} responses agree",
         ],
         advice=["Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them."],
@@ -52,11 +59,11 @@ def _heads(leg: Reals, sequences: Sequences) -> Floats:
     return heads
 
 
-def _fits_another(row: int, candidates: Ints, log_pi: Floats, log_mu: Floats) -> bool:
-    """Whether another response's log pi fits this one's log mu far better than its own does, token for token."""
+def _partner(row: int, candidates: Ints, log_pi: Floats, log_mu: Floats, most: float) -> int | None:
+    """The response whose log pi fits this one's log mu best, if to within `most` nats rms."""
     others = candidates[candidates != row]
-    squares = (log_pi[np.append(others, row)] - log_mu[row]) ** 2
+    squares = (log_pi[others] - log_mu[row]) ** 2
     overlap = np.isfinite(squares).sum(axis=1)
-    enough = overlap >= min(8, int(overlap[-1]))
-    mean = np.nansum(squares, axis=1) / np.maximum(overlap, 1)
-    return bool((mean[:-1][enough[:-1]] <= RESTORED_RMS**2 * mean[-1]).any())
+    mean = np.where(overlap >= LEAST_OVERLAP, np.nansum(squares, axis=1) / np.maximum(overlap, 1), np.inf)
+    best = int(mean.argmin())
+    return int(others[best]) if mean[best] <= most**2 else None
