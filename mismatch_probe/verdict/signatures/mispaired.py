@@ -32,9 +32,8 @@ def mispaired(found: Disagreement) -> Cause | None:
         return None
     examined = off[np.linspace(0, off.size - 1, min(off.size, MOST_EXAMINED)).astype(np.int64)]
     log_pi, log_mu = (_heads(leg, sequences) for leg in (found.pair.log_pi, found.pair.log_mu))
-    most = (
-        RESTORED_FLOORS * found.floor if found.pair.log_ref is not None else RESTORED_RMS * float(np.median(own[off]))
-    )
+    has_floor = found.pair.log_ref is not None
+    most = RESTORED_FLOORS * found.floor if has_floor else RESTORED_RMS * float(np.median(own[off]))
     partners = [_partner(row, off, log_pi, log_mu, most) for row in examined]
     distinct = {partner for partner in partners if partner is not None}
     if len(distinct) < LEAST_RESTORED * examined.size:
