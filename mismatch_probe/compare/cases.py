@@ -7,6 +7,7 @@ from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
+from mismatch_probe.verdict.ids import doubled_first_token
 from mismatch_probe.verdict.preflight.facts import has_experts
 from mismatch_probe.verdict.preflight.sides import Sides
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
@@ -14,14 +15,15 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_me
 PairName = tuple[Dtype, Dtype]
 
 
-def sides_of(manifest: Manifest, name: PairName) -> Sides:
-    """The settings both sides of a pair ran with."""
+def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
+    """The settings both sides of a pair ran with, and what its prompts begin with."""
     train, infer = name
     return Sides(
         train_dtype=train,
         infer_dtype=infer,
         train=manifest.stages[f"score-train-{train}"].effective_settings,
         infer=manifest.stages[f"sample-{infer}"].effective_settings,
+        doubled_first_token=doubled_first_token(data.rollouts["prompt_token_ids"].to_pylist()),
     )
 
 
@@ -42,7 +44,7 @@ def exact_of(found: Mapping[PairName, Disagreement]) -> Disagreement | None:
 
 def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
     assert data.pair is not None
-    facts = sides_of(manifest, name).train.get("config", {})
+    facts = sides_of(manifest, name, data).train.get("config", {})
     found = Disagreement(
         data.pair,
         *name,

@@ -52,7 +52,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         model_fingerprint=manifest.model.fingerprint,
         headline=headline(pairs, contrasts),
         verdict=overall(pairs),
-        preflight=preflight_of_run(sides_of(manifest, name) for name in data),
+        preflight=preflight_of_run(sides_of(manifest, name, found) for name, found in data.items()),
         contrasts=contrasts,
         pairs=pairs,
     )
@@ -82,7 +82,7 @@ def _pair_summary(
         found=deviations.get(name),
         exact=exact_of(deviations),
         ids=data.ids,
-        preflight=preflight(sides_of(manifest, name)),
+        preflight=preflight(sides_of(manifest, name, data)),
     )
     return PairSummary(
         train_dtype=train,

@@ -59,6 +59,14 @@ def examine_ids(
     return IdsFound(leg, len(sampled), foreign, **counts) if foreign else None
 
 
+def doubled_first_token(prompts: Sequence[Sequence[int]]) -> int | None:
+    """The token that all prompts begin with twice; None where there is none, or only one prompt to tell by."""
+    starts = {tuple(prompt[:2]) for prompt in prompts}
+    first = next(iter(starts), ())
+    different = {tuple(prompt) for prompt in prompts}
+    return first[0] if len(starts) == 1 and len(first) == 2 and first[0] == first[1] and len(different) > 1 else None
+
+
 def ids_cause(found: IdsFound) -> Cause:
     """The cause that the ids alone tell, `ids_differ` where they tell none."""
     evidence = [f"{found.foreign} of {found.total} responses of {found.leg} were scored on other ids than were sampled"]

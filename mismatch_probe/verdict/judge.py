@@ -12,6 +12,8 @@ from mismatch_probe.verdict.innocent import clean, precision
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
+from mismatch_probe.verdict.signatures.positions import CLEAN_START
+from mismatch_probe.verdict.signatures.profile import share_at_start
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
@@ -97,6 +99,7 @@ def _nameless(exact: Disagreement) -> Cause:
         evidence=[
             f"FP32 against FP32: mean abs(d) {write_number(float(exact.pair.abs_diff.mean()))} nats, where rounding "
             f"gives about {write_number(exact.floor)}",
+            *_where_it_sets_in(exact),
             f"largest abs(d) in FP32: {write_number(float(exact.pair.abs_diff.max()))} nats",
         ],
         advice=[
@@ -104,3 +107,16 @@ def _nameless(exact: Disagreement) -> Cause:
             "Compare the effective settings of both sides: temperature, top-p, RoPE scaling, sliding window, template.",
         ],
     )
+
+
+def _where_it_sets_in(exact: Disagreement) -> list[str]:
+    """What the start of the context rules out, where it was recorded."""
+    at_start = share_at_start(exact)
+    if at_start is None:
+        return []
+    if at_start <= CLEAN_START:
+        return [
+            "the sides agree at the first place of the context, so weights, head and temperature are the same: look at "
+            "positions, masks, caches, and a first token that is there twice"
+        ]
+    return ["the sides disagree at the first place of the context already, so it is not positions alone"]

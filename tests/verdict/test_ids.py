@@ -4,7 +4,7 @@ import pytest
 
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.ids import IdsFound, examine_ids, ids_cause
+from mismatch_probe.verdict.ids import IdsFound, doubled_first_token, examine_ids, ids_cause
 
 PROMPTS = [[1, 10 + row, 20] for row in range(10)]
 RESPONSES = [[30 + row, 40, 50, 2] for row in range(10)]
@@ -50,6 +50,17 @@ def test_a_dropped_last_token_is_told_but_not_called_a_cause() -> None:
     assert code_of(found) == Code.IDS_DIFFER
     assert found is not None
     assert "lack the last token" in " ".join(ids_cause(found).evidence)
+
+
+def test_a_first_token_that_all_prompts_have_twice_is_seen() -> None:
+    assert doubled_first_token([[1, 1, 5], [1, 1, 6]]) == 1
+
+
+@pytest.mark.parametrize(
+    "prompts", [[], [[1, 1, 5]], [[1, 1, 5], [1, 5, 1]], [[7], [7]], [[1, 1, 5], [2, 2, 5]], [[1, 5], [1, 6]]]
+)
+def test_a_first_token_that_is_doubled_by_chance_is_not(prompts: list[list[int]]) -> None:
+    assert doubled_first_token(prompts) is None
 
 
 def test_ids_without_a_story_only_differ() -> None:

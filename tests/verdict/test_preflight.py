@@ -96,7 +96,7 @@ def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
 
 
 def test_bos_twice_is_worth_a_note() -> None:
-    assert [one.code for one in preflight(sides(num_prompts=4, num_double_bos=3))] == [Code.PROMPT_PREFIX]
+    assert [one.code for one in preflight(sides(doubled_first_token=1))] == [Code.PROMPT_PREFIX]
 
 
 def test_the_findings_of_several_pairs_are_told_once_and_errors_first() -> None:

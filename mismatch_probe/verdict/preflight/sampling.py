@@ -73,12 +73,12 @@ def defaults_picked_up(sides: Sides) -> Iterator[SettingFinding]:
 
 def prompt_starts(sides: Sides) -> Iterator[SettingFinding]:
     """The beginning of sequence twice, once from the template and once from the tokenizer."""
-    if sides.num_double_bos:
+    if sides.doubled_first_token is not None:
         yield SettingFinding(
             level="note",
             setting="prompts",
-            what=f"{sides.num_double_bos} of {sides.num_prompts} prompts begin with BOS twice; both sides read the "
-            "same ids here, a stack that encodes them anew may not",
+            what=f"every prompt begins with token {sides.doubled_first_token} twice, as when both the template and the "
+            "tokenizer add BOS; both sides read the same ids here, a stack that encodes them anew may not",
             advice="Drop BOS from the template's text or from the tokenizer's special tokens.",
             code=Code.PROMPT_PREFIX,
         )

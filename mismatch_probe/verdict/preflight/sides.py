@@ -11,15 +11,14 @@ from mismatch_probe.dtypes import Dtype
 class Sides:
     """One pair: what was asked of it, and what the loaded model (`train`) and the running engine (`infer`) say.
 
-    num_double_bos: prompts of `num_prompts` whose first two tokens are both the beginning of sequence.
+    doubled_first_token: the token that every prompt begins with twice, None where there is none.
     """
 
     train_dtype: Dtype
     infer_dtype: Dtype
     train: Mapping[str, Any]
     infer: Mapping[str, Any]
-    num_prompts: int = 0
-    num_double_bos: int = 0
+    doubled_first_token: int | None = None
 
     @property
     def facts(self) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:

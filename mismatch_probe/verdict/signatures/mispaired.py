@@ -42,7 +42,7 @@ def mispaired(found: Disagreement) -> Cause | None:
         count=off.size,
         total=sequences.num_sequences,
         evidence=[
-            f"{write_percent(len(distinct) / examined.size)} of the responses that disagree fit another response's scores",
+            f"{write_percent(len(distinct) / examined.size)} of the responses that disagree fit scores of another one",
             f"the other {sequences.num_sequences - off.size} responses agree",
         ],
         advice=["Join both sides by a response id, not by order; look for a sort, a shuffle or a drop between them."],
