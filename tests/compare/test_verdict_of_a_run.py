@@ -1,0 +1,99 @@
+"""From files to a verdict: what legs recorded of their ids and what stages read back reaches the judgement."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_probe.compare.starts import START_TOKENS, scored_with_starts
+from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.rows import ids_key
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.records.tables import read_table
+from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
+
+TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
+WITH_FP32 = Simulation(num_prompts=24, pairs=(("bf16", "bf16"), ("fp32", "fp32")))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return simulated_run(tmp_path / "run", WITH_FP32)
+
+
+def judged(run: RunDirectory) -> Summary:
+    return summarise(run, run.read_manifest())
+
+
+def codes(run: RunDirectory) -> list[str]:
+    return [pair.verdict.code for pair in judged(run).pairs]
+
+
+def test_a_sound_run_is_precision_and_clean(run: RunDirectory) -> None:
+    assert codes(run) == ["precision", "clean"]
+    assert judged(run).preflight == []
+
+
+def test_rows_of_another_order_are_mispaired_by_their_ids(run: RunDirectory) -> None:
+    def turn(columns: dict[str, Any]) -> None:
+        for name in ("ids_key", *TOKEN_COLUMNS):
+            columns[name] = columns[name][1:] + columns[name][:1]
+
+    edit_leg(run, "train-bf16", turn)
+    verdict = judged(run).pairs[0].verdict
+    assert (verdict.kind, verdict.code) == ("broken", "mispaired")
+
+
+def test_a_row_of_another_length_is_told_and_the_others_are_measured(run: RunDirectory) -> None:
+    def merge_a_token(columns: dict[str, Any]) -> None:
+        columns["ids_key"][0] = 7
+        for name in TOKEN_COLUMNS:
+            if columns[name][0] is not None:
+                columns[name][0] = columns[name][0][:-1]
+
+    edit_leg(run, "train-bf16", merge_a_token)
+    pair = judged(run).pairs[0]
+    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "retokenised")
+    assert pair.counts.num_sequences == 23
+
+
+def test_bos_twice_on_one_side_is_seen_by_the_ids(run: RunDirectory) -> None:
+    rollouts = read_table(run.rollouts_path)
+    prompts, responses = (rollouts[name].to_pylist() for name in ("prompt_token_ids", "token_ids"))
+    rows = [index for index, by in enumerate(rollouts["sampler"].to_pylist()) if by == "infer-bf16"]
+
+    def encode_again(columns: dict[str, Any]) -> None:
+        columns["ids_key"] = [ids_key([prompts[row][0], *prompts[row]], responses[row]) for row in rows]
+
+    edit_leg(run, "train-bf16", encode_again)
+    assert judged(run).pairs[0].verdict.code == "prompt_prefix"
+
+
+def test_settings_that_stages_read_back_are_linted(run: RunDirectory) -> None:
+    def heat(manifest: Manifest) -> None:
+        manifest.stages["sample-bf16"].effective_settings["replay_temperature"] = 0.7
+        manifest.stages["score-train-bf16"].effective_settings["temperature"] = 1.0
+
+    edit_manifest(run, heat)
+    assert [(one.level, one.code) for one in judged(run).preflight] == [("error", "temperature")]
+    assert codes(run) == ["precision", "clean"], "a setting without an effect accuses nobody"
+
+
+def test_the_start_of_each_prompt_is_scored_beside_its_response() -> None:
+    seen: list[TokenSequence] = []
+
+    def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
+        seen.extend(batch)
+        return [ScoredSequence(one.id, np.arange(len(one.token_ids), dtype=np.float32)) for one in batch]
+
+    long, short = TokenSequence("a", list(range(100)), [1, 2]), TokenSequence("b", [5], [3])
+    scored = scored_with_starts(score, [long, short])
+    assert [one.id for one in scored] == ["a", "b"]
+    assert scored[0].start_logprobs is not None
+    assert len(scored[0].start_logprobs) == START_TOKENS - 1
+    assert scored[1].start_logprobs is None, "nothing predicts a prompt's only token"
+    assert seen[0] == TokenSequence("a", [0], list(range(1, START_TOKENS)))
