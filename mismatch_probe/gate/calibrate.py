@@ -16,16 +16,17 @@ from mismatch_probe.gate.soundness import sound_pair
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 
+_SAME_LEG = ("pi_again", "pi_other_batch")
+
 
 def calibrate(gate: GateFile, runs: Sequence[OpenRun]) -> Floor:
-    """Measure the floor of every check that has an interval, from at least two runs of the same set-up.
+    """Measure the floor of every check that has an interval, from runs of one set-up; how much a metric changes between
+    runs takes two of them.
 
     Raises:
-        UsageError: fewer than two runs, or the runs differ in more than their seed and batch shape.
+        UsageError: the runs differ in more than their seed and batch shape, or computed nothing twice.
         BrokenRecord: the data of a run must not be judged.
     """
-    if len(runs) < 2:
-        raise UsageError("one run has no noise floor; run the same comparison again and give both: gate calibrate A B")
     first = runs[0]
     for other in runs[1:]:
         check_comparable(other, first)
@@ -39,23 +40,30 @@ def calibrate(gate: GateFile, runs: Sequence[OpenRun]) -> Floor:
     shared = [name for name in first.samples if all(name in run.samples for run in runs)]
     if not shared:
         raise UsageError("the runs have no pair of dtypes in common; run the same comparison twice")
+    entries = [entry for name in shared for entry in _entries(gate, [run.samples[name] for run in runs])]
+    if not any(entry.is_measured for entry in entries):
+        raise UsageError("nothing was computed twice: run the same comparison again and give both: gate calibrate A B")
     return Floor(
         model_fingerprint=first.manifest.model.fingerprint,
         runs=[str(run.path) for run in runs],
         num_sequences=min(run.samples[name].num_sampled for run in runs for name in shared),
-        entries=[entry for name in shared for entry in _entries(gate, [run.samples[name] for run in runs])],
+        entries=entries,
     )
 
 
 def _entries(gate: GateFile, samples: Sequence[Sample]) -> Iterator[FloorEntry]:
     by_measured = {check.measured: check for check in checks_with_floor(gate)}
     for measured, check in by_measured.items():
-        same = [_same_leg(check, *two) for two in combinations(samples, 2)]
+        twice = [
+            *(pair for sample in samples for pair in _repeats(sample)),
+            *(pair for two in combinations(samples, 2) for pair in side_against_itself(*two).values()),
+        ]
+        same = [_metric(check, pair) for pair in twice]
         change = [_change(check, gate.settings.alpha, *two) for two in combinations(samples, 2)]
         yield FloorEntry(
             pair=pair_text(samples[0].name),
             measured=measured,
-            same_leg=_worst(check, [value for value in same if value is not None]),
+            same_leg=_worst(check, [metric.value for metric in same if metric is not None]),
             change=max((value for value in change if value is not None), default=None),
         )
 
@@ -66,10 +74,11 @@ def _worst(check: Check, values: Sequence[float]) -> float | None:
     return min(values) if check.higher_is_better else max(values)
 
 
-def _same_leg(check: Check, first: Sample, second: Sample) -> float | None:
-    """The metric between each side's log-probs in one run and the same side's in the other, on the same token ids."""
-    found = [_metric(check, pair) for pair in side_against_itself(first, second).values()]
-    return _worst(check, [metric.value for metric in found if metric is not None])
+def _repeats(sample: Sample) -> list[TokenPair]:
+    """The training path's log-probs, computed twice within one run: again, and in another batch."""
+    assert sample.data.pair is not None
+    found = (sample.data.pair.repeats.get(name) for name in _SAME_LEG)
+    return [TokenPair(one.sequences, log_pi=one.second, log_mu=one.first) for one in found if one is not None]
 
 
 def _metric(check: Check, pair: TokenPair) -> Estimate | None:

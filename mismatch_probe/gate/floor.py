@@ -16,14 +16,20 @@ SCHEMA_VERSION = 1
 
 
 class FloorEntry(Record):
-    """Of one measured thing of one pair: its largest value between the same leg computed twice on the same ids, and
-    the largest relative change between repeated runs, its bound included; None where it could not be had.
+    """The floor of one measured thing of one pair; None where it was not measured.
+
+    same_leg: its largest value between the same leg computed twice on the same ids, within a run or in two. change: the
+    largest relative change between repeated runs, its bound included.
     """
 
     pair: str
     measured: str
     same_leg: float | None
     change: float | None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.same_leg is not None or self.change is not None
 
 
 class Floor(Record):
@@ -72,6 +78,10 @@ def check_above_floor(gate: GateFile, floor: Floor, run: OpenRun) -> None:
                     f"the floor of {check.measured} was never measured for {pair_text(name)}; calibrate again"
                 )
             least = entry.change if check.kind == "max_regression" else entry.same_leg
+            if least is None and check.kind == "max_regression":
+                raise UsageError(
+                    f"the floor of {check} was measured from one run, which shows no change; give gate calibrate two"
+                )
             if least is not None and not _is_above(check, least):
                 raise UsageError(
                     f"the check {check} on {entry.pair} is below the noise floor: an unchanged set-up shows "

@@ -197,11 +197,25 @@ def test_a_floor_of_another_model_or_without_the_check_is_refused(
     assert "was never measured" in command_line("gate", baseline.path, "--config", more).stderr
 
 
+def test_a_run_that_scored_responses_again_has_the_floor_of_a_leg_and_none_of_a_change(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=256))
+    again = simulated_run(tmp_path / "again", Simulation(num_prompts=256, noise_seed=2))
+    again.leg_path("train-bf16").rename(run.leg_path("train-bf16-alone"))
+    config = gate_file(tmp_path, FLOOR + REGRESSION)
+    [entry] = command_line("gate", "calibrate", run.path, "--config", config, "--json").document["entries"]
+    assert entry["same_leg"] > 0.001
+    assert entry["change"] is None
+    judged = command_line("gate", run.path, "--config", config, "--baseline", run.path)
+    assert (judged.code, "which shows no change" in judged.stderr) == (ExitCode.USAGE, True)
+
+
 def test_one_run_or_changed_versions_calibrate_nothing(
     command_line: CommandLine, baseline: RunDirectory, worse: RunDirectory, tmp_path: Path
 ) -> None:
     config = gate_file(tmp_path, FLOOR + KEPT)
-    assert "one run has no noise floor" in command_line("gate", "calibrate", baseline.path, "--config", config).stderr
+    assert "nothing was computed twice" in command_line("gate", "calibrate", baseline.path, "--config", config).stderr
     changed = command_line("gate", "calibrate", baseline.path, worse.path, "--config", config)
     assert (changed.code, "a change, not a repetition" in changed.stderr) == (ExitCode.USAGE, True)
     nowhere = gate_file(tmp_path, "[gate]" + KEPT)
