@@ -76,7 +76,7 @@ def nucleus(logits: Floats, top_p: float) -> Floats:
     return mask
 
 
-@pytest.mark.parametrize("top_p", [0.7, 0.95, 0.99])
+@pytest.mark.parametrize("top_p", [0.7, 0.95, 0.99, 0.999])
 def test_a_truncated_support_is_named(top_p: float) -> None:
     given = world()
     pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32"), kept=nucleus(given.logits, top_p))

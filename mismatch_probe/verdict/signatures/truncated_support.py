@@ -21,8 +21,9 @@ WRONG_SIGN = 0.005
 LEAST_TRUNCATED = 0.02
 """Least share of tokens whose context was truncated by more than rounding."""
 
-LEAST_VARIATION = 0.1
-"""Standard deviation over mean of d: kept mass varies from context to context; a constant offset does not."""
+VARIATION_IN_FLOORS = 3.0
+VARIATION_IN_MEANS = 0.1
+"""Standard deviation of d, by either measure: kept mass varies from context to context, a constant offset does not."""
 
 FAR_OUTSIDE = 8.0
 """Standard errors by which the mean weight must miss 1."""
@@ -41,7 +42,8 @@ def _of_side(found: Disagreement, sign: float, side: str) -> Cause | None:
     d = sign * found.pair.diff
     tolerance = 6 * found.floor
     wrong, truncated = float(np.mean(d < -tolerance)), float(np.mean(d > tolerance))
-    if wrong > WRONG_SIGN or truncated < LEAST_TRUNCATED or np.std(d) < LEAST_VARIATION * abs(np.mean(d)):
+    least = min(VARIATION_IN_FLOORS * found.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
+    if wrong > WRONG_SIGN or truncated < LEAST_TRUNCATED or np.std(d) < least:
         return None
     estimator = Estimator(found.pair.sequences)
     weight = estimator.mean(1 + weight_excess(found.pair.diff), "token", Scale.POSITIVE)
