@@ -168,6 +168,15 @@ def test_a_leg_that_differs_when_run_again_is_not_repeatable() -> None:
     assert cause.sentence.startswith("The training path does not agree with itself")
 
 
+def test_log_probs_that_hang_on_their_batch_are_not_repeatable_and_another_attention_is_no_repeat() -> None:
+    found = clean(world())
+    repeat = Repeat(found.pair.sequences, found.pair.log_pi, found.pair.log_pi - np.float32(0.01))
+    cause = not_repeatable(with_pair(found, repeats={"pi_other_batch": repeat}))
+    assert cause is not None
+    assert "what shares the batch" in cause.sentence
+    assert not_repeatable(with_pair(found, repeats={"pi_other_attention": repeat})) is None
+
+
 def test_a_repeat_within_rounding_is_repeatable() -> None:
     found = clean(world(), "bf16")
     repeat = Repeat(found.pair.sequences, found.pair.log_pi, found.pair.log_pi + np.float32(0.5 * found.floor))

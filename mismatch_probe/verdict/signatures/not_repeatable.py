@@ -18,6 +18,12 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_me
 BEYOND_ROUNDING = 8.0
 """Times the floor; two passes of one implementation differ by about the floor itself."""
 
+REPEATS = {
+    "pi_again": "the same tokens scored twice get other log-probs",
+    "pi_other_batch": "log-probs depend on what shares the batch",
+}
+"""Repeated legs that must give the same; another implementation of attention, also recorded, need not."""
+
 SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
 
@@ -52,9 +58,10 @@ def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, float,
         "Put the model in evaluation mode (dropout off); look for padding that is attended to, sequences packed "
         "without boundaries, and nondeterministic kernels."
     )
-    for name, repeat in pair.repeats.items():
-        side = "The training path" if name.startswith("pi_") else "The engine"
-        yield side, "the same tokens scored twice get other log-probs", repeat.diff, found.floor, still
+    for name, what in REPEATS.items():
+        if name in pair.repeats:
+            side = "The training path" if name.startswith("pi_") else "The engine"
+            yield side, what, pair.repeats[name].diff, found.floor, still
     if pair.log_mu_prefill is not None:
         yield (
             "The engine",
