@@ -60,8 +60,9 @@ class Arithmetic:
     is_reference: bool
 
     @property
-    def emulates_cpu_products(self) -> bool:
-        return self.device_type == "cpu" and self.dtype != "fp64"
+    def defines_cpu_products(self) -> bool:
+        """Whether products follow `products`; PyTorch's own BF16 and FP64 products need no help."""
+        return self.device_type == "cpu" and self.dtype in ("fp16", "fp32")
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -74,6 +75,6 @@ class Arithmetic:
                 stack.enter_context(Float64Throughout())
             if self.autocast_dtype is not None:
                 stack.enter_context(torch.autocast(self.device_type, dtype=self.autocast_dtype))
-            if self.emulates_cpu_products:
+            if self.defines_cpu_products:
                 stack.enter_context(CpuProducts())
             yield

@@ -30,9 +30,7 @@ def score_logits(
     logit of minus infinity is a token of probability 0 and adds nothing to the entropy.
     """
     result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
-    scaled_TV = logits_TV.to(log_softmax_dtype)
-    if temperature != 1:
-        scaled_TV = scaled_TV / temperature
+    scaled_TV = _scaled(logits_TV, temperature, log_softmax_dtype)
     top1_ids_T = scaled_TV.argmax(dim=-1)
     log_softmax_TV = torch.log_softmax(scaled_TV, dim=-1).to(result_dtype)
     logprobs_T = log_softmax_TV.gather(-1, targets_T[:, None]).squeeze(-1)
@@ -40,6 +38,17 @@ def score_logits(
     log_softmax_TV.clamp_(min=torch.finfo(result_dtype).min)
     entropy_nats_T = -probabilities_TV.mul_(log_softmax_TV).sum(dim=-1)
     return TokenScores(logprobs_T, top1_ids_T, entropy_nats_T)
+
+
+def log_distributions(logits_TV: torch.Tensor, *, temperature: float, log_softmax_dtype: torch.dtype) -> torch.Tensor:
+    """Log-probs of every token [T, V], as `score_logits` has them of one."""
+    result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
+    return torch.log_softmax(_scaled(logits_TV, temperature, log_softmax_dtype), dim=-1).to(result_dtype)
+
+
+def _scaled(logits_TV: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Tensor:
+    scaled_TV = logits_TV.to(dtype)
+    return scaled_TV if temperature == 1 else scaled_TV / temperature
 
 
 def score_hidden_states(

@@ -74,7 +74,7 @@ def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
     return {
         **flags,
         "autocast_dtype": None if arithmetic.autocast_dtype is None else short_name(arithmetic.autocast_dtype),
-        "cpu_products": "fp32-accumulated, rounded once" if arithmetic.emulates_cpu_products else "native",
+        "fp16_products": "accumulated in fp32 and rounded once" if arithmetic.defines_cpu_products else "native",
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

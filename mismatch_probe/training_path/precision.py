@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import EngineError
+from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.loading import load_model
@@ -31,6 +31,8 @@ def load_training_model(
     trust_remote_code: bool,
 ) -> tuple[PreTrainedModel, Arithmetic]:
     """pi: the model as `settings.precision` makes it, and the arithmetic to run it in. Raises as `load_model`."""
+    if settings.precision == "fsdp" and settings.device_map is not None:
+        raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
     target = torch_dtype(dtype)
     at_load = target if settings.precision == "weights" or dtype == "fp64" else torch.float32
     model = load_model(
@@ -48,7 +50,7 @@ def load_training_model(
     if settings.precision == "fsdp":
         _shard(model, target, device)
     autocast_dtype = target if settings.precision == "autocast" and target in _SIXTEEN_BIT else None
-    return model, Arithmetic(dtype, device.type, autocast_dtype, is_reference=False)
+    return model, Arithmetic(dtype, model.device.type, autocast_dtype, is_reference=False)
 
 
 def load_reference_model(
@@ -76,7 +78,7 @@ def load_reference_model(
     for buffer in model.buffers():
         if buffer.dtype in _SIXTEEN_BIT:
             buffer.data = buffer.data.to(target)
-    return model, Arithmetic(dtype, device.type, autocast_dtype=None, is_reference=True)
+    return model, Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
 
 
 class HeadInDtype(torch.nn.Module):
@@ -107,6 +109,8 @@ def _compute_head_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """FSDP2 over every decoder layer and the rest, in the process group at hand or one of this process alone."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)

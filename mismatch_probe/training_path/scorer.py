@@ -3,6 +3,7 @@
 """Log-probs of recorded responses under the training policy pi, or under the high-precision reference."""
 
 import gc
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,12 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_batches
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.logprobs import TokenScores, score_hidden_states
+from mismatch_probe.training_path.logprobs import TokenScores, log_distributions, score_hidden_states
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, describe_model, short_name
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
@@ -130,6 +131,29 @@ class Scorer:
                 suspect = sequence.num_tokens < longest and not np.isfinite(scores.logprobs).all()
                 scored[row] = self._score_pass([sequence], pad_id)[0] if suspect else scores
         return [scored[row] for row in range(len(batch))]
+
+    def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
+        """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
+
+        Raises:
+            UsageError: the sequence has no prompt token, or an id outside the vocabulary.
+            OutOfMemory: the sequence does not fit.
+        """
+        padded = pad_batch([sequence], vocab_size=self._vocab_size)
+        advice = "lower full_vocabulary.positions, or use a device with more memory"
+        with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
+            hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
+            chosen = padded.positions_T[list(positions)].to(hidden_BSD.device)
+            found: FloatArray = (
+                log_distributions(
+                    self._head.logits(hidden_BSD[0, chosen]),
+                    temperature=self._temperature,
+                    log_softmax_dtype=self._log_softmax_dtype,
+                )
+                .cpu()
+                .numpy()
+            )
+        return found
 
     def effective_settings(self) -> dict[str, Any]:
         """What really runs, read back; `dtype` is the format that most of the probe's multiplications took."""

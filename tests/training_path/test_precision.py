@@ -127,7 +127,7 @@ def test_what_runs_is_read_back(checkpoint: Callable[[str], Path]) -> None:
     assert found["attention"] == "sdpa"
     assert found["dropout"] == "off"
     assert found["temperature"] == 0.5
-    assert found["cpu_products"] == "fp32-accumulated, rounded once"
+    assert found["fp16_products"] == "accumulated in fp32 and rounded once"
     assert found["weight_cast"]["dtype"] == "fp16"
     assert found["torch"] == torch.__version__
 
