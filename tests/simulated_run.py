@@ -107,6 +107,8 @@ def _settings(simulation: Simulation) -> CompareSettings:
         "sampling": {"samples_per_prompt": simulation.samples_per_prompt},
         "engine": {"prefill": False, "batch_sequences": 64},
         "reference": {"rounded_weights": False},
+        "floors": {"num_sequences": 0},
+        "full_vocabulary": {"positions": 0},
     }
     return parse_settings(CompareSettings, merged(values, {"sampling": simulation.sampling or {}}))
 

@@ -63,6 +63,7 @@ def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_ne
     config = folder / "run.toml"
     config.write_text(
         f"[engine]\nprefill = false\nbatch_sequences = {num_prompts}\n[reference]\nrounded_weights = false\n"
+        "[floors]\nnum_sequences = 0\n[full_vocabulary]\npositions = 0\n"
     )
     out = folder / "run"
     command = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--dtype", dtype, "--out", str(out)]

@@ -13,6 +13,12 @@ from mismatch_probe.records.run_directory import RunDirectory
 BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
 
 
+def skip(stage: str, why: str, events: IO[str]) -> None:
+    """Say that a stage has nothing to do, and why."""
+    send(events, StageStarted(stage=stage, batches=0, batches_done=0))
+    send(events, StageDone(stage=stage, skipped=True, note=why))
+
+
 def run_batches(
     run: RunDirectory, stage: Stage, batches: Sequence[list[int]], work: BatchWork, events: IO[str]
 ) -> None:

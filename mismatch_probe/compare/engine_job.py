@@ -1,21 +1,32 @@
-"""The job of one inference dtype: start the engine once, sample, then replay the same ids by prefill."""
+"""The job of one inference dtype: start the engine once, sample, replay the same ids, look closer at a few."""
 
-from typing import IO
+from typing import IO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_probe.compare.batches import run_batches
+from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, send
-from mismatch_probe.compare.plan import Job, ReplayStage, SampleStage, fixed_batches, model_length, sample_requests
+from mismatch_probe.compare.plan import (
+    DistributionsStage,
+    Job,
+    ReplayStage,
+    SampleStage,
+    fixed_batches,
+    model_length,
+    sample_requests,
+)
 from mismatch_probe.compare.starts import scored_with_starts
+from mismatch_probe.compare.subsample import compared_positions
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import DISTRIBUTIONS, read_table
+
+_NUMBERS_PER_BATCH: Final = 2**20
 
 
 def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]) -> None:
@@ -39,13 +50,15 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
     ) as engine:
         effective = engine.effective_settings()
         for stage in job.stages:
-            if run.leg_path(stage.leg).exists():
+            if not isinstance(stage, DistributionsStage) and run.leg_path(stage.leg).exists():
                 continue
             send(events, EffectiveSettings(stage=stage.name, settings=effective))
             if isinstance(stage, SampleStage):
                 _sample(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, ReplayStage):
                 _replay(run, manifest, stage, prompts, engine, events)
+            elif isinstance(stage, DistributionsStage):
+                _distributions(run, manifest, stage, prompts, engine, events)
 
 
 def _batches(manifest: Manifest, prompts: list[EncodedPrompt]) -> list[list[int]]:
@@ -92,6 +105,31 @@ def _replay(
         scored = scored_with_starts(engine.replay, batch)
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
+    run_batches(run, stage, batches, work, events)
+
+
+def _distributions(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: DistributionsStage,
+    prompts: list[EncodedPrompt],
+    engine: Engine,
+    events: IO[str],
+) -> None:
+    sequences = _sampled_sequences(run, SampleStage(stage.dtype), len(_batches(manifest, prompts)))
+    chosen = compared_positions(sequences, manifest.settings.full_vocabulary.positions, engine.vocab_size)
+    if not chosen:
+        skip(stage.name, "there is no position to compare", events)
+        return
+
+    def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [(sequences[row], position) for row, position in (chosen[number] for number in numbers)]
+        rows = engine.distributions([[*one.prompt_token_ids, *one.token_ids[:position]] for one, position in batch])
+        ids, positions = [one.id for one, _ in batch], [position for _, position in batch]
+        columns = {"id": ids, "position": positions, "logprobs": list(rows)}
+        return {"distributions": pa.table(columns, schema=DISTRIBUTIONS)}, len(batch)
+
+    batches = fixed_batches(len(chosen), max(1, _NUMBERS_PER_BATCH // engine.vocab_size))
     run_batches(run, stage, batches, work, events)
 
 

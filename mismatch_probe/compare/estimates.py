@@ -2,8 +2,16 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.plan import ScoreStage, make_plan
+from mismatch_probe.compare.plan import (
+    DistributionsStage,
+    FloorStage,
+    ScoreStage,
+    Stage,
+    WholeVocabularyStage,
+    make_plan,
+)
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.dtypes import Dtype
 
 _BYTES: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
@@ -44,7 +52,7 @@ def estimate(preparation: Preparation) -> DryRun:
     per_engine = len(preparation.prompts) * settings.sampling.samples_per_prompt
     stages = []
     for stage in make_plan(settings).stages:
-        sequences = per_engine * (len(stage.samplers) if isinstance(stage, ScoreStage) else 1)
+        sequences = _num_sequences(stage, per_engine, settings)
         stages.append(
             StageEstimate(
                 stage=stage.name,
@@ -65,3 +73,14 @@ def estimate(preparation: Preparation) -> DryRun:
         max_disk_bytes=sampled * _ROLLOUT_BYTES_PER_TOKEN
         + sum(stage.max_tokens for stage in stages) * _LEG_BYTES_PER_TOKEN,
     )
+
+
+def _num_sequences(stage: Stage, per_engine: int, settings: CompareSettings) -> int:
+    """Responses that a stage works through, at most; for whole distributions at one position of each."""
+    if isinstance(stage, ScoreStage):
+        return per_engine * len(stage.samplers)
+    if isinstance(stage, FloorStage):
+        return min(per_engine, settings.floors.num_sequences) * len(stage.samplers)
+    if isinstance(stage, DistributionsStage | WholeVocabularyStage):
+        return min(per_engine, settings.full_vocabulary.positions)
+    return per_engine

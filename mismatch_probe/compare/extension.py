@@ -80,14 +80,15 @@ def _open(extension: RunDirectory, preparation: Preparation, prompts: list[Encod
 
 
 def _merge(run: RunDirectory, extension: RunDirectory, manifest: Manifest) -> None:
-    for stage in make_plan(manifest.settings).stages:
+    for stage in make_plan(manifest.settings).leg_stages:
         if extension.leg_path(stage.leg).exists():
             _append(run.leg_path(stage.leg), extension.leg_path(stage.leg))
     _append(run.rollouts_path, extension.rollouts_path)
 
 
 def _append(path: Path, addition: Path) -> None:
-    old, new = read_table(path), read_table(addition)
+    new = read_table(addition)
+    old = read_table(path) if path.exists() else new.slice(0, 0)
     kept = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
     write_table(path, pa.concat_tables([kept, new]).combine_chunks())
 

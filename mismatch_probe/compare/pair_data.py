@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mismatch_probe.compare.close_looks import measured_repeats
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.manifest import Manifest
@@ -33,6 +34,11 @@ class PairData:
     rows: npt.NDArray[np.int64]
     ids: IdsFound | None = None
     start: TokenPair | None = None
+
+    @property
+    def row_ids(self) -> list[str]:
+        """Id of each usable row."""
+        return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
 
     @property
     def prompt_lengths(self) -> npt.NDArray[np.int64]:
@@ -78,12 +84,19 @@ class RunReader:
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
+        joined = self._looked_at_closely(train, _joined(legs, tables, rollouts), keys)
         if foreign is None:
-            return _joined(legs, tables, rollouts)
+            return joined
         leg = tables[foreign]
         lengths = [len(logprobs) for logprobs in leg.logprobs]
         found = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
-        return replace(_joined(legs, tables, rollouts), ids=found)
+        return replace(joined, ids=found)
+
+    def _looked_at_closely(self, train: Dtype, data: PairData, keys: list[int]) -> PairData:
+        if data.pair is None:
+            return data
+        repeats = measured_repeats(self._run, train, data.pair, data.row_ids, [keys[row] for row in data.rows])
+        return replace(data, pair=replace(data.pair, repeats=repeats))
 
     def _rounded(self, reference: str, dtype: Dtype) -> str:
         name = f"{reference}-weights-{dtype}"

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
-from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.model import Attention, CompareSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.keys import sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
@@ -52,6 +53,34 @@ class ReplayStage:
 
 
 @dataclass(frozen=True)
+class DistributionsStage:
+    """mu's whole next-token distributions at some positions: parts only, for the training path to compare its own."""
+
+    dtype: Dtype
+
+    @property
+    def name(self) -> str:
+        return f"distributions-{self.dtype}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("distributions",)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a stage of the training path has loaded; stages in a row with the same one share it.
+
+    attention: another implementation than the settings name, None for theirs.
+    """
+
+    dtype: Dtype
+    reference: bool = False
+    rounded_to: Dtype | None = None
+    attention: Attention | None = None
+
+
+@dataclass(frozen=True)
 class ScoreStage:
     """The training path scores the responses of `samplers`: pi, or the reference on weights as given or rounded."""
 
@@ -67,6 +96,10 @@ class ScoreStage:
         return f"ref-{self.dtype}" + (f"-weights-{self.rounded_to}" if self.rounded_to else "")
 
     @property
+    def model(self) -> LoadedModel:
+        return LoadedModel(self.dtype, self.reference, self.rounded_to)
+
+    @property
     def name(self) -> str:
         return f"score-{self.leg}"
 
@@ -75,7 +108,66 @@ class ScoreStage:
         return (self.leg,)
 
 
-Stage = SampleStage | ReplayStage | ScoreStage
+@dataclass(frozen=True)
+class FloorStage:
+    """pi scores a few responses of each sampler one by one: `alone`, the same `again`, or with other attention."""
+
+    dtype: Dtype
+    samplers: tuple[str, ...]
+    change: Literal["alone", "again", "other-attention"]
+    attention: Attention | None = None
+
+    @property
+    def leg(self) -> str:
+        return f"train-{self.dtype}-{self.change}"
+
+    @property
+    def model(self) -> LoadedModel:
+        return LoadedModel(self.dtype, attention=self.attention)
+
+    @property
+    def name(self) -> str:
+        return f"score-{self.leg}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.leg,)
+
+
+@dataclass(frozen=True)
+class WholeVocabularyStage:
+    """pi's whole distributions against those of mu in `infer`; what is recorded is reduced to numbers a position."""
+
+    dtype: Dtype
+    infer: Dtype
+
+    @property
+    def leg(self) -> str:
+        return f"full-{self.dtype}-{self.infer}"
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        return (f"infer-{self.infer}",)
+
+    @property
+    def model(self) -> LoadedModel:
+        return LoadedModel(self.dtype)
+
+    @property
+    def name(self) -> str:
+        return f"compare-{self.leg}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.leg,)
+
+
+TrainingStage = ScoreStage | FloorStage | WholeVocabularyStage
+LegStage = SampleStage | ReplayStage | TrainingStage
+Stage = LegStage | DistributionsStage
+
+_OTHER_ATTENTION: Final[dict[Attention, Attention]] = {"sdpa": "eager", "eager": "sdpa", "flash_attention_2": "sdpa"}
+"""SDPA and eager check each other; flash attention, which runs in 16 bit alone, is held against SDPA."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +187,20 @@ class Plan:
         return tuple(stage for job in self.jobs for stage in job.stages)
 
     @property
+    def leg_stages(self) -> tuple[LegStage, ...]:
+        return tuple(stage for stage in self.stages if not isinstance(stage, DistributionsStage))
+
+    @property
+    def distributions_stages(self) -> tuple[DistributionsStage, ...]:
+        return tuple(stage for stage in self.stages if isinstance(stage, DistributionsStage))
+
+    def readers(self, stage: DistributionsStage) -> tuple[WholeVocabularyStage, ...]:
+        """The stages that read what `stage` leaves as parts."""
+        return tuple(
+            reader for reader in self.stages if isinstance(reader, WholeVocabularyStage) and reader.infer == stage.dtype
+        )
+
+    @property
     def sample_stages(self) -> tuple[SampleStage, ...]:
         return tuple(stage for stage in self.stages if isinstance(stage, SampleStage))
 
@@ -109,23 +215,32 @@ def make_plan(settings: CompareSettings) -> Plan:
         stages: tuple[Stage, ...] = (SampleStage(dtype),)
         if settings.engine.prefill:
             stages += (ReplayStage(dtype),)
+        if settings.full_vocabulary.positions:
+            stages += (DistributionsStage(dtype),)
         jobs.append(Job(f"engine-{dtype}", stages))
-    jobs.append(Job("training-path", tuple(_score_stages(settings))))
+    jobs.append(Job("training-path", tuple(_training_stages(settings))))
     return Plan(tuple(jobs))
 
 
-def _score_stages(settings: CompareSettings) -> list[ScoreStage]:
+def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
     everyone = tuple(f"infer-{dtype}" for dtype in settings.infer_dtypes)
     reference = settings.reference.dtype
-    stages = [ScoreStage(reference, everyone, reference=True)]
+    stages: list[TrainingStage] = [ScoreStage(reference, everyone, reference=True)]
     if settings.reference.rounded_weights:
         for dtype in dict.fromkeys((*settings.train_dtypes, *settings.infer_dtypes)):
             if dtype in ("fp16", "bf16"):
                 samplers = tuple(f"infer-{infer}" for train, infer in settings.pairs if dtype in (train, infer))
                 stages.append(ScoreStage(reference, _unique(samplers), reference=True, rounded_to=dtype))
     for dtype in settings.train_dtypes:
-        samplers = tuple(f"infer-{infer}" for train, infer in settings.pairs if train == dtype)
-        stages.append(ScoreStage(dtype, _unique(samplers)))
+        engines = tuple(infer for train, infer in settings.pairs if train == dtype)
+        samplers = tuple(f"infer-{infer}" for infer in engines)
+        stages.append(ScoreStage(dtype, samplers))
+        if settings.full_vocabulary.positions:
+            stages += [WholeVocabularyStage(dtype, infer) for infer in engines]
+        if settings.floors.num_sequences:
+            other = _OTHER_ATTENTION[settings.training.attention]
+            stages += [FloorStage(dtype, samplers, change) for change in ("alone", "again")]
+            stages.append(FloorStage(dtype, samplers, "other-attention", other))
     return stages
 
 

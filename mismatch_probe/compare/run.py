@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from mismatch_probe.compare.children import run_job
 from mismatch_probe.compare.events import AnyEvent, BatchDone, EffectiveSettings, StageDone, StageStarted
-from mismatch_probe.compare.plan import Plan, ScoreStage, Stage, make_plan
+from mismatch_probe.compare.plan import DistributionsStage, Plan, Stage, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.model import CompareSettings
@@ -73,7 +73,7 @@ def advance(run: RunDirectory, listener: Listener) -> Manifest:
     recorder = _Recorder(run, manifest, listener)
     for job in plan.jobs:
         _collect(run, manifest, plan)
-        if any(not _is_done(run, manifest, stage) for stage in job.stages):
+        if any(not _is_done(run, manifest, plan, stage) for stage in job.stages):
             run_job(run, job, recorder)
     _collect(run, manifest, plan)
     run.write_manifest(manifest)
@@ -112,11 +112,13 @@ class _Recorder:
         self._listener(event)
 
 
-def _is_done(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:
+def _is_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) -> bool:
     if manifest.stages[stage.name].state == "skipped":
         return True
     if _complete(run, manifest, stage):
         return True
+    if isinstance(stage, DistributionsStage):
+        return all(_is_done(run, manifest, plan, reader) for reader in plan.readers(stage))
     return run.leg_path(stage.leg).exists() and run.rollouts_path.exists()
 
 
@@ -128,20 +130,18 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
         write_table(run.rollouts_path, pa.concat_tables(tables).combine_chunks())
     if not run.rollouts_path.exists():
         return
-    rollouts = read_table(run.rollouts_path, columns=["id", "sampler"])
-    for stage in plan.stages:
+    sampled_ids = read_table(run.rollouts_path, columns=["id"])["id"].to_pylist()
+    for stage in plan.leg_stages:
         parts = run.parts(stage.name, stage.outputs)
         if not run.leg_path(stage.leg).exists() and _complete(run, manifest, stage):
             table = _merged(run, manifest, stage, stage.leg)
-            samplers = stage.samplers if isinstance(stage, ScoreStage) else (f"infer-{stage.dtype}",)
-            ids = [
-                row_id
-                for row_id, sampler in zip(rollouts["id"].to_pylist(), rollouts["sampler"].to_pylist(), strict=True)
-                if sampler in samplers
-            ]
-            write_table(run.leg_path(stage.leg), in_order(table, ids))
+            scored = set(table["id"].to_pylist())
+            write_table(run.leg_path(stage.leg), in_order(table, [one for one in sampled_ids if one in scored]))
         if run.leg_path(stage.leg).exists():
             parts.remove()
+    for source in plan.distributions_stages:
+        if all(_is_done(run, manifest, plan, reader) for reader in plan.readers(source)):
+            run.parts(source.name, source.outputs).remove()
 
 
 def _complete(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:

@@ -1,15 +1,27 @@
 """The job of the training path: pi in each dtype and the reference score the recorded ids, one model at a time."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
 
-from mismatch_probe.compare.batches import run_batches
-from mismatch_probe.compare.events import EffectiveSettings, StageDone, StageStarted, send
-from mismatch_probe.compare.plan import Job, ScoreStage
+from mismatch_probe.compare.batches import run_batches, skip
+from mismatch_probe.compare.events import EffectiveSettings, send
+from mismatch_probe.compare.plan import (
+    FloorStage,
+    Job,
+    LoadedModel,
+    ScoreStage,
+    TrainingStage,
+    WholeVocabularyStage,
+    fixed_batches,
+)
 from mismatch_probe.compare.starts import scored_with_starts
+from mismatch_probe.compare.subsample import LONGEST_REPEATED, repeated_rows
+from mismatch_probe.compare.whole_vocabulary import compare_distributions
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
@@ -28,43 +40,111 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]
         StorageError: a batch could not be recorded.
     """
     rollouts = read_table(run.rollouts_path, columns=["id", "sampler", "prompt_token_ids", "token_ids"])
-    samplers = rollouts["sampler"].to_pylist()
-    sequences = sequences_of(rollouts)
-    for stage in job.stages:
-        assert isinstance(stage, ScoreStage)
-        if run.leg_path(stage.leg).exists() or manifest.stages[stage.name].state == "skipped":
-            continue
-        chosen = [sequence for sequence, sampler in zip(sequences, samplers, strict=True) if sampler in stage.samplers]
-        _score(run, manifest, stage, chosen, events)
+    by_sampler: dict[str, list[TokenSequence]] = {}
+    for sampler, sequence in zip(rollouts["sampler"].to_pylist(), sequences_of(rollouts), strict=True):
+        by_sampler.setdefault(sampler, []).append(sequence)
+    pending = [
+        stage
+        for stage in job.stages
+        if isinstance(stage, TrainingStage)
+        and manifest.stages[stage.name].state != "skipped"
+        and not run.leg_path(stage.leg).exists()
+    ]
+    for model, stages in groupby(pending, key=lambda stage: stage.model):
+        _run_stages(run, manifest, model, list(stages), by_sampler, events)
+
+
+def _run_stages(
+    run: RunDirectory,
+    manifest: Manifest,
+    model: LoadedModel,
+    stages: list[TrainingStage],
+    by_sampler: dict[str, list[TokenSequence]],
+    events: IO[str],
+) -> None:
+    """Work through stages that need the same model."""
+    if model.rounded_to is not None and _rounding_is_exact(Path(manifest.model.folder), model.rounded_to):
+        _skip(stages, f"every weight is exactly representable in {model.rounded_to}: rounding changes nothing", events)
+        return
+    try:
+        scorer = _load(manifest, model)
+    except (UsageError, EngineError) as error:
+        if model.attention is None:
+            raise
+        _skip(stages, f"the model does not run with {model.attention} attention: {error}", events)
+        return
+    with scorer:
+        for stage in stages:
+            send(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
+            if isinstance(stage, WholeVocabularyStage):
+                compare_distributions(run, manifest, stage, by_sampler[f"infer-{stage.infer}"], scorer, events)
+            elif isinstance(stage, FloorStage):
+                _score_alone(run, manifest, stage, by_sampler, scorer, events)
+            else:
+                _score(run, manifest, stage, by_sampler, scorer, events)
+
+
+def _load(manifest: Manifest, model: LoadedModel) -> Scorer:
+    settings = manifest.settings
+    training = settings.training
+    if model.attention is not None:
+        training = training.model_copy(update={"attention": model.attention})
+    return Scorer.load(
+        manifest.model.folder,
+        model.dtype,
+        training,
+        reference=model.reference,
+        rounded_to=model.rounded_to,
+        temperature=settings.sampling.temperature,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
 
 
 def _score(
-    run: RunDirectory, manifest: Manifest, stage: ScoreStage, sequences: list[TokenSequence], events: IO[str]
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: ScoreStage,
+    by_sampler: dict[str, list[TokenSequence]],
+    scorer: Scorer,
+    events: IO[str],
 ) -> None:
-    settings = manifest.settings
-    if stage.rounded_to is not None and _rounding_is_exact(Path(manifest.model.folder), stage.rounded_to):
-        note = f"every weight is exactly representable in {stage.rounded_to}: rounding changes nothing"
-        send(events, StageStarted(stage=stage.name, batches=0, batches_done=0))
-        send(events, StageDone(stage=stage.name, skipped=True, note=note))
+    sequences = [one for sampler, sampled in by_sampler.items() if sampler in stage.samplers for one in sampled]
+    batches = plan_batches([sequence.num_tokens for sequence in sequences], manifest.settings.training.batch_tokens)
+
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [sequences[row] for row in rows]
+        table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.dtype == "fp64")
+        return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
+
+    run_batches(run, stage, batches, work, events)
+
+
+def _score_alone(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: FloorStage,
+    by_sampler: dict[str, list[TokenSequence]],
+    scorer: Scorer,
+    events: IO[str],
+) -> None:
+    """A few responses of each sampler, each in a pass of its own."""
+    most = manifest.settings.floors.num_sequences
+    chosen = [by_sampler[name][row] for name in stage.samplers for row in repeated_rows(by_sampler[name], most)]
+    if not chosen:
+        skip(stage.name, f"every response is longer than {LONGEST_REPEATED} tokens with its prompt", events)
         return
-    with Scorer.load(
-        manifest.model.folder,
-        stage.dtype,
-        settings.training,
-        reference=stage.reference,
-        rounded_to=stage.rounded_to,
-        temperature=settings.sampling.temperature,
-        trust_remote_code=settings.model.trust_remote_code,
-    ) as scorer:
-        send(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
-        batches = plan_batches([sequence.num_tokens for sequence in sequences], settings.training.batch_tokens)
 
-        def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
-            batch = [sequences[row] for row in rows]
-            table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.dtype == "fp64")
-            return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [chosen[row] for row in rows]
+        table = leg_table(batch, scorer.score_batch(batch), double=stage.dtype == "fp64")
+        return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
-        run_batches(run, stage, batches, work, events)
+    run_batches(run, stage, fixed_batches(len(chosen), 1), work, events)
+
+
+def _skip(stages: list[TrainingStage], why: str, events: IO[str]) -> None:
+    for stage in stages:
+        skip(stage.name, why, events)
 
 
 def _rounding_is_exact(folder: Path, dtype: Dtype) -> bool:

@@ -4,6 +4,7 @@ from itertools import permutations
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.cases import disagreements, exact_of, sides_of
+from mismatch_probe.compare.close_looks import whole_vocabulary
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
@@ -44,7 +45,10 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
     }
     deviations = disagreements(manifest, data)
-    pairs = [_pair_summary(manifest, name, found, metrics[name], deviations) for name, found in data.items()]
+    pairs = [
+        _with_whole_vocabulary(run, found, _pair_summary(manifest, name, found, metrics[name], deviations), level)
+        for name, found in data.items()
+    ]
     contrasts = _contrasts(pairs)
     return Summary(
         tool_version=__version__,
@@ -100,6 +104,17 @@ def _pair_summary(
         corrections=[] if pair is None else simulate_corrections(pair, level=manifest.settings.confidence),
         verdict=judge(case),
     )
+
+
+def _with_whole_vocabulary(run: RunDirectory, data: PairData, summary: PairSummary, level: float) -> PairSummary:
+    if data.pair is None:
+        return summary
+    found = whole_vocabulary(run, summary.train_dtype, summary.infer_dtype, data.pair, data.row_ids, level)
+    if isinstance(found, str):
+        unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), found)
+        return summary.model_copy(update={"metrics_unavailable": unavailable})
+    metrics = summary.metrics | {"full_kl": found.full_kl, "full_tv": found.full_tv}
+    return summary.model_copy(update={"metrics": metrics, "full_vocabulary": found})
 
 
 def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from mismatch_probe.dtypes import Dtype, parse_dtype
 
 DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 
 
 class Settings(BaseModel):
@@ -62,7 +63,7 @@ class TrainingPathSettings(Settings):
     """
 
     precision: Literal["weights", "to", "autocast", "fsdp"] = "weights"
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Attention = "sdpa"
     log_softmax_dtype: DtypeField = "fp32"
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"
@@ -77,6 +78,21 @@ class ReferenceSettings(Settings):
     rounded_weights: bool = True
 
 
+class FloorSettings(Settings):
+    """How many responses of each sampler the training path scores again to measure its own floors; 0 for none."""
+
+    num_sequences: NonNegativeInt = 16
+
+
+class FullVocabularySettings(Settings):
+    """At how many positions of each sampler's responses both whole distributions are compared; 0 for none.
+
+    Fewer where the vocabulary or the contexts are large (`mismatch_probe.compare.subsample`).
+    """
+
+    positions: NonNegativeInt = 512
+
+
 class CompareSettings(Settings):
     """One run of `compare`."""
 
@@ -87,6 +103,8 @@ class CompareSettings(Settings):
     engine: EngineSettings = EngineSettings()
     training: TrainingPathSettings = TrainingPathSettings()
     reference: ReferenceSettings = ReferenceSettings()
+    floors: FloorSettings = FloorSettings()
+    full_vocabulary: FullVocabularySettings = FullVocabularySettings()
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
     @model_validator(mode="after")

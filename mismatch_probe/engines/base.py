@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.records.sequences import SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 
 class Engine(ABC):
@@ -34,6 +34,22 @@ class Engine(ABC):
         Raises:
             UsageError: a sequence is longer than `max_model_len - 1`.
             EngineError: the engine failed or scored other token ids than those given.
+        """
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Tokens that the engine has log-probs for."""
+
+    @abstractmethod
+    def distributions(self, contexts: Sequence[Sequence[int]]) -> FloatArray:
+        """Log-probs (nats, FP32) of every token of the vocabulary after each context [P, V], as sampling has them.
+
+        Minus infinity marks a token that cannot be sampled, NaN one whose log-prob was not delivered.
+
+        Raises:
+            UsageError: a context leaves no room for a token.
+            EngineError: the engine failed.
         """
 
     @abstractmethod

@@ -11,6 +11,7 @@ from mismatch_probe.stats.results import (
     CorrectionResult,
     ErrorHistogram,
     Estimate,
+    FullVocabularyCheck,
     LengthLaw,
     ProbabilityScatter,
 )
@@ -103,6 +104,7 @@ class PairSummary(Record):
     errors: list[ErrorHistogram]
     worst_tokens: list[TokenInContext]
     corrections: list[CorrectionResult] = []
+    full_vocabulary: FullVocabularyCheck | None = None
     verdict: Verdict
 
 

@@ -49,6 +49,27 @@ def leg_schema(*, double: bool = False) -> pa.Schema:
     )
 
 
+DISTRIBUTIONS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+    ]
+)
+"""A policy's log-probs of the whole vocabulary in nats, one row a response position."""
+
+WHOLE_VOCABULARY = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("positions", pa.list_(pa.int32()), nullable=False),
+        pa.field("full_kl", pa.list_(pa.float64()), nullable=False),
+        pa.field("full_tv", pa.list_(pa.float64()), nullable=False),
+        pa.field("diff", pa.list_(pa.float64()), nullable=False),
+    ]
+)
+"""Exact KL(mu || pi), total variation and the sampled token's d in nats at some positions, one row a response."""
+
+
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a table whole or not at all; the same table gives the same bytes.
 

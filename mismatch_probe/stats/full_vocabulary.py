@@ -1,12 +1,34 @@
 """Do the sampled estimators agree with the divergence computed over the whole vocabulary, position by position?"""
 
 import numpy as np
+from scipy.special import logsumexp
 
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, SampledAgainstExact
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences
+
+
+def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
+    """Exact KL(mu || pi) and total variation at each position [P], from both policies' log-probs [P, V].
+
+    Both are normalised in float64 first, so that what a low-precision log-softmax misses of a sum of 1 does not pass
+    for divergence. A token that mu cannot draw adds nothing to the KL, one that only pi cannot draw makes it infinite;
+    a position where a log-prob is missing has NaN.
+
+    Raises:
+        ValueError: the two have different shapes.
+    """
+    if log_mu.shape != log_pi.shape:
+        raise ValueError(f"log-probs of mu are {log_mu.shape}, of pi {log_pi.shape}")
+    log_mu, log_pi = (
+        values - logsumexp(values, axis=-1, keepdims=True) for values in map(np.float64, (log_mu, log_pi))
+    )
+    mu, pi = np.exp(log_mu), np.exp(log_pi)
+    possible = mu != 0
+    ratios = np.subtract(log_mu, log_pi, where=possible, out=np.zeros_like(mu))
+    return (mu * ratios).sum(axis=-1), np.abs(mu - pi).sum(axis=-1) / 2
 
 
 def full_vocabulary_check(

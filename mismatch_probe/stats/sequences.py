@@ -117,9 +117,9 @@ class TokenPair:
     """The same sampled tokens under both policies: natural log-probs [T], finite and at most 0 up to rounding.
 
     log_ref: the high-precision reference. log_mu_prefill: mu again, by prefill of the same ids. log_ref_rounded_pi and
-    log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: tokens a side computed twice, to
-    measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`). entropy_pi: entropy of pi's next-token
-    distribution in nats. The caller leaves out, counts and names rows with missing or non-finite log-probs.
+    log_ref_rounded_mu: FP32 arithmetic on weights rounded to that side's dtype. repeats: tokens that a side computed
+    twice, to measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`). entropy_pi: entropy of pi's
+    next-token distribution in nats. The caller leaves out, counts and names rows with missing or non-finite log-probs.
 
     Raises:
         ValueError: an array has another length, is not finite, or no log-probability; nothing is ever dropped here.

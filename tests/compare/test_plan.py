@@ -1,8 +1,22 @@
-from mismatch_probe.compare.plan import SampleStage, ScoreStage, fixed_batches, make_plan, model_length, sample_requests
+from itertools import groupby
+
+from mismatch_probe.compare.plan import (
+    FloorStage,
+    LoadedModel,
+    ReplayStage,
+    SampleStage,
+    ScoreStage,
+    TrainingStage,
+    fixed_batches,
+    make_plan,
+    model_length,
+    sample_requests,
+)
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.records.sequences import EncodedPrompt
 
+LEG_PREFIXES = ("infer-", "train-", "ref-", "full-")
 PROMPTS = [EncodedPrompt("p0", [1, 2, 3], "x"), EncodedPrompt("p1", [1], "y")]
 
 
@@ -13,7 +27,8 @@ def settings(**changes: object) -> CompareSettings:
 def test_the_default_run_has_one_engine_job_a_dtype_and_one_training_job() -> None:
     plan = make_plan(settings())
     assert [job.name for job in plan.jobs] == ["engine-bf16", "engine-fp16", "engine-fp32", "training-path"]
-    assert {stage.leg for stage in plan.jobs[-1].stages} == {
+    scored = {stage.leg for stage in plan.jobs[-1].stages if isinstance(stage, ScoreStage)}
+    assert scored == {
         "ref-fp32",
         "ref-fp32-weights-bf16",
         "ref-fp32-weights-fp16",
@@ -21,6 +36,39 @@ def test_the_default_run_has_one_engine_job_a_dtype_and_one_training_job() -> No
         "train-fp16",
         "train-fp32",
     }
+
+
+def test_every_training_dtype_measures_its_floors_on_the_model_that_is_loaded_but_for_other_attention() -> None:
+    stages = make_plan(settings(pairs=[("bf16", "bf16"), ("fp32", "bf16")])).jobs[-1].stages
+    for dtype in ("bf16", "fp32"):
+        floors = [stage for stage in stages if isinstance(stage, FloorStage) and stage.dtype == dtype]
+        assert [stage.leg.removeprefix(f"train-{dtype}-") for stage in floors] == ["alone", "again", "other-attention"]
+        assert [stage.model for stage in floors[:2]] == [LoadedModel(dtype)] * 2
+        assert floors[2].model == LoadedModel(dtype, attention="eager")
+
+
+def test_stages_that_share_a_model_stand_in_a_row() -> None:
+    stages = make_plan(settings(pairs=[("bf16", "fp16"), ("bf16", "fp32"), ("fp32", "fp32")])).jobs[-1].stages
+    models = [stage.model for stage in stages if isinstance(stage, TrainingStage)]
+    assert len(models) == len(stages)
+    loads = [model for model, _ in groupby(models)]
+    assert len(set(loads)) == len(loads)
+
+
+def test_eager_attention_is_held_against_sdpa() -> None:
+    stages = make_plan(settings(training={"attention": "eager"})).stages
+    assert {stage.attention for stage in stages if isinstance(stage, FloorStage)} == {None, "sdpa"}
+
+
+def test_every_pair_reads_the_distributions_of_its_engine() -> None:
+    plan = make_plan(settings(pairs=[("bf16", "fp16"), ("fp32", "fp16"), ("bf16", "bf16")]))
+    readers = {stage.dtype: [one.leg for one in plan.readers(stage)] for stage in plan.distributions_stages}
+    assert readers == {"fp16": ["full-bf16-fp16", "full-fp32-fp16"], "bf16": ["full-bf16-bf16"]}
+
+
+def test_close_looks_can_be_switched_off() -> None:
+    plan = make_plan(settings(floors={"num_sequences": 0}, full_vocabulary={"positions": 0}))
+    assert all(isinstance(stage, SampleStage | ReplayStage | ScoreStage) for stage in plan.stages)
 
 
 def test_a_cross_product_scores_each_training_leg_on_every_engine_it_is_paired_with() -> None:
@@ -34,8 +82,11 @@ def test_a_cross_product_scores_each_training_leg_on_every_engine_it_is_paired_w
 
 def test_no_two_stages_write_the_same_file() -> None:
     plan = make_plan(settings(pairs=[(a, b) for a in ("bf16", "fp16", "fp32") for b in ("bf16", "fp16", "fp32")]))
-    legs = [stage.leg for stage in plan.stages]
-    assert len(set(legs)) == len(legs)
+    outputs = [output for stage in plan.stages for output in stage.outputs if output.startswith(LEG_PREFIXES)]
+    names = [stage.name for stage in plan.stages]
+    assert {stage.leg for stage in plan.leg_stages} == set(outputs)
+    assert len(set(outputs)) == len(outputs)
+    assert len(set(names)) == len(names)
 
 
 def test_requests_are_the_same_for_every_engine_but_for_the_id() -> None:

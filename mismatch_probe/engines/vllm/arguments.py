@@ -16,6 +16,7 @@ _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "seed": "it is set by --seed",
     "enable_prefix_caching": "it is set by engine.prefix_caching in the configuration",
     "logprobs_mode": "the probabilities compared are those sampled from, so it stays processed_logprobs",
+    "max_logprobs": "whole distributions are asked for, so it stays unlimited",
     "generation_config": "a checkpoint's sampling defaults must not slip in, so it stays 'vllm'",
     "worker_extension_cls": "the probe puts its own extension there",
     "skip_tokenizer_init": "token texts need the tokenizer",

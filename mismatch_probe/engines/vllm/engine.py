@@ -13,15 +13,16 @@ from mismatch_probe.engines.vllm.effective import check_applied, read_effective_
 from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import, recorded_environment
 from mismatch_probe.engines.vllm.failures import engine_failure
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
-from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence
+from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.sequences import SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 logger = logging.getLogger(__name__)
 
 _SMALLEST_TEMPERATURE = 0.01
 """vLLM raises a lower temperature to this, with nothing but a warning."""
+_WHOLE_VOCABULARY = -1
 _DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -68,6 +69,7 @@ def start_vllm(
         "enable_prefix_caching": engine.prefix_caching,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": _WHOLE_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
     }
     try:
@@ -147,6 +149,34 @@ class VllmEngine(Engine):
         replayed = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
         self._count_missing(replayed)
         return replayed
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.llm.model_config.get_vocab_size())
+
+    def distributions(self, contexts: Sequence[Sequence[int]]) -> FloatArray:
+        from vllm import SamplingParams
+
+        longest = max(len(context) for context in contexts)
+        if longest > self._longest:
+            raise UsageError(
+                f"a context of {longest} tokens leaves no room for another in {self._longest}; "
+                f"raise --vllm.max_model_len to {longest + 1}"
+            )
+        params = SamplingParams(
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            top_k=self._sampling.top_k,
+            seed=0,
+            max_tokens=1,
+            ignore_eos=True,
+            logprobs=_WHOLE_VOCABULARY,
+            flat_logprobs=True,
+            detokenize=False,
+        )
+        prompts = [list(context) for context in contexts]
+        outputs = self._generate(prompts, [params] * len(prompts), "comparing distributions of")
+        return whole_distributions(outputs, self.vocab_size)
 
     def effective_settings(self) -> dict[str, Any]:
         return dict(self._settings)

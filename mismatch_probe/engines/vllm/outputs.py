@@ -7,7 +7,7 @@ import numpy as np
 
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.sequences import SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 _FINISHED: Final = ("stop", "length")
 
@@ -67,6 +67,17 @@ def scores(sequence_id: str, token_ids: list[int], flat: Any, *, first: int) -> 
             )
         logprobs[index], top1_ids[index] = flat.logprobs[start], flat.token_ids[min(start + 1, end - 1)]
     return ScoredSequence(sequence_id, logprobs, top1_ids)
+
+
+def whole_distributions(outputs: Sequence[Any], vocab_size: int) -> FloatArray:
+    """Log-probs of the first decoded position of each request by token id [P, V]; NaN for ids that are absent."""
+    rows = np.full((len(outputs), vocab_size), np.nan, dtype=np.float32)
+    for row, output in zip(rows, outputs, strict=True):
+        flat = output.outputs[0].logprobs
+        if flat is not None and flat.start_indices:
+            first = slice(flat.start_indices[0], flat.end_indices[0])
+            row[flat.token_ids[first]] = flat.logprobs[first]
+    return rows
 
 
 def num_missing(scored: Sequence[ScoredSequence]) -> int:

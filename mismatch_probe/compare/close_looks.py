@@ -1,0 +1,76 @@
+"""What was measured more closely on a few responses, read back: the training path's floors, whole distributions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
+from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
+from mismatch_probe.stats.results import FullVocabularyCheck
+from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair
+
+FloatVector = npt.NDArray[np.float64]
+
+
+def measured_repeats(
+    run: RunDirectory, train: Dtype, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
+) -> dict[str, Repeat]:
+    """pi computed twice on a few of the pair's responses, whose ids and keys of token ids are given in its order.
+
+    `pi_other_batch`: each alone against its batch. `pi_again`: each alone twice. `pi_other_attention`: each alone, with
+    the two implementations of attention. What is not recorded, not finite, or of other token ids is left out.
+    """
+    in_batch = dict(zip(ids, np.split(pair.log_pi, pair.sequences.offsets[1:-1]), strict=True))
+    key_of = dict(zip(ids, keys, strict=True))
+    alone, again, other = (
+        _leg(run, f"train-{train}-{change}", key_of) for change in ("alone", "again", "other-attention")
+    )
+    cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
+    twice = {
+        "pi_again": (alone, again),
+        "pi_other_batch": (in_batch, alone),
+        "pi_other_attention": (alone, other),
+    }
+    found = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
+    return {name: repeat for name, repeat in found.items() if repeat is not None}
+
+
+def _leg(run: RunDirectory, name: str, key_of: dict[str, int]) -> dict[str, Reals]:
+    """Log-probs by id, empty where the leg was not recorded."""
+    path = run.leg_path(name)
+    if not path.exists():
+        return {}
+    table = read_table(path, columns=["id", "ids_key", "logprobs"])
+    rows = zip(table["id"].to_pylist(), table["ids_key"].to_pylist(), table["logprobs"].to_pylist(), strict=True)
+    found = {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
+    return {row_id: logprobs for row_id, logprobs in found.items() if np.isfinite(logprobs).all()}
+
+
+def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:
+    shared = [row_id for row_id in first if row_id in second]
+    if not shared:
+        return None
+    sequences = Sequences.of_lengths([first[one].size for one in shared], [cluster_of[one] for one in shared])
+    return Repeat(sequences, *(np.concatenate([leg[one] for one in shared]) for leg in (first, second)))
+
+
+def whole_vocabulary(
+    run: RunDirectory, train: Dtype, infer: Dtype, pair: TokenPair, ids: Sequence[str], level: float
+) -> FullVocabularyCheck | str:
+    """The full-vocabulary check on the pair's responses, whose ids are given in its order, or why there is none."""
+    path = run.leg_path(f"full-{train}-{infer}")
+    if not path.exists():
+        return "no whole distributions were recorded"
+    cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
+    rows = [row for row in read_table(path).to_pylist() if row["id"] in cluster_of]
+    if not rows:
+        return "no usable response has whole distributions"
+    kl, tv, diff = (np.concatenate([np.asarray(row[name]) for row in rows]) for name in ("full_kl", "full_tv", "diff"))
+    broken = ~np.isfinite([kl, tv, diff]).all(axis=0)
+    if broken.any():
+        return f"the whole distributions are not finite at {broken.sum()} of {broken.size} positions"
+    sequences = Sequences.of_lengths([len(row["diff"]) for row in rows], [cluster_of[row["id"]] for row in rows])
+    return full_vocabulary_check(sequences, diff, kl, tv, level)
