@@ -1,18 +1,31 @@
 """Where faults are injected, and what an injected fault is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.fault_lab.in_log import Edit, edit_leg
 from benchmarks.fault_lab.in_training import opened, with_settings
 from benchmarks.fault_lab.models import PROMPTS
-from benchmarks.fault_lab.recording import FAULT_DTYPES, OpenScorer, copy_of, keep_pairs, record, score_again
+from benchmarks.fault_lab.recording import (
+    CLEAN_DTYPES,
+    FAULT_DTYPES,
+    OpenScorer,
+    copy_of,
+    keep_pairs,
+    record,
+    score_again,
+)
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.verdict.codes import Code
 
 Where = Literal["log", "training", "engine"]
+INJECTED = "injected"
+"""A file that tells that a faulty run is complete."""
+
 Make = Callable[["Bench"], RunDirectory]
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -75,16 +88,18 @@ class Bench:
         """The clean run as recorded, and scored by a training path under other sound settings."""
         yield "as recorded", self.clean
         for variant, settings in VARIANTS.items():
-            run = copy_of(self.clean, self.scratch / "variants" / self.model / variant)
-            score_again(run, with_settings(self.checkpoint, **settings))
-            yield variant, run
+            scorer = with_settings(self.checkpoint, **settings)
+            yield variant, self._injected(variant, partial(score_again, open_scorer=scorer), CLEAN_DTYPES)
 
     def in_engine(
         self, name: str, *, checkpoint: Path | None = None, sampling: dict[str, Any] | None = None, **engine_args: Any
     ) -> RunDirectory:
         """The engine runs with the fault; the training path scores its responses without."""
+        path = self.scratch / "engine" / self.model / name
+        if (path / INJECTED).exists():
+            return RunDirectory(path)
         run = record(
-            self.scratch / "engine" / self.model / name,
+            path,
             checkpoint or self.checkpoint,
             PROMPTS[self.model],
             FAULT_DTYPES,
@@ -95,20 +110,22 @@ class Bench:
         )
         if checkpoint is not None or sampling is not None:
             score_again(run, lambda dtype, reference: opened(self.checkpoint, dtype, reference=reference))
+        (path / INJECTED).touch()
         return run
 
     def edited(self, name: str) -> Path:
         """Where an edited checkpoint goes."""
         return self.scratch / "checkpoints" / f"{self.model}-{name}"
 
-    def _injected(self, name: str, inject: Callable[[RunDirectory], None]) -> RunDirectory:
+    def _injected(
+        self, name: str, inject: Callable[[RunDirectory], None], dtypes: Sequence[Dtype] = FAULT_DTYPES
+    ) -> RunDirectory:
         """A copy of the clean run with the fault, or the one that is there already."""
         path = self.scratch / "faulty" / self.model / name
-        done = path / "injected"
-        if done.exists():
+        if (path / INJECTED).exists():
             return RunDirectory(path)
         run = copy_of(self.clean, path)
-        keep_pairs(run, FAULT_DTYPES)
+        keep_pairs(run, dtypes)
         inject(run)
-        done.touch()
+        (path / INJECTED).touch()
         return run

@@ -10,10 +10,10 @@ from mismatch_probe.verdict.data_faults import data_faults
 from mismatch_probe.verdict.floors import exact_pair_agrees
 from mismatch_probe.verdict.innocent import clean, precision
 from mismatch_probe.verdict.signatures import signatures
+from mismatch_probe.verdict.signatures.context import course_of
 from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
-from mismatch_probe.verdict.signatures.positions import CLEAN_START
-from mismatch_probe.verdict.signatures.profile import share_at_start
+from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
@@ -111,10 +111,10 @@ def _nameless(exact: Disagreement) -> Cause:
 
 def _where_it_sets_in(exact: Disagreement) -> list[str]:
     """What the start of the context rules out, where it was recorded."""
-    at_start = share_at_start(exact)
-    if at_start is None:
+    course = course_of(exact)
+    if course is None:
         return []
-    if at_start <= CLEAN_START:
+    if course.at_first <= CLEAN_FIRST:
         return [
             "the sides agree at the first place of the context, so weights, head and temperature are the same: look at "
             "positions, masks, caches, and a first token that is there twice"

@@ -77,6 +77,11 @@ class Disagreement:
         return self.floor / root_mean_square(self.sensitivity)
 
     @cached_property
+    def logit_errors(self) -> Floats:
+        """abs(d) over what the token's uncertainty makes of a unit error of the logits, never below the floor [T]."""
+        return np.asarray(self.pair.abs_diff / self.sensitivity + self.logit_floor)
+
+    @cached_property
     def uncertain(self) -> Mask:
         """Tokens whose log-prob an error of the logits can move at all [T]."""
         return np.asarray(self.sensitivity > UNCERTAIN)

@@ -1,32 +1,55 @@
 """Different text before the response: BOS or a template on one side, another prompt, padding attended to.
 
-The extra or missing tokens weigh most where little else is in the context, and fade as it fills.
+The extra or missing tokens weigh most where little else is in the context, and fade as it fills. A first token that is
+there twice changes nothing at the first place, since both copies say the same, and fades from the second on.
 """
 
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.context import Course, course_of
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
-from mismatch_probe.verdict.signatures.positions import CLEAN_START
-from mismatch_probe.verdict.signatures.profile import profile_along, share_at_start
+from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST, LATE
+from mismatch_probe.verdict.signatures.profile import profile_along
 
-FADES = -0.1
-"""Slope of log deviation against log place: text before the prompt gave -0.2 to -1.4 on small models."""
+FADED = 0.65
+"""Size in the responses over that in the prompts' starts: other text gave 0.1 to 0.6, weights 0.8 to 3."""
+
+MOST_SLOPE = 0.1
+"""Of log deviation against log place over the prompts' starts."""
+
+STEEP_SLOPE = -0.5
+"""A slope that only other text was seen to give, in responses whose deviation is at least no larger."""
 
 
 def prompt_prefix(found: Disagreement) -> Cause | None:
     """The cause where the deviation is there from the start of the context and fades along it."""
     if not found.settled or found.is_rounding:
         return None
-    at_start = share_at_start(found)
-    if at_start is not None and at_start <= CLEAN_START:
-        return None
-    profile = profile_along(found if found.probe is None else found.probe)
-    if profile is None or not profile.surely_below(FADES):
-        return None
+    course = course_of(found)
+    if course is not None:
+        if not _fades(course):
+            return None
+        evidence = (
+            f"deviation for equal uncertainty goes as {course.along} over the prompts' first tokens, and is "
+            f"{course.later:.2g} of that in the responses"
+        )
+    else:
+        profile = profile_along(found)
+        if profile is None or not profile.surely_below(STEEP_SLOPE):
+            return None
+        evidence = f"deviation for equal uncertainty falls as {profile}"
     return Code.PROMPT_PREFIX.cause(
-        evidence=[f"deviation for equal uncertainty falls as {profile}"],
+        evidence=[evidence],
         advice=[
             "Compare the token ids both sides read, from the first: BOS once, the same template and system prompt, and "
             "nothing stripped between prompt and response."
         ],
     )
+
+
+def _fades(course: Course) -> bool:
+    if course.at_first <= CLEAN_FIRST:
+        return course.first_place <= LATE and course.later < FADED
+    if course.later < FADED:
+        return course.along.slope < MOST_SLOPE
+    return course.along.slope < STEEP_SLOPE and course.later < 1
