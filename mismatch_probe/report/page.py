@@ -14,6 +14,7 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.hostile import inert_json, plain, shortened, visible
 from mismatch_probe.report.names import DETAILED_PAIRS, KEY_MARKERS, SIGNS, verdict_words
 from mismatch_probe.report.sections.confidence import confidence
+from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.counts import counts
 from mismatch_probe.report.sections.dtypes import dtypes
 from mismatch_probe.report.sections.errors import errors
@@ -22,6 +23,7 @@ from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
 from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.verdicts import verdicts
+from mismatch_probe.report.sections.vocabulary import vocabulary
 from mismatch_probe.report.sections.worst import most_tokens, worst
 from mismatch_probe.report.view import Badge, Cell
 
@@ -48,7 +50,9 @@ def render_html(summary: Summary, manifest: Manifest) -> str:
         scatter(summary),
         length(summary),
         errors(summary),
+        vocabulary(summary),
         confidence(summary),
+        corrections(summary),
         worst(summary),
         counts(summary),
         settings(summary, manifest),

@@ -20,11 +20,13 @@ from mismatch_probe.records.summary import (
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
+from mismatch_probe.stats.full_vocabulary import divergences, full_vocabulary_check
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import Estimate
-from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
+from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
 
 ERROR_NATS: dict[Dtype, float] = {"bf16": 2e-2, "fp16": 2.6e-3, "fp32": 2e-6, "fp64": 1e-12}
 """Standard deviation of a side's error on a middling token."""
@@ -72,7 +74,29 @@ def simulated_pair(train: Dtype, infer: Dtype, simulation: Simulation) -> TokenP
         top1_mu=np.where(rng.random(sequences.num_tokens) < ERROR_NATS[infer], top1 + 1, top1),
         entropy_pi=-log_ref * rng.uniform(0.5, 1.5, sequences.num_tokens),
         log_mu_prefill=np.minimum(log_mu + 0.1 * sigma_mu * noise[2], 0),
+        repeats=_repeats(sequences, log_pi, 0.1 * ERROR_NATS[train], rng),
     )
+
+
+def _repeats(
+    sequences: Sequences, log_pi: np.ndarray, error_nats: float, rng: np.random.Generator
+) -> dict[str, Repeat]:
+    """The training path once more on the first response: alone as in its batch up to an error, and alone twice."""
+    one = Sequences.of_lengths(sequences.lengths[:1])
+    in_batch = log_pi[: one.num_tokens]
+    alone = in_batch + error_nats * rng.standard_normal(one.num_tokens)
+    return {"pi_other_batch": Repeat(one, in_batch, alone), "pi_again": Repeat(one, alone, alone)}
+
+
+def _full_vocabulary(train: Dtype, infer: Dtype) -> FullVocabularyCheck:
+    """Real categorical policies over 40 tokens at 640 positions of 32 responses."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (640, 40))
+    moved = logits + np.hypot(ERROR_NATS[train], ERROR_NATS[infer]) * rng.standard_normal(logits.shape)
+    log_mu, log_pi = (values - np.logaddexp.reduce(values, axis=1, keepdims=True) for values in (logits, moved))
+    tokens = (np.exp(log_mu).cumsum(axis=1) > rng.random((640, 1))).argmax(axis=1)
+    diff = (log_pi - log_mu)[np.arange(640), tokens]
+    return full_vocabulary_check(Sequences.of_lengths([20] * 32), diff, *divergences(log_mu, log_pi))
 
 
 def summary(
@@ -140,6 +164,8 @@ def _pair_summary(
         scatter=probability_scatter(tokens),
         errors=error_histograms(tokens),
         worst_tokens=_worst(tokens, infer, simulation.hostile),
+        corrections=simulate_corrections(tokens),
+        full_vocabulary=_full_vocabulary(train, infer),
         verdict=_verdict(pair, metrics, exact),
     )
 

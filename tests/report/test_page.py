@@ -1,7 +1,9 @@
 """The page: whole, deterministic, offline, small, and usable without a mouse or colours."""
 
+import html
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from tests.report import samples
 MOST_BYTES = 2_500_000
 VOID = {"meta", "br", "img", "hr", "link", "input", "wbr"}
 SECTIONS = (
-    *("answer", "verdicts", "dtypes", "scatter", "length", "errors", "confidence", "worst", "counts", "settings"),
-    *("provenance", "reproduce"),
+    *("answer", "verdicts", "dtypes", "scatter", "length", "errors", "vocabulary", "confidence", "corrections"),
+    *("worst", "counts", "settings", "provenance", "reproduce"),
 )
 
 
@@ -172,6 +174,54 @@ def test_a_run_without_one_usable_token_still_has_a_page() -> None:
     )
     page = render_html(summary.model_copy(update={"pairs": [empty], "contrasts": []}), samples.manifest())
     assert parsed(page).open == []
+
+
+def test_floors_stand_beside_the_blame(page: str) -> None:
+    section = _section(page, "errors")
+    assert "own floors" in section
+    assert "the same responses alone and in their batches" in section
+
+
+def test_the_whole_vocabulary_checks_every_sampled_estimator(page: str) -> None:
+    section = _section(page, "vocabulary")
+    assert section.count(">yes<") == 4 * len(samples.summary().pairs)
+    for words in ("KL by k1", "KL by k2", "KL by k3", "total variation"):
+        assert words in section
+    assert "does not hold 0" not in section
+
+
+def test_an_estimator_that_disagrees_is_named() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    check = summary.pairs[0].full_vocabulary
+    assert check is not None
+    wrong = replace(check.estimators["kl_k3"], agrees=False)
+    moved = replace(check, estimators=check.estimators | {"kl_k3": wrong})
+    pair = summary.pairs[0].model_copy(update={"full_vocabulary": moved})
+    section = _section(render_html(summary.model_copy(update={"pairs": [pair]}), samples.manifest()), "vocabulary")
+    assert "does not hold 0" in section
+    assert "BF16, KL by k3" in section
+
+
+def test_whole_distributions_that_were_not_compared_are_told_with_the_reason() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    why = "the whole distributions are not finite at 3 of 8 positions"
+    pair = summary.pairs[0].model_copy(update={"full_vocabulary": None, "metrics_unavailable": {"full_kl": why}})
+    page = render_html(summary.model_copy(update={"pairs": [pair]}), samples.manifest())
+    assert why in _section(page, "vocabulary")
+
+
+def test_every_rule_says_what_it_leaves_and_those_that_leave_too_little_are_named(page: str) -> None:
+    section = _section(page, "corrections")
+    for rule in samples.summary().pairs[0].corrections:
+        assert f"<code>{rule.name}</code>" in section
+    assert "less than 50 % of the sample is left by" in section
+    assert "FP32: every rule leaves at least 50 % of the sample" in section
+
+
+def _section(page: str, anchor: str) -> str:
+    found = re.search(rf'<section id="{anchor}".*?</section>', page, re.DOTALL)
+    assert found is not None
+    return html.unescape(found[0])
 
 
 @pytest.mark.slow

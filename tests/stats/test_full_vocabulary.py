@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from scipy.stats import entropy
 
-from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
+from mismatch_probe.stats.full_vocabulary import divergences, full_vocabulary_check
 from mismatch_probe.stats.sequences import Sequences
 
 Check = tuple[Sequences, np.ndarray, np.ndarray, np.ndarray]
@@ -61,3 +62,49 @@ def test_a_negative_divergence_is_refused():
     sequences, diff, kl, tv = sampled_positions(noise=0.05)
     with pytest.raises(ValueError, match="negative"):
         full_vocabulary_check(sequences, diff, kl - 1, tv)
+
+
+def random_policies(seed: int, spread: float = 2.0) -> np.ndarray:
+    logits = np.random.default_rng(seed).normal(0, spread, (30, 17))
+    return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+
+
+def test_divergences_are_those_of_scipy():
+    log_mu, log_pi = random_policies(0), random_policies(1)
+    kl, tv = divergences(log_mu, log_pi)
+    np.testing.assert_allclose(kl, entropy(np.exp(log_mu), np.exp(log_pi), axis=1), rtol=1e-12)
+    np.testing.assert_allclose(tv, np.abs(np.exp(log_mu) - np.exp(log_pi)).sum(axis=1) / 2, rtol=1e-12)
+
+
+def test_equal_policies_have_no_divergence():
+    kl, tv = divergences(random_policies(0), random_policies(0))
+    assert (kl == 0).all()
+    assert (tv == 0).all()
+
+
+def test_a_constant_that_a_log_softmax_misses_is_not_divergence():
+    kl, tv = divergences(random_policies(0), random_policies(0) - 0.005)
+    np.testing.assert_allclose([kl, tv], 0, atol=1e-15)
+
+
+def test_a_token_that_cannot_be_sampled_adds_nothing_and_one_that_pi_excludes_is_infinite():
+    log_mu, log_pi = random_policies(0), random_policies(1)
+    cut = log_mu.copy()
+    cut[:, 3] = -np.inf
+    cut_normal = np.delete(cut, 3, axis=1)
+    cut_normal -= np.logaddexp.reduce(cut_normal, axis=1, keepdims=True)
+    expected = (np.exp(cut_normal) * (cut_normal - np.delete(log_pi, 3, axis=1))).sum(axis=1)
+    np.testing.assert_allclose(divergences(cut, log_pi)[0], expected, rtol=1e-12)
+    assert np.isinf(divergences(log_pi, cut)[0]).all()
+
+
+def test_a_missing_log_prob_spoils_its_position_alone():
+    log_mu = random_policies(0)
+    log_mu[4, 2] = np.nan
+    kl, tv = divergences(log_mu, random_policies(1))
+    assert np.flatnonzero(np.isnan(kl)).tolist() == np.flatnonzero(np.isnan(tv)).tolist() == [4]
+
+
+def test_vocabularies_of_different_size_are_refused():
+    with pytest.raises(ValueError, match="log-probs of mu"):
+        divergences(random_policies(0), random_policies(1)[:, :-1])

@@ -17,9 +17,9 @@ _COMPONENT_MEANINGS = {
     "mu_decode_vs_prefill": "inference engine: decoding token by token against one prefill of the same tokens",
     "mu_prefill": "inference engine: error of its prefill",
     "pi_vs_mu_prefill": "both sides in one forward pass: training path against the engine's prefill",
-    "pi_other_batch": "training path: the same leg at another batch shape",
-    "pi_repeat": "training path: the same leg run twice",
-    "mu_repeat": "inference engine: the same leg run twice",
+    "pi_again": "training path: the same responses alone, twice",
+    "pi_other_batch": "training path: the same responses alone and in their batches",
+    "pi_other_attention": "training path: the same responses alone, with another implementation of attention",
 }
 
 Blamed = list[tuple[PairSummary, Blame]]

@@ -1,0 +1,101 @@
+"""What each correction rule would leave of these rollouts, and how that changes with length."""
+
+from markupsafe import Markup
+
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_percent
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label
+from mismatch_probe.report.view import Block, Cell, Note, Section, Table
+from mismatch_probe.stats.results import CorrectionResult, Estimate
+
+ENOUGH_LEFT = 0.5
+"""Effective share of the sample from which a rule counts as one that this mismatch can carry."""
+
+
+def corrections(summary: Summary) -> Section:
+    shown = [pair for pair in summary.pairs if pair.corrections]
+    blocks: list[Block] = [Note(sentence) for pair in shown for sentence in _carried(pair)]
+    for pair in shown:
+        blocks.append(_rules(pair))
+    blocks += [_by_length(pair) for pair in shown[:DETAILED_PAIRS] if any(one.by_length for one in pair.corrections)]
+    if len(shown) > DETAILED_PAIRS:
+        blocks.append(Note(MORE_PAIRS_NOTE))
+    if not shown:
+        blocks.append(Note("No token was measured, so no correction could be tried."))
+    return Section(
+        "corrections",
+        "What corrections would leave",
+        "Importance weighting and rejection rules of known trainers, applied to these rollouts. ESS is the effective "
+        "sample size over what a rule keeps; the effective share counts what it rejects as lost too. Rules that look "
+        "at the advantage are shown as if every advantage had the sign they act on.",
+        blocks,
+    )
+
+
+def effective_share(rule: CorrectionResult) -> float:
+    """ESS times the share kept, in the rule's own units; 0 where nothing is kept."""
+    ess, rejected = _own_units(rule)
+    return 0.0 if ess is None else ess.value * (1 - (rejected.value if rejected else 0))
+
+
+def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None]:
+    if rule.level == "token":
+        return rule.ess_token, rule.share_rejected_token
+    return rule.ess_seq, rule.share_rejected_seq
+
+
+def _carried(pair: PairSummary) -> list[str]:
+    """Which rules leave at least half of the sample, and which do not."""
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for rule in pair.corrections:
+        share = effective_share(rule)
+        parts[share >= ENOUGH_LEFT].append(f"{rule.name} ({write_percent(share)})")
+    carries, fails = parts[True], parts[False]
+    if not fails:
+        return [f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)} of the sample."]
+    sentence = f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} of the sample is left by {', '.join(fails)}"
+    return [f"{sentence}; {len(carries)} of {len(pair.corrections)} rules leave more."]
+
+
+def _rules(pair: PairSummary) -> Table:
+    rows: list[list[Cell]] = []
+    for rule in pair.corrections:
+        ess, rejected = _own_units(rule)
+        rows.append(
+            [
+                Markup('<code>{}</code><span class="meaning">{}</span>').format(
+                    visible(rule.name), visible(rule.also_known_as)
+                ),
+                f"{rule.level}s",
+                write_percent(effective_share(rule)),
+                write_estimate(ess),
+                write_estimate(rule.share_clipped),
+                write_estimate(rejected),
+                write_estimate(rule.mean_weight),
+                write_estimate(rule.bias),
+                write_estimate(rule.abs_weight_error),
+            ]
+        )
+    return Table(
+        f"Rules on {pair_label(pair)}",
+        [
+            *("rule", "works on", "effective share", "ESS of what is kept", "share clipped", "share rejected"),
+            *("mean weight", "bias of the weight", "mean |weight error|"),
+        ],
+        rows,
+        text_columns=frozenset({1}),
+        stacked=True,
+    )
+
+
+def _by_length(pair: PairSummary) -> Table:
+    """Effective share on the first tokens of every response that has as many."""
+    lengths = sorted({one.num_tokens for rule in pair.corrections for one in rule.by_length})
+    rows: list[list[Cell]] = []
+    for rule in pair.corrections:
+        at = {one.num_tokens: (one.ess or 0.0) * (1 - one.share_rejected) for one in rule.by_length}
+        shares = [write_percent(at[length]) if length in at else ABSENT for length in lengths]
+        rows.append([Markup("<code>{}</code>").format(visible(rule.name)), *shares])
+    columns = ["rule", *(write_count(length) for length in lengths)]
+    return Table(f"Effective share on the first T tokens, {pair_label(pair)}", columns, rows, folded=True)
