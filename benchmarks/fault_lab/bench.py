@@ -36,6 +36,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Settings of the training path that trainers use and that are no fault."""
 
+UNSOUND = {("qwen3-moe", "autocast")}
+"""torch.autocast leaves the experts' grouped products in FP32, which the verdict calls `dtype_not_applied`."""
+
 
 @dataclass(frozen=True)
 class Injection:
@@ -88,6 +91,8 @@ class Bench:
         """The clean run as recorded, and scored by a training path under other sound settings."""
         yield "as recorded", self.clean
         for variant, settings in VARIANTS.items():
+            if (self.model, variant) in UNSOUND:
+                continue
             scorer = with_settings(self.checkpoint, **settings)
             yield variant, self._injected(variant, partial(score_again, open_scorer=scorer), CLEAN_DTYPES)
 

@@ -54,7 +54,9 @@ def record(
             "pairs": [(dtype, dtype) for dtype in dtypes],
             "prompts": {"source": prompts, "num_prompts": num_prompts},
             "sampling": {"max_new_tokens": num_tokens, **(sampling or {})},
-            "engine": {"args": engine_args or {}},
+            "engine": {"args": {"enforce_eager": True, **(engine_args or {})}},
+            "floors": {"num_sequences": 0},
+            "full_vocabulary": {"positions": 0},
         }
     )
     run = start_run(path, prepare(settings))

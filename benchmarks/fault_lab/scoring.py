@@ -8,6 +8,7 @@ from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Verdict
+from mismatch_probe.verdict.preflight.facts import EXPERT_COUNTS
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def without_settings(manifest: Manifest) -> Manifest:
 def _dtype_alone(settings: dict[str, object]) -> dict[str, object]:
     config = settings.get("config") or {}
     assert isinstance(config, dict)
-    experts = {key: value for key, value in config.items() if "num_experts" in key}
+    experts = {key: config[key] for key in EXPERT_COUNTS if key in config}
     return {"dtype": settings.get("dtype"), "config": experts}
 
 
