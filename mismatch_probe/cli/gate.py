@@ -43,7 +43,9 @@ def run(
 
 @app.command()
 def calibrate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one unchanged set-up; two for max_regression.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")
+    ],
     config: Config = Path("mismatch.toml"),
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
