@@ -34,7 +34,7 @@ def settings(summary: Summary, manifest: Manifest) -> Section:
 
 
 def provenance(manifest: Manifest) -> Section:
-    model = manifest.model.model_dump(mode="json")
+    model = manifest.model.model_dump(mode="json", exclude={"folder"})
     model["weight_bytes"] = write_bytes(manifest.model.weight_bytes)
     hardware = dict(manifest.hardware)
     if "memory_bytes" in hardware:
