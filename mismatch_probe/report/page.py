@@ -82,7 +82,7 @@ def _embedded(summary: Summary) -> dict[str, Any]:
 
 
 def _without_curves(pair: dict[str, Any]) -> None:
-    pair |= {"scatter": None, "confidence": [], "errors": []}
+    pair |= {"scatter": None, "confidence": [], "errors": [], "corrections": []}
     if pair["length"]:
         pair["length"] |= {name: [] for name, value in pair["length"].items() if isinstance(value, list)}
 

@@ -16,9 +16,10 @@ ENOUGH_LEFT = 0.5
 def corrections(summary: Summary) -> Section:
     shown = [pair for pair in summary.pairs if pair.corrections]
     blocks: list[Block] = [Note(sentence) for pair in shown for sentence in _carried(pair)]
-    for pair in shown:
+    for pair in shown[:DETAILED_PAIRS]:
         blocks.append(_rules(pair))
-    blocks += [_by_length(pair) for pair in shown[:DETAILED_PAIRS] if any(one.by_length for one in pair.corrections)]
+        if any(rule.by_length for rule in pair.corrections):
+            blocks.append(_by_length(pair))
     if len(shown) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     if not shown:
