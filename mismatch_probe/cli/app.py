@@ -41,7 +41,7 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Entry point: every expected failure is one sentence on stderr and a documented exit code."""
+    """Entry point: every failure is one sentence on stderr and a documented exit code; 1 always means a failed gate."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -52,6 +52,12 @@ def main() -> None:
             traceback.print_exc()
         typer.echo(f"mismatch-probe: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the boundary of the program: Python's own exit code is 1
+        if debug:
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        typer.echo(f"mismatch-probe: unexpected {what}; the same command with --debug shows where", err=True)
+        sys.exit(ExitCode.ENVIRONMENT)
     except KeyboardInterrupt:
         typer.echo("mismatch-probe: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)

@@ -74,6 +74,8 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             if not 2 <= length <= size - 8:
                 raise ValueError("its header does not fit in the file")
             header = json.loads(file.read(length))
+        if not isinstance(header, dict):
+            raise TypeError("its header is no object")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         if size != 8 + length + end:

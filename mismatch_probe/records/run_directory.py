@@ -9,10 +9,12 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
-from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.parts import Parts
 from mismatch_probe.records.summary import SCHEMA_VERSION, Summary
+
+_NO_RUN = "it is not a run directory; give the folder that --out named"
 
 
 class RunDirectory:
@@ -66,17 +68,23 @@ class RunDirectory:
                 f"{self.path} already holds a run: continue it with --resume, or give another --out"
             )
         with storage_errors(self.path):
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and not (self.path.is_dir() and self._is_empty()):
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
             self.path.mkdir(parents=True, exist_ok=True)
+
+    def _is_empty(self) -> bool:
+        """Nothing is here but what a process killed at its first write left half-written."""
+        return all(entry.name.startswith(TEMPORARY_PREFIX) for entry in self.path.iterdir())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run for one writer.
 
         Raises:
-            RunDirectoryError: another process is writing this run.
+            RunDirectoryError: there is no run here, or another process is writing it.
         """
+        if not self.is_run:
+            raise RunDirectoryError(f"{self.manifest_path} does not exist: {_NO_RUN}")
         lock = FileLock(self.path / ".lock")
         with storage_errors(self.path):
             try:
@@ -100,7 +108,7 @@ class RunDirectory:
             RunDirectoryError: there is no run here.
             BrokenRecord: the manifest cannot be read by this version.
         """
-        text = self._read(self.manifest_path, "it is not a run directory; give the folder that --out named")
+        text = self._read(self.manifest_path, _NO_RUN)
         try:
             return Manifest.model_validate_json(text)
         except ValidationError as error:
@@ -118,7 +126,8 @@ class RunDirectory:
             RunDirectoryError: there is none yet.
             BrokenRecord: it is damaged or of another schema version.
         """
-        text = self._read(self.summary_path, "the run is unfinished; continue it with --resume")
+        unfinished = "the run is unfinished; continue it with --resume"
+        text = self._read(self.summary_path, unfinished if self.is_run else _NO_RUN)
         try:
             version = json.loads(text).get("schema_version")
             if version != SCHEMA_VERSION:

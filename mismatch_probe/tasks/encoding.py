@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from jinja2 import TemplateError
-
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks.prompt import Message, Prompt
@@ -89,7 +87,7 @@ def _apply_template(prompt_id: str, messages: list[Message], tokenizer: "PreTrai
     _require_template(tokenizer)
     try:
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # a template is a program and raises what it likes
         raise UsageError(
             f"the chat template failed on prompt {prompt_id} ({error}); mend its messages or the tokenizer's "
             "chat_template, or give text with --chat-template never (prompts.chat_template)"

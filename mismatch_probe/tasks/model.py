@@ -46,12 +46,12 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     except ImportError as error:
         raise _missing("transformers", "a tokenizer") from error
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"the tokenizer of {folder} cannot be loaded ({_first_line(error)}); give --model a folder with the "
-            "tokenizer's files beside config.json"
-        ) from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a damaged file raises whatever its parser meets
+        raise _no_tokenizer(folder, _first_line(error)) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise _no_tokenizer(folder, "it has no vocabulary")
+    return tokenizer
 
 
 def _download(model: ModelSettings, ways: str) -> Path:
@@ -65,6 +65,13 @@ def _download(model: ModelSettings, ways: str) -> Path:
         raise UsageError(
             f"model {model.path} is no folder here and cannot be had from the hub ({_first_line(error)}); {ways}"
         ) from error
+
+
+def _no_tokenizer(folder: str | Path, reason: str) -> UsageError:
+    return UsageError(
+        f"the tokenizer of {folder} cannot be loaded ({reason}); give --model a folder with the tokenizer's files "
+        "beside config.json"
+    )
 
 
 def _missing(package: str, purpose: str) -> MissingExtra:

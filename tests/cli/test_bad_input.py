@@ -1,22 +1,42 @@
 """Each bad input ends with one sentence and a documented exit code, before any engine starts."""
 
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mismatch_probe.cli.app import main
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.simulated_run import Simulation, edit_leg, simulated_run
 from tests.tiny_models import make_checkpoint
 
 
-def probe(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mismatch_probe", *map(str, words)], capture_output=True, text=True, check=False, cwd=cwd
-    )
+@dataclass(frozen=True)
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def assert_refused(answer: subprocess.CompletedProcess[str], words: str, code: ExitCode = ExitCode.USAGE) -> None:
+def probe(*words: object) -> Answer:
+    """The command line in this process, which has loaded the heavy parts once."""
+    with (
+        redirect_stdout(StringIO()) as output,
+        redirect_stderr(StringIO()) as errors,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "argv", ["mismatch-probe", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return Answer(int(end.value.code or 0), output.getvalue(), errors.getvalue())
+
+
+def assert_refused(answer: Answer, words: str, code: ExitCode = ExitCode.USAGE) -> None:
     assert answer.returncode == code, answer.stderr
     assert words in " ".join(answer.stderr.split())
     assert "Traceback" not in answer.stderr
@@ -118,5 +138,30 @@ def test_flags_that_cannot_be_used(tmp_path: Path, words: list[str], sentence: s
     assert_refused(probe("compare", "--model", "demo", "--out", tmp_path / "run", *words), sentence)
 
 
-def test_report_of_what_is_no_run(tmp_path: Path) -> None:
-    assert_refused(probe("report", tmp_path), "the run is unfinished")
+@pytest.mark.parametrize("flags", [[], ["--recompute"]])
+def test_report_of_what_is_no_run(tmp_path: Path, flags: list[str]) -> None:
+    assert_refused(probe("report", tmp_path / "none", *flags), "not a run directory")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture(scope="module")
+def impossible_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run whose log-probs are positive, which no rule of the verdict foresees."""
+
+    def positive(columns: dict[str, Any]) -> None:
+        columns["logprobs"] = [[5.0] * len(row) for row in columns["logprobs"]]
+
+    run = simulated_run(tmp_path_factory.mktemp("impossible") / "run", Simulation(num_prompts=2))
+    edit_leg(run, "train-bf16", positive)
+    return run
+
+
+def test_an_error_that_nobody_foresaw_is_a_sentence_too_and_no_failed_gate(impossible_run: RunDirectory) -> None:
+    answer = probe("report", impossible_run.path, "--recompute", "--json")
+    assert_refused(answer, "--debug shows where", ExitCode.ENVIRONMENT)
+
+
+def test_debug_shows_the_traceback(impossible_run: RunDirectory) -> None:
+    answer = probe("report", impossible_run.path, "--recompute", "--debug")
+    assert answer.returncode == ExitCode.ENVIRONMENT
+    assert "Traceback" in answer.stderr

@@ -50,6 +50,12 @@ def test_a_truncated_weight_file_is_named(folder: Path, cut: int) -> None:
         checkpoint.fingerprint(folder)
 
 
+def test_a_weight_file_whose_header_is_no_object_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
+    with pytest.raises(UsageError, match=r"not an intact safetensors file .*no object"):
+        checkpoint.fingerprint(folder)
+
+
 def test_no_weights_and_no_config_are_two_sentences(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"no \.safetensors weights"):

@@ -23,6 +23,17 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     RunDirectory(tmp_path).create()
 
 
+def test_what_a_kill_at_the_first_write_left_does_not_bar_the_directory(tmp_path: Path) -> None:
+    (tmp_path / ".writing-manifest.json").write_text("{")
+    RunDirectory(tmp_path).create()
+
+
+def test_locking_what_is_no_run_makes_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"), RunDirectory(tmp_path / "none").locked():
+        pass
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_path_below_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((StorageError, RunDirectoryError), match=r"cannot write|not empty"):
@@ -31,6 +42,7 @@ def test_a_path_below_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 def test_two_writers_cannot_hold_one_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
+    run.manifest_path.write_text("{}")
     with run.locked(), pytest.raises(RunDirectoryError, match="another process"), RunDirectory(tmp_path).locked():
         pass
     with run.locked():
@@ -40,6 +52,12 @@ def test_two_writers_cannot_hold_one_run(tmp_path: Path) -> None:
 def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         RunDirectory(tmp_path).read_manifest()
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        RunDirectory(tmp_path).read_summary()
+
+
+def test_a_run_without_a_summary_is_unfinished(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="unfinished"):
         RunDirectory(tmp_path).read_summary()
 

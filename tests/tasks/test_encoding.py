@@ -92,7 +92,8 @@ def test_messages_are_refused_where_templates_are_off():
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[0]['content'] + 1 }}", "{% for %}"]
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{{ messages[0]['content'] + 1 }}", "{{ 1 / 0 }}", "{% for %}"],
 )
 def test_a_template_that_fails_is_one_sentence_with_the_way_round_it(template):
     with pytest.raises(UsageError, match=r"chat template failed on prompt row-0 .*--chat-template never"):

@@ -1,3 +1,4 @@
+import shutil
 import sys
 
 import pytest
@@ -48,6 +49,22 @@ def test_a_hub_id_without_the_hub_package_names_the_extra_to_install(monkeypatch
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UsageError, match=r"tokenizer of .* cannot be loaded"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "content"), [("tokenizer.json", "[]"), ("tokenizer_config.json", "[]")])
+def test_a_damaged_tokenizer_is_refused(tmp_path, name, content):
+    shutil.copytree(DEMO_CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=r"tokenizer of .* cannot be loaded"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_made_up_without_its_vocabulary_is_refused(tmp_path):
+    shutil.copytree(DEMO_CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UsageError, match="has no vocabulary"):
         load_tokenizer(tmp_path)
 
 

@@ -27,6 +27,7 @@ _ROLES = ("ink", "muted", "grid", *DTYPES, *(f"heat-{level}" for level in range(
 _STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}
 _MARKERS_A_LINE = 10
 _FEW_POWERS = 100.0
+_NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -64,10 +65,15 @@ _STYLE: dict[Any, Any] = {
 
 
 def panel(heading: Heading, draw: Callable[[Axes], object], size: tuple[float, float] = WIDE) -> Panel:
-    """What `draw` puts on one pair of axes, as inline SVG; the same drawing gives the same bytes."""
+    """What `draw` puts on one pair of axes, as inline SVG, or words where that is nothing; the same drawing gives the
+    same bytes.
+    """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
-        draw(figure.add_subplot())
+        axes = figure.add_subplot()
+        draw(axes)
+        if not axes.has_data():
+            words_inside(axes, _NOTHING_DRAWN, 0.02, 0.5)
         buffer = io.BytesIO()
         FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
     colors = {stand_in: f"var(--fig-{role})" for role, stand_in in _STAND_INS.items()}
@@ -95,7 +101,9 @@ def power_of_ten(value: float) -> str:
 
 
 def line(axes: Axes, x: list[float], y: list[float], style: PairStyle) -> None:
-    """A pair's curve: colour, dash and marker together."""
+    """A pair's curve: colour, dash and marker together; nothing where it has no point."""
+    if not x:
+        return
     axes.plot(
         x,
         y,
@@ -112,6 +120,8 @@ def big_marker(axes: Axes, x: float, y: float, style: PairStyle) -> None:
 
 
 def band(axes: Axes, x: list[float], low: list[float], high: list[float], style: PairStyle, alpha: float) -> None:
+    if not x:
+        return
     axes.fill_between(x, low, high, color=color(style.color), alpha=alpha, linewidth=0)
 
 
