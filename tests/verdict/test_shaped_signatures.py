@@ -52,6 +52,15 @@ def test_errors_that_spare_the_start_and_grow_are_positions(prompt: int) -> None
     assert [test(found) is not None for test in SHAPED] == [True, False, False]
 
 
+def test_a_first_token_that_is_there_twice_spares_the_first_place_and_fades() -> None:
+    found = behind_prompts(300, 0.5, -0.6, from_place=2)
+    assert [test(found) is not None for test in SHAPED] == [False, True, False]
+
+
+def test_what_spares_the_first_place_but_neither_grows_nor_fades_has_no_name() -> None:
+    assert signatures(behind_prompts(10, 0.05, 0.0, from_place=2)) == []
+
+
 def test_a_window_is_named_with_the_place_where_it_ends() -> None:
     cause = positions(behind_prompts(10, 0.1, 0.0, from_place=33))
     assert cause is not None
