@@ -102,6 +102,11 @@ class Disagreement:
         return np.asarray(self.pair.abs_diff > times * self.logit_floor * self.sensitivity)
 
     @cached_property
+    def breadth(self) -> float:
+        """Share of uncertain tokens that deviate by more than rounding."""
+        return float(self.beyond(3)[self.uncertain].mean()) if self.uncertain.any() else 0.0
+
+    @cached_property
     def rms_by_sequence(self) -> Floats:
         """Root mean square of d in each response [N]."""
         sequences = self.pair.sequences

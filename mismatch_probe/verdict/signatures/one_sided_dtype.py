@@ -39,12 +39,13 @@ def one_sided_dtype(found: Disagreement) -> Cause | None:
     octaves = _octaves(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype])
     if abs(octaves) < LEAST_OCTAVES:
         return None
-    implausible = min(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype]) < BELOW_ROUNDING
+    too_exact = min(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype]) < BELOW_ROUNDING
     for what, expected in _alternatives(found.train_dtype, found.infer_dtype):
-        if abs(expected) < FP32_OCTAVES and not found.formats_alone:
-            continue
-        is_fp32 = implausible and abs(expected) >= FP32_OCTAVES <= abs(octaves) and expected * octaves > 0
-        if is_fp32 or abs(octaves - expected) <= MATCH_OCTAVES:
+        if abs(expected) >= FP32_OCTAVES:
+            matches = too_exact and abs(octaves) >= FP32_OCTAVES and expected * octaves > 0
+        else:
+            matches = found.formats_alone and abs(octaves - expected) <= MATCH_OCTAVES
+        if matches:
             return Code.ONE_SIDED_DTYPE.cause(
                 what=what,
                 evidence=[

@@ -34,7 +34,7 @@ ADVICE = [
 
 def positions(found: Disagreement) -> Cause | None:
     """The cause where the sides agree at the start of the context and part with the place in it."""
-    if not found.settled or found.is_rounding or found.beyond(3)[found.uncertain].mean() < BROAD:
+    if not found.settled or found.is_rounding or found.breadth < BROAD:
         return None
     course = course_of(found)
     if course is None:

@@ -38,7 +38,7 @@ class Profile:
 
 
 def profile_along(found: Disagreement) -> Profile | None:
-    """The profile of abs(d) over the context; None where the places of uncertain tokens span less than a factor of 8.
+    """The profile of abs(d) over the context; None for one prompt, or places that span less than a factor of 8.
 
     Levels are geometric means, so that flips between experts and rare tokens do not make the profile.
     """
@@ -51,9 +51,9 @@ def profile_along(found: Disagreement) -> Profile | None:
     edges = np.linspace(places.min(), places.max() + 1e-9, NUM_BINS + 1)
     bins = np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1)
     kept = np.bincount(bins, minlength=NUM_BINS) >= LEAST_TOKENS
-    if kept.sum() < LEAST_BINS:
-        return None
     sequences = found.pair.sequences
+    if kept.sum() < LEAST_BINS or sequences.num_clusters < 2:
+        return None
     cells = sequences.spread(sequences.cluster_index % GROUPS)[chosen] * NUM_BINS + bins
     sizes = np.log(found.logit_errors[chosen])
     count, size, place = (_sums(cells, values)[:, kept] for values in (np.ones_like(places), sizes, places))

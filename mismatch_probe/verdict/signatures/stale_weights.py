@@ -26,15 +26,14 @@ def stale_weights(found: Disagreement) -> Cause | None:
     if not found.settled or found.is_rounding:
         return None
     course = course_of(found)
-    everywhere = float(found.beyond(3)[found.uncertain].mean()) if found.uncertain.any() else 0.0
-    if course is None or min(course.at_first, everywhere) < BROAD:
+    if course is None or min(course.at_first, found.breadth) < BROAD:
         return None
     if not SLOPES[0] < course.along.slope < SLOPES[1] or not LATER[0] < course.later < LATER[1]:
         return None
     return Code.STALE_WEIGHTS.cause(
         size=write_number(found.rms),
         evidence=[
-            f"{write_percent(everywhere)} of uncertain tokens deviate by more than rounding, "
+            f"{write_percent(found.breadth)} of uncertain tokens deviate by more than rounding, "
             f"{write_percent(course.at_first)} at the first place of the context",
             f"deviation for equal uncertainty goes as {course.along} over the prompts' first tokens, and is "
             f"{course.later:.2g} times that in the responses: neither other text nor positions",
