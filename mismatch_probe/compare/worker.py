@@ -15,19 +15,22 @@ from mismatch_probe.records.run_directory import RunDirectory
 
 
 def main(run_path: str, job_name: str, events_descriptor: str) -> int:
-    """Run a job; 0 when every stage is done. A failure is sent as an event before the process ends with 1."""
+    """Run a job; 0 when every stage is done. A failure is sent as an event before the process ends with 1.
+
+    The event comes before the traceback, which a full disk keeps out of the log.
+    """
     _die_with_parent()
     with os.fdopen(int(events_descriptor), "w", encoding="utf-8") as events:
         try:
             _run(RunDirectory(Path(run_path)), job_name, events)
         except MismatchProbeError as error:
-            traceback.print_exc()
             send(events, Failure(error=type(error).__name__, message=str(error)))
+            traceback.print_exc()
             return 1
         except Exception as error:  # noqa: BLE001 - the boundary of the process: whatever it is reaches the parent
-            traceback.print_exc()
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             send(events, Failure(error=EngineError.__name__, message=f"{job_name} failed unexpectedly: {what}"))
+            traceback.print_exc()
             return 1
     return 0
 

@@ -31,6 +31,14 @@ def test_the_childs_failure_comes_back_as_the_same_error(tmp_path: Path) -> None
         run_job(RunDirectory(tmp_path), JOB, lambda event: None)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+def test_the_childs_failure_comes_back_although_its_log_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f"{JOB.name}.log").symlink_to("/dev/full")
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        run_job(RunDirectory(tmp_path), JOB, lambda event: None)
+
+
 def test_what_the_child_prints_goes_to_its_log_and_not_to_the_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
