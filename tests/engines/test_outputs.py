@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, scores
+from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, scores, whole_distributions
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import TokenSequence
 
@@ -66,3 +66,10 @@ def test_replay_of_other_ids_than_those_given_is_refused():
     output = SimpleNamespace(prompt_token_ids=[1, 3, 5], prompt_logprobs=flat(None, (3, -3.0, 4), (5, -1.5, 9)))
     with pytest.raises(EngineError, match="other token ids"):
         replayed_scores(TokenSequence("a", [1, 2], [5]), output)
+
+
+def test_a_whole_distribution_stands_by_token_id_and_what_is_absent_is_nan():
+    whole = SimpleNamespace(outputs=[SimpleNamespace(logprobs=flat((2, -1.5, 0)))])
+    absent = SimpleNamespace(outputs=[SimpleNamespace(logprobs=flat())])
+    rows = whole_distributions([whole, absent], vocab_size=3)
+    np.testing.assert_array_equal(rows, np.float32([[-0.1, np.nan, -1.5], [np.nan] * 3]))

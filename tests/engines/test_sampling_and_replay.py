@@ -153,3 +153,15 @@ def test_the_effective_settings_say_what_ran_and_are_json(engine):
 def test_other_weights_on_replay_are_seen(start, tmp_path, sampled):
     other = start(make_checkpoint(tmp_path, "qwen3", seed=1), max_new_tokens=64)
     assert np.abs(gaps(scored(sampled), other.replay(sequences(sampled)))).mean() > 0.1
+
+
+def test_a_whole_distribution_is_the_one_that_was_sampled_from(start, checkpoint):
+    plain = SamplingSettings(max_new_tokens=24, temperature=0.7, top_k=5)
+    engine = start(checkpoint, max_new_tokens=24, temperature=0.7, top_k=5)
+    sample = engine.sample(requests(1), plain)[0]
+    ids = sample.sequence.token_ids
+    rows = engine.distributions([[*sample.sequence.prompt_token_ids, *ids[:place]] for place in range(len(ids))])
+    assert rows.shape == (len(ids), engine.vocab_size)
+    np.testing.assert_allclose(np.exp(rows.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
+    assert (np.isfinite(rows).sum(axis=1) == 5).all()
+    np.testing.assert_allclose(rows[np.arange(len(ids)), ids], sample.scores.logprobs, atol=5e-5)

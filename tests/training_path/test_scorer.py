@@ -51,6 +51,19 @@ def test_temperature_divides_the_logits(
     assert np.abs(flat(score("llama", "fp32")) - expected).max() > 0.1
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_whole_distribution_holds_the_log_probs_of_the_tokens_that_were_sampled(
+    temperature: float, checkpoint: Checkpoint, sequences: list[TokenSequence]
+) -> None:
+    given, positions = sequences[3], [0, 7, 39]
+    with Scorer.load(checkpoint("llama"), "fp32", TrainingPathSettings(), temperature=temperature) as scorer:
+        rows = scorer.distributions(given, positions)
+        (scores,) = scorer.score_batch([given])
+    np.testing.assert_allclose(np.exp(rows.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
+    sampled = rows[np.arange(3), [given.token_ids[position] for position in positions]]
+    np.testing.assert_allclose(sampled, scores.logprobs[positions], atol=FP32_NOISE, rtol=0)
+
+
 def test_top1_and_entropy_belong_to_the_same_positions(checkpoint: Checkpoint, sequences: list[TokenSequence]) -> None:
     with Scorer.load(checkpoint("llama"), "fp32", TrainingPathSettings()) as scorer:
         greedy = sequences[0]
@@ -72,7 +85,7 @@ def test_padding_ids_cannot_change_a_logprob(
     family: str, dtype: str, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     with Scorer.load(checkpoint(family), dtype, TrainingPathSettings()) as scorer:
-        padded_with = {pad_id: scorer.score_batch(_one_pass(sequences), pad_id=pad_id) for pad_id in (0, 77, 258)}
+        padded_with = {pad_id: scorer.score_batch(sequences, pad_id=pad_id) for pad_id in (0, 77, 258)}
     for pad_id in (77, 258):
         np.testing.assert_array_equal(flat(padded_with[0]), flat(padded_with[pad_id]))
 
@@ -81,7 +94,7 @@ def test_padding_ids_cannot_route_another_tokens_experts(
     checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     with Scorer.load(checkpoint("qwen3-moe"), "fp32", TrainingPathSettings()) as scorer:
-        one, other = (flat(scorer.score_batch(_one_pass(sequences), pad_id=pad_id)) for pad_id in (0, 77))
+        one, other = (flat(scorer.score_batch(sequences, pad_id=pad_id)) for pad_id in (0, 77))
     np.testing.assert_allclose(one, other, atol=FP32_NOISE, rtol=0)
 
 
@@ -90,8 +103,8 @@ def test_a_padded_batch_scores_as_batches_of_one(
     family: str, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     with Scorer.load(checkpoint(family), "fp32", TrainingPathSettings()) as scorer:
-        together = scorer.score_batch(_one_pass(sequences))
-        alone = [scorer.score_batch([sequence])[0] for sequence in _one_pass(sequences)]
+        together = scorer.score_batch(sequences)
+        alone = [scorer.score_batch([sequence])[0] for sequence in sequences]
     np.testing.assert_allclose(flat(together), flat(alone), atol=FP32_NOISE, rtol=0)
 
 
@@ -101,8 +114,8 @@ def test_what_is_not_finite_in_padding_cannot_reach_a_response(
     poisoned_id = 300
     folder = _with_embedding(checkpoint("llama"), tmp_path, poisoned_id, float("nan"))
     with Scorer.load(folder, "fp32", TrainingPathSettings()) as scorer:
-        poisoned = scorer.score_batch(_one_pass(sequences), pad_id=poisoned_id)
-        clean = scorer.score_batch(_one_pass(sequences), pad_id=0)
+        poisoned = scorer.score_batch(sequences, pad_id=poisoned_id)
+        clean = scorer.score_batch(sequences, pad_id=0)
     assert np.isfinite(flat(poisoned)).all()
     np.testing.assert_allclose(flat(poisoned), flat(clean), atol=FP32_NOISE, rtol=0)
 
@@ -153,11 +166,6 @@ def test_a_model_whose_head_is_its_base_is_refused(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(EngineError, match="LlamaModel has no base model apart from its head"):
         ChunkedHead(model.model)
-
-
-def _one_pass(sequences: list[TokenSequence]) -> list[TokenSequence]:
-    """Those close enough in length to share a padded batch."""
-    return [sequence for sequence in sequences if sequence.num_tokens > 44]
 
 
 def _with_embedding(folder: Path, target: Path, token_id: int, value: float) -> Path:
