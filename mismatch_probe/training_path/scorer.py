@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
-from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_batches
+from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.logprobs import TokenScores, log_distributions, score_hidden_states
@@ -27,8 +27,6 @@ from mismatch_probe.training_path.observation import describe_arithmetic, descri
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.probe import probe
 from mismatch_probe.training_path.weight_cast import WeightCast, measure_weight_cast, stored_weights
-
-_CPU_PASS_TOKENS: Final = 4096
 
 
 class Scorer:
@@ -113,7 +111,7 @@ class Scorer:
         return cls(folder, model, arithmetic, settings, temperature=temperature, weights_dtype=weights_dtype)
 
     def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
-        """Scores of each response, in the order given; FP32, or FP64 where the arithmetic is.
+        """Scores of each response of one batch of `plan_batches`, in order; FP32, or FP64 where the arithmetic is.
 
         Padding stands to the right, where causal attention never looks. A row whose scores are not finite although it
         was padded is scored again alone, so that what overflows in padding cannot reach it; what is still not finite
@@ -123,14 +121,14 @@ class Scorer:
             UsageError: a sequence has no prompt token, or an id outside the vocabulary.
             OutOfMemory: the batch does not fit.
         """
-        scored: dict[int, ScoredSequence] = {}
-        for rows in self._passes(batch):
-            sequences = [batch[row] for row in rows]
-            longest = max(sequence.num_tokens for sequence in sequences)
-            for row, sequence, scores in zip(rows, sequences, self._score_pass(sequences, pad_id), strict=True):
-                suspect = sequence.num_tokens < longest and not np.isfinite(scores.logprobs).all()
-                scored[row] = self._score_pass([sequence], pad_id)[0] if suspect else scores
-        return [scored[row] for row in range(len(batch))]
+        if not batch:
+            return []
+        longest = max(sequence.num_tokens for sequence in batch)
+        found = self._score_padded(batch, pad_id)
+        for row, sequence in enumerate(batch):
+            if sequence.num_tokens < longest and not np.isfinite(found[row].logprobs).all():
+                found[row] = self._score_padded([sequence], pad_id)[0]
+        return found
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
@@ -197,14 +195,7 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
-        """Rows that run together: on a CPU fewer, since activations that fit its caches are quicker."""
-        lengths = [sequence.num_tokens for sequence in batch]
-        if self._arithmetic.device_type == "cpu":
-            return plan_batches(lengths, min(_CPU_PASS_TOKENS, self._settings.batch_tokens))
-        return [list(range(len(batch)))] if batch else []
-
-    def _score_pass(self, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
+    def _score_padded(self, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
         num_rows, width = padded.input_ids_BS.shape
         with memory_errors_named(
