@@ -1,6 +1,6 @@
 """Injects every fault that can be made into real runs and scores the verdicts.
 
-    python -m benchmarks.fault_lab [--models llama qwen3-moe demo] [--where log training engine] [--scratch FOLDER]
+    python -m benchmarks.fault_lab [--models llama demo] [--where log training engine] [--scratch FOLDER]
 
 Clean runs are recorded once by the product's own pipeline, engine faults by the same with the fault. Training faults
 are scored again on the recorded responses; faults of the log are edits of recorded legs. All runs are kept in the
@@ -10,12 +10,13 @@ scratch folder, where a second call only judges them again.
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.fault_lab.bench import Bench
 from benchmarks.fault_lab.engine_faults import engine_faults
 from benchmarks.fault_lab.log_faults import log_faults
-from benchmarks.fault_lab.models import MODELS, PROMPTS, checkpoint
+from benchmarks.fault_lab.models import MODELS, MORE_CLEAN, PROMPTS, checkpoint
 from benchmarks.fault_lab.publish import publish
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, clean_outcomes, outcome
@@ -24,41 +25,49 @@ from benchmarks.fault_lab.training_faults import training_faults
 PLACES = ("log", "training", "engine")
 
 
+PLACES = ("log", "training", "engine")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument(
-        "--where", nargs="+", choices=("log", "training", "engine"), default=("log", "training", "engine")
-    )
-    parser.add_argument("--only", default="", help="part of the names of the faults to inject")
-    parser.add_argument("--num-prompts", type=int, default=48)
-    parser.add_argument("--num-tokens", type=int, default=160)
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
+    parser.add_argument("--more-clean", nargs="*", choices=MORE_CLEAN, default=MORE_CLEAN)
+    parser.add_argument("--where", nargs="*", choices=PLACES, default=PLACES)
+    parser.add_argument("--num-prompts", type=int, default=32)
+    parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fault-lab")
     parser.add_argument("--publish", type=Path, help="folder for fault-lab.md and fault-lab.json")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
     clean: list[CleanOutcome] = []
-    for model in arguments.models:
+    for model in (*arguments.models, *arguments.more_clean):
         bench = prepared(model, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
-        for variant, run in bench.clean_variants():
-            judged = clean_outcomes(model, variant, run)
-            clean += judged
-            for one in judged:
-                print(f"{model:10} clean, {variant}, {one.pair}: {one.in_run.code}, alone {one.alone.code}", flush=True)
-        for injection in (*log_faults(), *training_faults(model), *engine_faults()):
-            if injection.where not in arguments.where or arguments.only not in injection.fault:
-                continue
+        clean += judge_clean(bench)
+        if model in MODELS:
+            outcomes += judge_faults(bench, arguments.where)
+    if arguments.publish:
+        publish(outcomes, clean, arguments.publish, "python -m benchmarks.fault_lab --publish reports")
+
+
+def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
+    for variant, run in bench.clean_variants():
+        for one in clean_outcomes(bench.model, variant, run):
+            print(f"{one.model:15} clean, {variant}, {one.pair}: {one.in_run.code}, alone {one.alone.code}", flush=True)
+            yield one
+
+
+def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
+    for injection in (*log_faults(), *training_faults(bench.model), *engine_faults()):
+        if injection.where in places:
             start = time.monotonic()
-            found = outcome(model, injection, injection.make(bench))
-            outcomes.append(found)
+            found = outcome(bench.model, injection, injection.make(bench))
             print(
-                f"{model:10} {'named ' if found.is_named else 'MISSED'} {injection.fault}, {injection.strength}: "
+                f"{bench.model:15} {'named ' if found.is_named else 'MISSED'} {injection.fault}, {injection.strength}: "
                 f"{found.full.code} | alone {found.alone.code} | 16 bit {found.sixteen_bit.code} "
                 f"({time.monotonic() - start:.0f} s)",
                 flush=True,
             )
-    if arguments.publish:
-        publish(outcomes, clean, arguments.publish, "python -m benchmarks.fault_lab")
+            yield found
 
 
 def prepared(model: str, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:

@@ -17,7 +17,10 @@ from tests.tiny_models import make_checkpoint
 MODELS = ("llama", "qwen3-moe", "demo")
 """Two random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model."""
 
-PROMPTS = {"llama": "sums:terms=2-6", "qwen3-moe": "sums:terms=2-6", "demo": "sums:long"}
+MORE_CLEAN = ("qwen2", "gemma2", "mistral-sliding")
+"""Random architectures that are run without a fault only, to see whether any is accused."""
+
+PROMPTS = {"demo": "sums:long"} | dict.fromkeys((*MODELS[:2], *MORE_CLEAN), "sums:terms=2-6")
 
 _SYSTEM = [ord(letter) for letter in "You are helpful. "]
 SOME_TOKENS = {"llama": (257, _SYSTEM), "qwen3-moe": (257, _SYSTEM), "demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])}
