@@ -31,12 +31,19 @@ def test_the_childs_failure_comes_back_as_the_same_error(tmp_path: Path) -> None
         run_job(RunDirectory(tmp_path), JOB, lambda event: None)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
-def test_the_childs_failure_comes_back_although_its_log_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"{JOB.name}.log").symlink_to("/dev/full")
-    with pytest.raises(RunDirectoryError, match="not a run directory"):
-        run_job(RunDirectory(tmp_path), JOB, lambda event: None)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_the_childs_failure_is_told_although_its_log_cannot_be_written(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    words = [sys.executable, "-m", "mismatch_probe.compare.worker", str(tmp_path), JOB.name, str(writing)]
+    with Path("/dev/full").open("w") as full:
+        child = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=full, stderr=full, pass_fds=(writing,), start_new_session=True
+        )
+    os.close(writing)
+    with os.fdopen(reading) as events:
+        told = [parse(line) for line in events]
+    child.communicate()
+    assert [event.error for event in told if isinstance(event, Failure)] == ["RunDirectoryError"]
 
 
 def test_what_the_child_prints_goes_to_its_log_and_not_to_the_events(
