@@ -25,9 +25,6 @@ from benchmarks.fault_lab.training_faults import training_faults
 PLACES = ("log", "training", "engine")
 
 
-PLACES = ("log", "training", "engine")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)

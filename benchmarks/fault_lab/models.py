@@ -17,7 +17,7 @@ from tests.tiny_models import make_checkpoint
 MODELS = ("llama", "qwen3-moe", "demo")
 """Two random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model."""
 
-MORE_CLEAN = ("qwen2", "gemma2", "mistral-sliding")
+MORE_CLEAN = ("qwen2", "qwen3", "mistral-sliding")
 """Random architectures that are run without a fault only, to see whether any is accused."""
 
 PROMPTS = {"demo": "sums:long"} | dict.fromkeys((*MODELS[:2], *MORE_CLEAN), "sums:terms=2-6")
