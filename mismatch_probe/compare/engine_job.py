@@ -10,6 +10,7 @@ from mismatch_probe.compare.events import EffectiveSettings, send
 from mismatch_probe.compare.plan import (
     DistributionsStage,
     Job,
+    LegStage,
     ReplayStage,
     SampleStage,
     fixed_batches,
@@ -50,7 +51,7 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
     ) as engine:
         effective = engine.effective_settings()
         for stage in job.stages:
-            if not isinstance(stage, DistributionsStage) and run.leg_path(stage.leg).exists():
+            if not isinstance(stage, DistributionsStage) and _is_recorded(run, stage):
                 continue
             send(events, EffectiveSettings(stage=stage.name, settings=effective))
             if isinstance(stage, SampleStage):
@@ -59,6 +60,11 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
                 _replay(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, DistributionsStage):
                 _distributions(run, manifest, stage, prompts, engine, events)
+
+
+def _is_recorded(run: RunDirectory, stage: LegStage) -> bool:
+    """Whether all that a stage gives is there; sampling gives the responses besides its leg."""
+    return run.leg_path(stage.leg).exists() and (not isinstance(stage, SampleStage) or run.rollouts_path.exists())
 
 
 def _batches(manifest: Manifest, prompts: list[EncodedPrompt]) -> list[list[int]]:

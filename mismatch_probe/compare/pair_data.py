@@ -131,10 +131,9 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
-    unusable = foreign | empty
-    for leg in tables.values():
-        unusable |= np.asarray([not np.isfinite(logprobs).all() for logprobs in leg.logprobs], dtype=bool)
-    rows = np.flatnonzero(~unusable)
+    void = {role: _void(leg) for role, leg in tables.items()}
+    void_checks = np.logical_or.reduce([found for role, found in void.items() if role not in ("mu", "pi")])
+    rows = np.flatnonzero(~(foreign | empty | void["mu"] | void["pi"] | void_checks))
     counts = Counts(
         num_sequences=len(rows),
         num_tokens=sum(len(mu.logprobs[row]) for row in rows),
@@ -142,6 +141,7 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
         missing_pi=_count(pi, np.isnan),
         nonfinite_mu=_count(mu, np.isinf),
         nonfinite_pi=_count(pi, np.isinf),
+        void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
     )
@@ -188,6 +188,11 @@ def _start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]
         return None
     log_pi, log_mu, log_ref = (np.concatenate(starts) for starts in of_legs)
     return TokenPair(Sequences.of_lengths([len(values) for values in of_legs[0]]), log_pi, log_mu, log_ref)
+
+
+def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
+    """Rows of the leg with a log-prob that is missing or not finite."""
+    return np.asarray([not np.isfinite(logprobs).all() for logprobs in leg.logprobs], dtype=bool)
 
 
 def _count(leg: _Leg, test: np.ufunc) -> int:

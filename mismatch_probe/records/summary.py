@@ -76,7 +76,10 @@ class TokenInContext(Record):
 
 
 class Counts(Record):
-    """What was there to measure, and what was not usable."""
+    """What was there to measure, and what was not usable.
+
+    void_checks: responses whose prefill or reference log-probs are missing or not finite.
+    """
 
     num_sequences: int
     num_tokens: int
@@ -84,6 +87,7 @@ class Counts(Record):
     missing_pi: int
     nonfinite_mu: int
     nonfinite_pi: int
+    void_checks: int = 0
     mismatched_ids: int
     truncated_responses: int
 

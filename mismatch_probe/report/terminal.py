@@ -84,10 +84,11 @@ def _troubles(summary: Summary) -> list[str]:
     for pair in summary.pairs:
         counts = pair.counts
         missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
-        if missing or nonfinite or counts.mismatched_ids:
+        if missing or nonfinite or counts.void_checks or counts.mismatched_ids:
             found.append(
                 f"{pair_label(pair)}: {missing:,} log-probs missing, {nonfinite:,} not finite, "
-                f"{counts.mismatched_ids:,} responses with other token ids; none of them is in the numbers above"
+                f"{counts.void_checks:,} responses with void prefill or reference log-probs, "
+                f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
             )
     return found
 

@@ -32,6 +32,11 @@ class Code(StrEnum):
         "The data is broken: {count} log-probs are missing (NaN) on {side}.",
     )
     NONFINITE = "nonfinite", "broken", "The data is broken: {count} log-probs are infinite on {side}."
+    VOID_CHECKS = (
+        "void_checks",
+        "broken",
+        "The data is broken: {count} responses have prefill or reference log-probs that are missing or not finite.",
+    )
 
     RETOKENISED = (
         "retokenised",

@@ -37,6 +37,8 @@ def data_faults(case: Case) -> Iterator[Cause]:
         for side, count in zip(SIDES, (of_pi, of_mu), strict=True):
             if count:
                 yield code.cause([left], [advice], count=count, side=side)
+    if counts.void_checks:
+        yield Code.VOID_CHECKS.cause([left], [advice], count=counts.void_checks)
     if not counts.num_tokens:
         yield Code.NO_DATA.cause(
             advice=["Check that the model generates text for these prompts (--max-new-tokens, the chat template)."]

@@ -122,6 +122,16 @@ def test_a_lost_leg_is_computed_again_without_sampling_again(tmp_path: Path, who
     assert recorded_bytes(run) == recorded_bytes(whole_run)
 
 
+def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: Path, whole_run: Path) -> None:
+    run = tmp_path / "lost"
+    shutil.copytree(whole_run, run)
+    (run / "rollouts.parquet").unlink()
+    answer = compare("--out", run, "--resume")
+    assert "sample-bf16: done" in answer.stderr
+    assert "score-" not in answer.stderr
+    assert recorded_bytes(run) == recorded_bytes(whole_run)
+
+
 def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
     tmp_path: Path, llama: Path, two_batches: Path
 ) -> None:

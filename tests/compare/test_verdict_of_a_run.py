@@ -61,6 +61,17 @@ def test_a_row_of_another_length_is_told_and_the_others_are_measured(run: RunDir
     assert pair.counts.num_sequences == 23
 
 
+def test_void_reference_log_probs_break_the_verdict_and_are_counted(run: RunDirectory) -> None:
+    def lose_tokens(columns: dict[str, Any]) -> None:
+        for row in (0, 3):
+            columns["logprobs"][row][2] = float("nan")
+
+    edit_leg(run, "ref-fp32", lose_tokens)
+    pair = judged(run).pairs[0]
+    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "void_checks")
+    assert (pair.counts.void_checks, pair.counts.num_sequences) == (2, 22)
+
+
 def test_bos_twice_on_one_side_is_seen_by_the_ids(run: RunDirectory) -> None:
     rollouts = read_table(run.rollouts_path)
     prompts, responses = (rollouts[name].to_pylist() for name in ("prompt_token_ids", "token_ids"))
