@@ -15,6 +15,10 @@ Dtypes = list[str] | None
 def compare(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Checkpoint: a folder, a hub id, or `demo`.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the model code that the checkpoint brings.")
+    ] = False,
     dtype: Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")] = None,
     train_dtype: Annotated[Dtypes, typer.Option(help="Training side (repeatable; crossed with --infer-dtype).")] = None,
     infer_dtype: Annotated[Dtypes, typer.Option(help="Inference side (repeatable).")] = None,
@@ -51,6 +55,8 @@ def compare(
     flags = _nested(
         {
             "model.path": model,
+            "model.revision": revision,
+            "model.trust_remote_code": trust_remote_code or None,
             "prompts.source": prompts,
             "prompts.chat_template": chat_template,
             "prompts.num_prompts": num_prompts,

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.gated_compare import GatedCompare
-from mismatch_probe.cli.output import print_json
+from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import default_run_path, prepare
@@ -36,7 +34,7 @@ def run_compare(
         MismatchProbeError: anything that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = Console(stderr=True)
+    console = people()
     if baseline is not None and gate is None:
         raise UsageError("--baseline needs --gate: the file that says how much worse than the baseline is too much")
     if resume and out is None:

@@ -12,14 +12,12 @@ def diff(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
-    from rich.console import Console
-
-    from mismatch_probe.cli.output import print_json
+    from mismatch_probe.cli.output import people, print_json
     from mismatch_probe.difference.console import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.records.run_directory import RunDirectory
 
     found = difference_of(RunDirectory(first), RunDirectory(second))
-    render_difference(found, Console(stderr=True))
+    render_difference(found, people())
     if json_output:
         print_json(found)

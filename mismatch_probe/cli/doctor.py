@@ -13,14 +13,12 @@ def doctor(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Check versions, devices, pin conflicts and imports; with --model, the effective settings of both sides."""
-    from rich.console import Console
-
-    from mismatch_probe.cli.output import print_json
+    from mismatch_probe.cli.output import people, print_json
     from mismatch_probe.compare.examination import examine
     from mismatch_probe.report.examination import render_examination
 
     found = examine(model, dtype)
-    render_examination(found, Console(stderr=True))
+    render_examination(found, people())
     if json_output:
         print_json(found)
     raise typer.Exit(int(found.exit_code))

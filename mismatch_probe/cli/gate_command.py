@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
-from mismatch_probe.cli.output import print_json
+from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.errors import MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
@@ -65,7 +64,7 @@ def publish(result: GateResult, outputs: Outputs) -> None:
         append_summary(summary_path(), result)
         for command in annotations(result):
             typer.echo(command, err=True)
-    render_gate(result, Console(stderr=True))
+    render_gate(result, people())
     if outputs.json:
         print_json(result)
 
@@ -82,7 +81,7 @@ def measure_floor(paths: Sequence[Path], gate_file: Path, *, json_output: bool) 
     floor = calibrate(gate, [open_run(path, "the run") for path in paths])
     target = gate_file.parent / gate.settings.floor
     write_floor(target, floor)
-    console = Console(stderr=True)
+    console = people()
     render_floor(floor, console)
     console.print(f"Floor: {target}", soft_wrap=True)
     if json_output:

@@ -21,10 +21,10 @@ def progress_listener(console: Console, run: RunDirectory) -> Iterator[Callable[
         yield _Lines(console)
         return
     columns = (
-        TextColumn("{task.description:<28}"),
+        TextColumn("{task.description:<28}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[rate]}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:

@@ -14,9 +14,7 @@ def report(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Render a run's report again from its files; needs neither engine nor accelerator."""
-    from rich.console import Console
-
-    from mismatch_probe.cli.output import print_json
+    from mismatch_probe.cli.output import people, print_json
     from mismatch_probe.compare.summarise import summarise
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.report import render_terminal, write_report
@@ -26,7 +24,7 @@ def report(
         with directory.locked():
             directory.write_summary(summarise(directory, directory.read_manifest()))
     summary = directory.read_summary()
-    console = Console(stderr=True)
+    console = people()
     path = write_report(directory)
     render_terminal(summary, console)
     console.print(f"Report: {path}", soft_wrap=True)

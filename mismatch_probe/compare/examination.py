@@ -43,8 +43,10 @@ def _import(package: str) -> Import:
         timeout=_IMPORT_SECONDS,
         check=False,
     )
+    if answer.returncode == 0:
+        return Import(package=package, ok=True)
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return Import(package=package, ok=answer.returncode == 0, problem="" if answer.returncode == 0 else lines[-1])
+    return Import(package=package, ok=False, problem=lines[-1] if lines else f"it ended with {answer.returncode}")
 
 
 def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:

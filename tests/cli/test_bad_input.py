@@ -165,3 +165,10 @@ def test_debug_shows_the_traceback(impossible_run: RunDirectory) -> None:
     answer = probe("report", impossible_run.path, "--recompute", "--debug")
     assert answer.returncode == ExitCode.ENVIRONMENT
     assert "Traceback" in answer.stderr
+
+
+def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "[red]" / "run[/b]", Simulation(num_prompts=2), with_summary=True)
+    answer = probe("report", run.path)
+    assert answer.returncode == ExitCode.PASS
+    assert f"Report: {run.report_path}" in answer.stderr

@@ -1,0 +1,24 @@
+"""What `doctor` finds, where the environment is broken."""
+
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.compare.examination import examine
+from mismatch_probe.errors import ExitCode
+
+
+def test_packages_that_do_not_import_are_named_with_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    (tmp_path / "transformers.py").write_text("raise ImportError('operator torchvision::nms does not exist')")
+    (tmp_path / "vllm.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = examine(None, "bf16")
+    assert [(one.ok, one.problem) for one in found.imports] == [
+        (False, "it ended with -9"),
+        (False, "ImportError: operator torchvision::nms does not exist"),
+        (True, ""),
+    ]
+    assert found.exit_code == ExitCode.ENVIRONMENT
