@@ -86,6 +86,17 @@ def test_a_truncated_support_is_named(top_p: float) -> None:
     assert signatures(disagreement(given, pair))[0].code == Code.TRUNCATED_SUPPORT
 
 
+def test_a_truncated_support_is_seen_beside_another_temperature_by_the_engines_own_prefill() -> None:
+    given = world()
+    sharp = given.logits / 0.6
+    kept = nucleus(sharp, 0.95)
+    pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32", sharp), kept=kept)
+    mass = np.log((np.exp(log_softmax(sharp)) * kept).sum(axis=1))
+    replayed = replace(pair, log_mu_prefill=pair.log_mu + mass)
+    assert truncated_support(disagreement(given, replayed)) is not None
+    assert truncated_support(disagreement(given, pair)) is None
+
+
 def test_a_truncated_training_side_is_the_training_paths() -> None:
     given = world()
     kept = nucleus(given.logits, 0.9)

@@ -11,6 +11,7 @@ from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.sequences import Floats, difference
 from mismatch_probe.stats.weights import weight_excess
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
@@ -30,23 +31,27 @@ FAR_OUTSIDE = 8.0
 
 
 def truncated_support(found: Disagreement) -> Cause | None:
-    """The cause where d is one-signed and the weights' mean is the kept mass."""
-    for sign, side in ((-1.0, "The engine"), (1.0, "The training path")):
-        cause = _of_side(found, sign, side)
+    """The cause where d is one-signed and the weights' mean is the kept mass.
+
+    The engine's own prefill, which covers the whole vocabulary, stands in for pi where it was recorded, so that
+    nothing else which differs between the sides can hide it.
+    """
+    pair = found.pair
+    own = [] if pair.log_mu_prefill is None else [difference(pair.log_mu_prefill, pair.log_mu)]
+    for d in (*own, pair.diff):
+        cause = _one_signed(found, d, -1.0, "The engine")
         if cause is not None:
             return cause
-    return None
+    return _one_signed(found, pair.diff, 1.0, "The training path")
 
 
-def _of_side(found: Disagreement, sign: float, side: str) -> Cause | None:
-    d = sign * found.pair.diff
-    tolerance = 6 * found.floor
+def _one_signed(found: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
+    d, tolerance = sign * diff, 6 * found.floor
     wrong, truncated = float(np.mean(d < -tolerance)), float(np.mean(d > tolerance))
     least = min(VARIATION_IN_FLOORS * found.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
     if wrong > WRONG_SIGN or truncated < LEAST_TRUNCATED or np.std(d) < least:
         return None
-    estimator = Estimator(found.pair.sequences)
-    weight = estimator.mean(1 + weight_excess(found.pair.diff), "token", Scale.POSITIVE)
+    weight = Estimator(found.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
     if weight is None or weight.low is None or weight.high is None:
         return None
     error = (weight.high - weight.low) / 4
@@ -58,7 +63,7 @@ def _of_side(found: Disagreement, sign: float, side: str) -> Cause | None:
             f"d is one-signed: {write_percent(truncated)} of tokens lie beyond rounding on one side of 0, "
             f"{write_percent(wrong)} on the other",
             f"the mean weight is {weight.value:.4f} instead of 1: the kept mass",
-            f"largest abs(d): {write_number(float(np.abs(found.pair.diff).max()))} nats",
+            f"largest abs(d): {write_number(float(np.abs(diff).max()))} nats",
         ],
         advice=[
             "Sample with top_p=1 and top_k off, or apply the same truncation to the training path's logits; check "
