@@ -2,8 +2,9 @@
 
     python -m benchmarks.compare_cost [--num-prompts 32] [--max-new-tokens 1024] [--dtype bf16] [--repeats 1]
 
-All three generate, score on the training path and score in FP32; `compare` records, checks and summarises besides. Its
-prefill leg is left out: the others have none. Phases are seconds without start-up (imports, engine start, loads).
+All three generate, score on the training path and score in FP32, with the same thread settings; `compare` records,
+checks and summarises besides. Its prefill leg, floors and full-vocabulary check are left out: the others have none.
+Phases leave start-up out (imports, engine start, loads).
 """
 
 import argparse
@@ -27,21 +28,25 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Cost:
+    """Phases are seconds a response token, since unseeded responses differ a little in length."""
+
     wall_seconds: float
     peak_bytes: int
-    generation_seconds: float
-    scoring_seconds: float
+    generation: float
+    scoring: float
 
     @property
-    def work_seconds(self) -> float:
-        return self.generation_seconds + self.scoring_seconds
+    def work(self) -> float:
+        return self.generation + self.scoring
 
 
 def measured(command: list[str]) -> tuple[float, int, str]:
     """Wall seconds, peak bytes of the largest process, and stdout of a command."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         start = time.monotonic()
-        child = subprocess.Popen(command, stdout=output, stderr=errors)
+        child = subprocess.Popen(
+            command, stdout=output, stderr=errors, env={**os.environ, "OMP_WAIT_POLICY": "passive"}
+        )
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.monotonic() - start
         if status:
@@ -55,8 +60,9 @@ def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_toke
     command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", TORCH_NAME[dtype]]
     command += ["--prompts", str(prompts), "--max-new-tokens", str(max_new_tokens)]
     wall, peak, output = measured(command)
-    seconds = json.loads(output.splitlines()[-1])["seconds"]
-    return Cost(wall, peak, seconds["generation"], seconds["scoring"])
+    answer = json.loads(output.splitlines()[-1])
+    seconds, tokens = answer["seconds"], answer["tokens"]
+    return Cost(wall, peak, seconds["generation"] / tokens, seconds["scoring"] / tokens)
 
 
 def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_new_tokens: int, folder: Path) -> Cost:
@@ -71,7 +77,8 @@ def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_ne
     wall, peak, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
     stages = RunDirectory(out).read_manifest().stages
     scoring = sum(stage.seconds for name, stage in stages.items() if name.startswith("score-"))
-    return Cost(wall, peak, stages[f"sample-{dtype}"].seconds, scoring)
+    sampling = stages[f"sample-{dtype}"]
+    return Cost(wall, peak, sampling.seconds / sampling.tokens, scoring / sampling.tokens)
 
 
 def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
@@ -79,7 +86,7 @@ def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
         pairs = zip(ours, theirs, strict=True)
         return f"{median(getattr(one, attribute) / getattr(other, attribute) for one, other in pairs):.2f}"
 
-    attributes = ("wall_seconds", "work_seconds", "generation_seconds", "scoring_seconds", "peak_bytes")
+    attributes = ("wall_seconds", "work", "generation", "scoring", "peak_bytes")
     return f"| {name} | " + " | ".join(ratio(attribute) for attribute in attributes) + " |"
 
 

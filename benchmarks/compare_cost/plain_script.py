@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 
 def main() -> None:
@@ -37,10 +38,7 @@ def main() -> None:
     seconds["engine_start"] = time.monotonic() - start
 
     start = time.monotonic()
-    params = [
-        SamplingParams(temperature=1.0, max_tokens=arguments.max_new_tokens, logprobs=1, seed=seed)
-        for seed in range(len(prompts))
-    ]
+    params = SamplingParams(temperature=1.0, max_tokens=arguments.max_new_tokens, logprobs=1)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     responses = [list(output.outputs[0].token_ids) for output in outputs]
     engine_logprobs = [
