@@ -81,11 +81,11 @@ class Bench:
             for train in run.read_manifest().settings.train_dtypes:
                 edit_leg(run, f"train-{train}", edit)
 
-        return self._injected(name, inject)
+        return self.injected(name, inject)
 
     def in_training(self, name: str, open_scorer: Callable[[], OpenScorer]) -> RunDirectory:
         """The clean run's responses scored again by a faulty training path."""
-        return self._injected(name, lambda run: score_again(run, open_scorer()))
+        return self.injected(name, lambda run: score_again(run, open_scorer()))
 
     def clean_variants(self) -> Iterator[tuple[str, RunDirectory]]:
         """The clean run as recorded, and scored by a training path under other sound settings."""
@@ -94,7 +94,7 @@ class Bench:
             if (self.model, variant) in UNSOUND:
                 continue
             scorer = with_settings(self.checkpoint, **settings)
-            yield variant, self._injected(variant, partial(score_again, open_scorer=scorer), CLEAN_DTYPES)
+            yield variant, self.injected(variant, partial(score_again, open_scorer=scorer), CLEAN_DTYPES)
 
     def in_engine(
         self, name: str, *, checkpoint: Path | None = None, sampling: dict[str, Any] | None = None, **engine_args: Any
@@ -122,7 +122,7 @@ class Bench:
         """Where an edited checkpoint goes."""
         return self.scratch / "checkpoints" / f"{self.model}-{name}"
 
-    def _injected(
+    def injected(
         self, name: str, inject: Callable[[RunDirectory], None], dtypes: Sequence[Dtype] = FAULT_DTYPES
     ) -> RunDirectory:
         """A copy of the clean run with the fault, or the one that is there already."""

@@ -6,6 +6,9 @@ from typing import Any
 
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
+from benchmarks.fault_lab.in_log import relabel_engine
+from benchmarks.fault_lab.recording import score_again
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.verdict.codes import Code
 
@@ -33,6 +36,12 @@ def engine_faults() -> Iterator[Injection]:
         (Code.TEMPERATURE, Code.TRUNCATED_SUPPORT),
         {"T = 0.6, top_p = 0.95, top_k = 20": sampled(temperature=0.6, top_p=0.95, top_k=20)},
     )
+    yield from at_strengths(
+        "another dtype in the engine than the run says",
+        "engine",
+        (Code.ONE_SIDED_DTYPE,),
+        {"fp16 for bf16": partial(_relabelled, really="fp16")},
+    )
     theta = {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}
     yield from at_strengths(
         "RoPE base in the engine", "engine", (Code.POSITIONS,), {"x 2": partial(_overridden, changes=theta)}
@@ -43,6 +52,14 @@ def engine_faults() -> Iterator[Injection]:
         (Code.STALE_WEIGHTS,),
         {f"{size:g} of each tensor": partial(_stale, size=size) for size in (1e-3, 1e-2)},
     )
+
+
+def _relabelled(bench: Bench, really: Dtype) -> RunDirectory:
+    def inject(run: RunDirectory) -> None:
+        relabel_engine(run, "bf16", really)
+        score_again(run, in_training.on(bench.checkpoint))
+
+    return bench.injected(f"engine-{really}", inject)
 
 
 def sampled(**sampling: Any) -> Make:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 
@@ -21,6 +22,23 @@ def edit_leg(run: RunDirectory, name: str, edit: Edit) -> None:
     edit(rows)
     write_table(run.leg_path(name), pa.Table.from_pylist(rows, schema=table.schema))
     run.summary_path.unlink(missing_ok=True)
+
+
+def relabel_engine(run: RunDirectory, asked: Dtype, really: Dtype) -> None:
+    """The responses and legs of the engine in `really` pass for those of the engine in `asked`."""
+    old, new = f"infer-{really}", f"infer-{asked}"
+
+    def renamed(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"id": row["id"].replace(f"@{old}", f"@{new}")}
+
+    table = read_table(run.rollouts_path)
+    rows = [renamed(row) | {"sampler": new} if row["sampler"] == old else row for row in table.to_pylist()
+            if row["sampler"] != new]  # fmt: skip
+    write_table(run.rollouts_path, pa.Table.from_pylist(rows, schema=table.schema))
+    for part in ("decode", "prefill"):
+        leg = read_table(run.leg_path(f"{old}-{part}"))
+        moved = [renamed(row) for row in leg.to_pylist()]
+        write_table(run.leg_path(f"{new}-{part}"), pa.Table.from_pylist(moved, schema=leg.schema))
 
 
 def shifted(by: int) -> Edit:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, as_json
 
-INNOCENT = ("clean", "precision", "undecided")
+INNOCENT = ("clean", "precision", "routing")
+
+NOT_INJECTED = """## Not injected
+
+- Chunked prefill, prefix cache, cascade attention, speculative decoding, stale prefix cache, sleep and wake: the engine at
+  hand is right there, and nothing outside it can make it wrong. The signature (decode against its own prefill) is tested
+  on simulated data.
+- Raw instead of processed log-probs, penalties, double BOS in the ids: the product fixes or passes on these, and its
+  preflight names them; tested on settings.
+- Faults that need an accelerator: FP8 caches, TF32, tensor parallelism."""
 
 
 def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, command: str) -> None:
@@ -15,7 +24,14 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, co
     folder.mkdir(parents=True, exist_ok=True)
     record = {"command": command, "clean": as_json(clean), "faults": as_json(outcomes)}
     (folder / "fault-lab.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    parts = (_summary(outcomes, clean, command), _clean(clean), _faults(outcomes), _matrix(outcomes), _misses(outcomes))
+    parts = (
+        _summary(outcomes, clean, command),
+        _clean(clean),
+        _faults(outcomes),
+        _matrix(outcomes),
+        _misses(outcomes),
+        NOT_INJECTED,
+    )
     (folder / "fault-lab.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
