@@ -44,13 +44,14 @@ def exact_of(found: Mapping[PairName, Disagreement]) -> Disagreement | None:
 
 def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
     assert data.pair is not None
-    facts = sides_of(manifest, name, data).train.get("config", {})
+    sides = sides_of(manifest, name, data)
     found = Disagreement(
         data.pair,
         *name,
         floor=rounding_floor(data.pair, *name),
         prompt_lengths=data.prompt_lengths,
-        has_experts=has_experts(facts),
+        has_experts=has_experts(sides.train.get("config", {})),
+        repeats_decode=sides.infer.get("decode_support") == sides.infer.get("replay_support"),
     )
     if data.start is None:
         return found

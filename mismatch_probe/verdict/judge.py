@@ -18,6 +18,9 @@ from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
 
+BY_PLACE = (Code.POSITIONS, Code.PROMPT_PREFIX)
+"""Causes told by where the deviation lies, which a few large ones of another cause can look like."""
+
 COSTS = 1.1
 """Error of the side with the costly setting over the other's, from which the setting is called a cause."""
 
@@ -62,8 +65,11 @@ def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
         return causes
     shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
     seen = {cause.code for cause in shown}
-    supported = [_supported(cause, [one.what for one in differing if one.code == cause.code]) for cause in shown]
-    return supported + [_of_setting(one) for one in differing if one.code not in seen]
+    settings = {code: [one.what for one in differing if one.code == code] for code in seen}
+    supported = [_supported(cause, settings[cause.code]) for cause in shown]
+    weak = [cause for cause in supported if cause.code in BY_PLACE and not settings[cause.code]]
+    strong = [cause for cause in supported if cause not in weak]
+    return strong + [_of_setting(one) for one in differing if one.code not in seen] + weak
 
 
 def _supported(cause: Cause, settings: list[str]) -> Cause:

@@ -202,6 +202,14 @@ def test_decode_against_prefill_is_the_engines_own_contradiction() -> None:
     assert cause.sentence.startswith("The engine does not agree with itself")
 
 
+def test_a_prefill_of_more_tokens_than_were_sampled_from_contradicts_nothing() -> None:
+    given = world()
+    found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    found = with_pair(found, log_mu_prefill=found.pair.log_ref)
+    assert not_repeatable(found) is not None
+    assert not_repeatable(replace(found, repeats_decode=False)) is None
+
+
 def test_dropout_shows_in_two_fp32_passes_that_contradict_each_other() -> None:
     given = world()
     first, second = (given.logits + given.generator.normal(size=given.logits.shape) * 0.05 for _ in range(2))

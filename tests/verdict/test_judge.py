@@ -133,6 +133,16 @@ def test_a_second_setting_that_differs_is_listed_beside_the_first() -> None:
     assert [verdict.code, *(cause.code for cause in verdict.also)] == ["temperature", "positions"]
 
 
+def test_a_place_that_few_tokens_show_stands_behind_a_setting_that_differs() -> None:
+    given = world()
+    beyond = given.sequences.positions > np.median(given.sequences.positions)
+    odd = with_logits(given, pi=given.logits + beyond[:, None] * given.generator.normal(size=given.logits.shape))
+    odd = replace(odd, settled=True)
+    assert judge(case(odd, odd)).code == "positions"
+    verdict = judge(case(odd, odd, preflight=[setting(code="truncated_support")]))
+    assert [verdict.code, *(cause.code for cause in verdict.also)] == ["truncated_support", "positions"]
+
+
 def test_settings_that_differ_without_effect_accuse_nobody() -> None:
     innocent = with_exact("bf16")
     assert judge(replace(innocent, preflight=[setting(code="positions")])).kind == "precision"

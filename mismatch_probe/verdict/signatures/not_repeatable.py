@@ -62,7 +62,7 @@ def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, float,
         if name in pair.repeats:
             side = "The training path" if name.startswith("pi_") else "The engine"
             yield side, what, pair.repeats[name].diff, found.floor, still
-    if pair.log_mu_prefill is not None:
+    if pair.log_mu_prefill is not None and found.repeats_decode:
         yield (
             "The engine",
             "decoding and prefill give the same tokens other log-probs",
