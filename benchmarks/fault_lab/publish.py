@@ -11,9 +11,9 @@ INNOCENT = ("clean", "precision", "routing")
 
 NOT_INJECTED = """## Not injected
 
-- Chunked prefill, prefix cache, cascade attention, speculative decoding, stale prefix cache, sleep and wake: the engine at
-  hand is right there, and nothing outside it can make it wrong. The signature (decode against its own prefill) is tested
-  on simulated data.
+- Chunked prefill, prefix cache, cascade attention, speculative decoding, stale prefix cache, sleep and wake: the engine
+  at hand is right there, and nothing outside it can make it wrong. The signature (decode against its own prefill) is
+  tested on simulated data.
 - Raw instead of processed log-probs, penalties, double BOS in the ids: the product fixes or passes on these, and its
   preflight names them; tested on settings.
 - Faults that need an accelerator: FP8 caches, TF32, tensor parallelism."""
