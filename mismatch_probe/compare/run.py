@@ -163,7 +163,7 @@ def _difference(recorded: Manifest, now: Manifest) -> str:
             for name, version in recorded.versions.items()
             if now.versions.get(name) != version
         ]
-    return ", ".join(changed)
+    return ", ".join(changed) or f"a mismatch-probe ({recorded.tool_version}) that knew other settings"
 
 
 def _flat(settings: CompareSettings) -> dict[str, object]:
