@@ -17,13 +17,13 @@ from tests.tiny_models import make_checkpoint
 MODELS = ("llama", "qwen3-moe", "demo")
 """Two random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model."""
 
-MORE_CLEAN = ("qwen2", "qwen3", "mistral-sliding")
-"""Random architectures that are run without a fault only, to see whether any is accused."""
+HELD_OUT = ("qwen2", "qwen3", "mistral-sliding")
+"""Random architectures on which no threshold of the verdict was chosen; no fault is injected into their engine."""
 
-PROMPTS = {"demo": "sums:long"} | dict.fromkeys((*MODELS[:2], *MORE_CLEAN), "sums:terms=2-6")
+PROMPTS = {"demo": "sums:long"} | dict.fromkeys((*MODELS[:2], *HELD_OUT), "sums:terms=2-6")
 
 _SYSTEM = [ord(letter) for letter in "You are helpful. "]
-SOME_TOKENS = {"llama": (257, _SYSTEM), "qwen3-moe": (257, _SYSTEM), "demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])}
+SOME_TOKENS = {"demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])} | dict.fromkeys((*MODELS[:2], *HELD_OUT), (257, _SYSTEM))
 """A token to put before a prompt, and a piece of text."""
 
 
@@ -38,6 +38,9 @@ CONFIGS: dict[str, list[tuple[str, Code, str, dict[str, Any]]]] = {
         ("sliding window", Code.POSITIONS, "24 tokens", _window(2, 24)),
     ],
     "demo": [("sliding window", Code.POSITIONS, "64 tokens", _window(4, 64))],
+    "qwen2": [],
+    "qwen3": [("sliding window", Code.POSITIONS, "24 tokens", _window(2, 24))],
+    "mistral-sliding": [("sliding window", Code.POSITIONS, "24 for 16 tokens", {"sliding_window": 24})],
 }
 """Settings of the forward pass that only some architectures have: fault, cause, strength, and the keys changed."""
 

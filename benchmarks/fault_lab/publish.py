@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.fault_lab.models import HELD_OUT
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, as_json
 
 INNOCENT = ("clean", "precision", "routing")
@@ -37,20 +38,23 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, co
 
 def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -> str:
     usual = [one for one in outcomes if one.usual]
-    wrong = [one for one in outcomes if _is_wrong(one.full.code, one)]
     accused = sum(one.is_accused for one in clean)
     lines = [
         "# Fault lab",
         "",
         "Faults injected into real runs (vLLM against the training path), and the cause that the verdict named.",
         "",
-        f"- Named correctly at the strengths a user would meet: **{_share(one.is_named for one in usual)}**; at all "
-        f"strengths, the weakest included: {_share(one.is_named for one in outcomes)}.",
+        f"- Named correctly at the strengths a user would meet: **{_named(usual)}**; at all strengths, the weakest "
+        f"included: {_named(outcomes)}.",
+        f"- The same on the architectures on which no threshold was chosen ({', '.join(HELD_OUT)}): "
+        f"**{_named([one for one in usual if one.model in HELD_OUT])}**.",
         "- From the data alone, the settings of both sides hidden: "
         f"{_share(_is_right(one.alone.code, one) for one in usual)}; without the FP32 pair as well: "
-        f"{_share(_is_right(one.sixteen_bit.code, one) for one in usual)}, wrong causes "
+        f"{_share(_is_right(one.sixteen_bit.code, one) for one in usual)}, the rest undecided.",
+        "- A wrong cause named, where `unexplained` would have been honest: "
+        f"{sum(_is_wrong(one.full.code, one) for one in outcomes)} of {len(outcomes)}; from the data alone "
+        f"{sum(_is_wrong(one.alone.code, one) for one in outcomes)}; without the FP32 pair as well "
         f"{sum(_is_wrong(one.sixteen_bit.code, one) for one in outcomes)}.",
-        f"- A wrong cause named (rather than `unexplained` or none): {len(wrong)} of {len(outcomes)}.",
         f"- Clean pairs accused: **{accused} of {len(clean)}**, each judged in its run and alone without an FP32 pair.",
         "",
         f"Made by `{command}`.",
@@ -59,9 +63,12 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -
 
 
 def _clean(clean: list[CleanOutcome]) -> str:
-    rows = [(one.model, one.variant, one.pair, one.in_run.code, one.alone.code) for one in clean]
-    heads = ("model", "training path", "pair", "verdict", "alone: no FP32 pair, no settings")
-    return _table("Clean runs", heads, rows)
+    by_variant: dict[tuple[str, str], list[CleanOutcome]] = defaultdict(list)
+    for one in clean:
+        by_variant[one.model, one.variant].append(one)
+    pairs = list(dict.fromkeys(one.pair for one in clean))
+    rows = [(*key, *(one.in_run.code for one in found)) for key, found in by_variant.items()]
+    return _table("Clean runs", ("model", "training path", *pairs), rows)
 
 
 def _faults(outcomes: list[Outcome]) -> str:
@@ -105,6 +112,10 @@ def _misses(outcomes: list[Outcome]) -> str:
         if not one.is_named
     ]
     return _table("Not named", ("model", "fault", "strength", "usual", "verdict", "sentence"), rows)
+
+
+def _named(outcomes: list[Outcome]) -> str:
+    return _share(one.is_named for one in outcomes)
 
 
 def _is_right(code: str, one: Outcome) -> bool:
