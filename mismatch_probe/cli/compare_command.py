@@ -59,6 +59,8 @@ def run_compare(
             execute(run, listener)
         write_report(run)
         code = None if gated is None else gated.run(run, console, lambda: write_report(run))
+    except UsageError:
+        raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(
             f"What was computed is kept. Continue with: mismatch-probe compare --resume --out {path}", soft_wrap=True

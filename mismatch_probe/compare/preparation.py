@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.plan import make_plan, model_length
+from mismatch_probe.compare.side_checks import check_sides
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
@@ -45,6 +46,7 @@ def prepare(settings: CompareSettings) -> Preparation:
         MissingExtra: a needed package is not installed.
     """
     _require_packages()
+    check_sides(settings)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
     identity = ModelIdentity(

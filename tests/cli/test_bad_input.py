@@ -132,6 +132,9 @@ def test_resume_without_a_directory() -> None:
         (["--prompts", "sums:nowhere"], "nowhere"),
         (["--config", "none.toml"], "none.toml"),
         (["--train-precision", "magic"], "training.precision"),
+        (["--dtype", "fp64"], "vLLM cannot run in fp64"),
+        (["--attention", "flash_attention_2", "--device", "cpu"], "flash_attention_2 needs a GPU"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not there"),
     ],
 )
 def test_flags_that_cannot_be_used(tmp_path: Path, words: list[str], sentence: str) -> None:
