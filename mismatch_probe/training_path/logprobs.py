@@ -63,18 +63,21 @@ def score_hidden_states(
     """`score_logits` in chunks of tokens whose logits and temporaries stay within _CHUNK_BYTES."""
     result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
     chunk_tokens = max(1, _CHUNK_BYTES // (vocab_size * (3 * hidden_TD.dtype.itemsize + 4 * result_dtype.itemsize)))
-    # Filled in place: results allocated between chunks would pin the heap around each chunk's freed temporaries.
+    # What outlives a chunk would pin the heap around its freed temporaries, so results are filled in place.
     scores = TokenScores(
         torch.empty_like(targets_T, dtype=result_dtype),
         torch.empty_like(targets_T),
         torch.empty_like(targets_T, dtype=result_dtype),
     )
-    for start in range(0, len(targets_T), chunk_tokens):
-        chunk = slice(start, start + chunk_tokens)
+
+    def score(chunk: slice) -> None:
         logits = head.logits(hidden_TD[chunk])
         targets = targets_T[chunk].to(logits.device)
         found = score_logits(logits, targets, temperature=temperature, log_softmax_dtype=log_softmax_dtype)
         scores.logprobs_T[chunk] = found.logprobs_T
         scores.top1_ids_T[chunk] = found.top1_ids_T
         scores.entropy_nats_T[chunk] = found.entropy_nats_T
+
+    for start in range(0, len(targets_T), chunk_tokens):
+        score(slice(start, start + chunk_tokens))
     return scores

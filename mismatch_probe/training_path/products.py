@@ -16,12 +16,14 @@ from itertools import product
 from typing import Any, Final
 
 import torch
+from torch.nn.functional import pad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
-_MIN_ROWS: Final = 256
+_ROWS_PER_BLOCK: Final = 512
+_ROW_STEP: Final = 32
 _QUERIES_PER_BLOCK: Final = 128
 
 _ONE_OUTPUT: Final = {
@@ -52,12 +54,8 @@ class CpuProducts(TorchDispatchMode):
             return func(*args, **kwargs)
         if first.dtype == torch.float16:
             return _fp16_product(func, args, kwargs)
-        if first.dtype == torch.float32 and func is aten.mm.default:
-            return _fp32_matmul(*args)
-        if first.dtype == torch.float32 and func is aten.addmm.default and not kwargs and first.dim() == 1:
-            return _fp32_matmul(args[1], args[2]).add_(first)
-        if first.dtype == torch.float32 and func is _ATTENTION:
-            return _attention(*args, **kwargs)
+        if first.dtype == torch.float32:
+            return _fp32_product(func, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -80,6 +78,16 @@ def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return func(*args, **kwargs)
 
 
+def _fp32_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is aten.mm.default:
+        return _fp32_matmul(*args)
+    if func is aten.addmm.default and not kwargs:
+        return _fp32_matmul(args[1], args[2]).add_(args[0])
+    if func is _ATTENTION:
+        return _attention(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
 def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def widen(value: Any) -> Any:
         return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
@@ -95,20 +103,28 @@ def _matmul(
     alpha: float = 1,
     beta: float = 1,
 ) -> torch.Tensor:
-    """fp16(alpha A B + beta addend) in blocks, so that FP32 copies never exceed a few times _SCRATCH_ELEMENTS."""
+    """fp16(alpha A B + beta addend) in blocks.
+
+    Blocks bound the FP32 copies, and have few different shapes: oneDNN keeps something on the heap for each it meets,
+    and what lies between freed temporaries keeps the heap from shrinking.
+    """
     (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
     addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
     output_MN = torch.empty(num_rows, num_columns, dtype=torch.float16)
-    columns_per_block = max(1, _SCRATCH_ELEMENTS // max(depth, 1))
-    for columns in _blocks(num_columns, columns_per_block):
+    for columns in _blocks(num_columns, max(1, _SCRATCH_ELEMENTS // max(depth, 1))):
         b_block = b_KN[:, columns].float()
-        rows_per_block = max(_MIN_ROWS, _SCRATCH_ELEMENTS // max(depth, b_block.shape[1]))
-        for rows in _blocks(num_rows, rows_per_block):
-            block = _fp32_matmul(a_MK[rows].float(), b_block)
+        for rows in _blocks(num_rows, _ROWS_PER_BLOCK):
+            block = _product_of_rows(a_MK[rows].float(), b_block)
             if addend_MN is not None:
                 block.mul_(alpha).add_(addend_MN[rows, columns].float(), alpha=beta)
             output_MN[rows, columns] = block
     return output_MN
+
+
+def _product_of_rows(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
+    """A B with zero rows added up to a multiple of _ROW_STEP."""
+    padded_MK = pad(a_MK, (0, 0, 0, -a_MK.shape[0] % _ROW_STEP))
+    return _fp32_matmul(padded_MK, b_KN)[: a_MK.shape[0]]
 
 
 def _batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
@@ -148,15 +164,18 @@ def _attention(
             query_BHSD, key_BHSD, value_BHSD, dropout_p, is_causal, **rest
         )
         return kernel_result
-    num_rows, num_heads, num_tokens, head_size = query_BHSD.shape
+    num_rows, num_heads, num_asked, head_size = query_BHSD.shape
     num_groups = num_heads // key_BHSD.shape[1]
-    scaled_BHSD = query_BHSD * (rest.get("scale") or head_size**-0.5)
+    added = (0, 0, 0, -num_asked % _ROW_STEP)
+    scaled_BHSD = pad(query_BHSD * (rest.get("scale") or head_size**-0.5), added)
+    key_BHSD, value_BHSD = pad(key_BHSD, added), pad(value_BHSD, added)
+    num_tokens = key_BHSD.shape[2]
     output_BSHD = value_BHSD.new_empty(num_rows, num_tokens, num_heads, value_BHSD.shape[3])
     future = torch.full((_QUERIES_PER_BLOCK, _QUERIES_PER_BLOCK), -torch.inf).triu(1)
     for row, kv_head in product(range(num_rows), range(key_BHSD.shape[1])):
         key_SD, value_SD = key_BHSD[row, kv_head].contiguous(), value_BHSD[row, kv_head].contiguous()
         heads = slice(kv_head * num_groups, (kv_head + 1) * num_groups)
-        for start in range(0, num_tokens, _QUERIES_PER_BLOCK):
+        for start in reversed(range(0, num_tokens, _QUERIES_PER_BLOCK)):
             end = min(start + _QUERIES_PER_BLOCK, num_tokens)
             queries_MD = scaled_BHSD[row, heads, start:end].reshape(-1, head_size)
             scores_MK = _fp32_matmul(queries_MD, key_SD[:end].t())
@@ -164,7 +183,7 @@ def _attention(
             scores_GQK[..., start:] += future[: end - start, : end - start]
             block_MD = _fp32_matmul(torch.softmax(scores_MK, dim=-1), value_SD[:end])
             output_BSHD[row, start:end, heads] = block_MD.view(num_groups, end - start, -1).transpose(0, 1)
-    return output_BSHD.transpose(1, 2), query_BHSD.new_empty(0)
+    return output_BSHD.transpose(1, 2)[:, :, :num_asked], query_BHSD.new_empty(0)
 
 
 def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
