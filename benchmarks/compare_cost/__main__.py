@@ -34,10 +34,11 @@ class Cost:
     peak_bytes: int
     generation: float
     scoring: float
+    reference: float
 
     @property
     def work(self) -> float:
-        return self.generation + self.scoring
+        return self.generation + self.scoring + self.reference
 
 
 def measured(command: list[str]) -> tuple[float, int, str]:
@@ -62,7 +63,7 @@ def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_toke
     wall, peak, output = measured(command)
     answer = json.loads(output.splitlines()[-1])
     seconds, tokens = answer["seconds"], answer["tokens"]
-    return Cost(wall, peak, seconds["generation"] / tokens, seconds["scoring"] / tokens)
+    return Cost(wall, peak, *(seconds[phase] / tokens for phase in ("generation", "scoring", "reference")))
 
 
 def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_new_tokens: int, folder: Path) -> Cost:
@@ -76,9 +77,8 @@ def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_ne
     command += ["--config", str(config), "--prompts", source, "--num-prompts", str(num_prompts)]
     wall, peak, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
     stages = RunDirectory(out).read_manifest().stages
-    scoring = sum(stage.seconds for name, stage in stages.items() if name.startswith("score-"))
-    sampling = stages[f"sample-{dtype}"]
-    return Cost(wall, peak, sampling.seconds / sampling.tokens, scoring / sampling.tokens)
+    phases = [stages[name] for name in (f"sample-{dtype}", f"score-train-{dtype}", "score-ref-fp32")]
+    return Cost(wall, peak, *(stage.seconds / stage.tokens for stage in phases))
 
 
 def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
@@ -86,7 +86,7 @@ def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
         pairs = zip(ours, theirs, strict=True)
         return f"{median(getattr(one, attribute) / getattr(other, attribute) for one, other in pairs):.2f}"
 
-    attributes = ("wall_seconds", "work", "generation", "scoring", "peak_bytes")
+    attributes = ("wall_seconds", "work", "generation", "scoring", "reference", "peak_bytes")
     return f"| {name} | " + " | ".join(ratio(attribute) for attribute in attributes) + " |"
 
 
@@ -102,8 +102,8 @@ def main() -> None:
     model = str(resolve_model(ModelSettings(path=arguments.model)))
     settings = PromptSettings(source=arguments.prompts, num_prompts=arguments.num_prompts)
     prompts = encode_prompts(load_prompts(settings), load_tokenizer(model), settings.chat_template)
-    print("| compare over | wall | work without start-up | generation | scoring | peak memory |")
-    print("|---|---|---|---|---|---|")
+    print("| compare over | wall | work without start-up | generation | scoring pi | reference | peak memory |")
+    print("|---|---|---|---|---|---|---|")
     for dtype in arguments.dtype or ["bf16", "fp16"]:
         ours, plain, floor = [], [], []
         for _ in range(arguments.repeats):
