@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.fault_lab.bench import Bench
 from benchmarks.fault_lab.engine_faults import engine_faults
 from benchmarks.fault_lab.log_faults import log_faults
-from benchmarks.fault_lab.models import HELD_OUT, MODELS, PROMPTS, checkpoint
+from benchmarks.fault_lab.models import IN_THE_ENGINE, MODELS, PROMPTS, checkpoint
 from benchmarks.fault_lab.publish import publish
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, clean_outcomes, outcome
@@ -27,7 +27,7 @@ PLACES = ("log", "training", "engine")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=(*MODELS, *HELD_OUT), default=(*MODELS, *HELD_OUT))
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
     parser.add_argument("--where", nargs="*", choices=PLACES, default=PLACES)
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--num-tokens", type=int, default=128)
@@ -53,7 +53,7 @@ def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
 
 def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
     for injection in (*log_faults(), *training_faults(bench.model), *engine_faults()):
-        if injection.where in places and (bench.model in MODELS or injection.where != "engine"):
+        if injection.where in places and (bench.model in IN_THE_ENGINE or injection.where != "engine"):
             start = time.monotonic()
             found = outcome(bench.model, injection, injection.make(bench))
             print(

@@ -14,16 +14,22 @@ from mismatch_probe.tasks import resolve_model
 from mismatch_probe.verdict.codes import Code
 from tests.tiny_models import make_checkpoint
 
-MODELS = ("llama", "qwen3-moe", "demo")
-"""Two random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model."""
+MODELS = ("llama", "qwen3-moe", "demo", "qwen2", "qwen3", "mistral-sliding")
+"""Random architectures with sharp distributions, one of them a mixture of experts, and the trained demo model."""
 
-HELD_OUT = ("qwen2", "qwen3", "mistral-sliding")
-"""Random architectures on which no threshold of the verdict was chosen; no fault is injected into their engine."""
+IN_THE_ENGINE = ("llama", "qwen3-moe", "demo")
+"""Models whose engine is given faults, which costs two starts each."""
 
-PROMPTS = {"demo": "sums:long"} | dict.fromkeys((*MODELS[:2], *HELD_OUT), "sums:terms=2-6")
+HELD_OUT = ("qwen3", "mistral-sliding")
+"""Models on which no threshold of the verdict was chosen."""
+
+TINY = tuple(model for model in MODELS if model != "demo")
+PROMPTS = {"demo": "sums:long"} | dict.fromkeys(TINY, "sums:terms=2-6")
 
 _SYSTEM = [ord(letter) for letter in "You are helpful. "]
-SOME_TOKENS = {"demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])} | dict.fromkeys((*MODELS[:2], *HELD_OUT), (257, _SYSTEM))
+SOME_TOKENS = {"demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])} | dict.fromkeys(
+    (model for model in MODELS if model != "demo"), (257, _SYSTEM)
+)
 """A token to put before a prompt, and a piece of text."""
 
 

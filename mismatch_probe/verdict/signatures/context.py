@@ -16,6 +16,7 @@ FAR_BEYOND = 10.0
 """Times rounding: nothing that rounding does to one token in ten reaches it."""
 
 LEAST_STARTS = 8
+LEAST_SPAN = 4.0
 EARLY = (2, 3)
 
 
@@ -24,13 +25,15 @@ class Course:
     """The course of a deviation, in sizes for equal uncertainty (geometric means over uncertain tokens).
 
     at_first: share of the prompts whose first predicted token deviates far beyond rounding. early: size at the second
-    and third place over that of the prompts' starts. later: size in the responses over that of the starts. along: the
+    and third place over that of the prompts' starts. later: size in the responses over that of the starts. last: size
+    in the last quarter of the responses' places over that in the first, 1 where these are close together. along: the
     profile over the starts. first_place: the first place of the context that deviates far beyond rounding.
     """
 
     at_first: float
     early: float
     later: float
+    last: float
     along: Profile
     first_place: int
 
@@ -51,6 +54,7 @@ def course_of(found: Disagreement) -> Course | None:
         at_first=float(start.beyond(FAR_BEYOND)[first].mean()),
         early=_size(start, early) / level,
         later=_size(found, found.uncertain) / level,
+        last=_last_over_first(found),
         along=along,
         first_place=int(min((places.min() for places in far if places.size), default=0)),
     )
@@ -58,3 +62,13 @@ def course_of(found: Disagreement) -> Course | None:
 
 def _size(found: Disagreement, chosen: Mask) -> float:
     return float(np.exp(np.log(found.logit_errors[chosen]).mean()))
+
+
+def _last_over_first(found: Disagreement) -> float:
+    places = found.places[found.uncertain]
+    if places.max() < LEAST_SPAN * places.min():
+        return 1.0
+    low, high = np.quantile(places, (0.25, 0.75))
+    return _size(found, found.uncertain & (found.places >= high)) / _size(
+        found, found.uncertain & (found.places <= low)
+    )

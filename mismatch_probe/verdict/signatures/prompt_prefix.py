@@ -12,13 +12,14 @@ from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST, LATE
 from mismatch_probe.verdict.signatures.profile import profile_along
 
 FADED = 0.65
-"""Size in the responses over that in the prompts' starts: other text gave 0.1 to 0.6, weights 0.8 to 3."""
+"""Size later in the context over that before, from the prompts' starts to the responses or along the responses: other
+text gave 0.1 to 0.6 on small models by one or the other, weights 0.7 to 3 by both."""
 
 MOST_SLOPE = 0.1
-"""Of log deviation against log place over the prompts' starts."""
+"""Of log deviation against log place over the prompts' starts, where these are compared with the responses."""
 
 STEEP_SLOPE = -0.5
-"""A slope that only other text was seen to give, in responses whose deviation is at least no larger."""
+"""A slope that only other text was seen to give."""
 
 
 def prompt_prefix(found: Disagreement) -> Cause | None:
@@ -30,8 +31,8 @@ def prompt_prefix(found: Disagreement) -> Cause | None:
         if not _fades(course):
             return None
         evidence = (
-            f"deviation for equal uncertainty goes as {course.along} over the prompts' first tokens, and is "
-            f"{course.later:.2g} of that in the responses"
+            f"deviation for equal uncertainty goes as {course.along} over the prompts' starts; the responses have "
+            f"{course.later:.2g} times that, and at their ends {course.last:.2g} times that of their beginnings"
         )
     else:
         profile = profile_along(found)
@@ -50,6 +51,5 @@ def prompt_prefix(found: Disagreement) -> Cause | None:
 def _fades(course: Course) -> bool:
     if course.at_first <= CLEAN_FIRST:
         return course.first_place <= LATE and course.later < FADED
-    if course.later < FADED:
-        return course.along.slope < MOST_SLOPE
-    return course.along.slope < STEEP_SLOPE and course.later < 1
+    to_responses = course.later < FADED and course.along.slope < MOST_SLOPE
+    return to_responses or course.last < FADED or (course.along.slope < STEEP_SLOPE and course.later < 1)
