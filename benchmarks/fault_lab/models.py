@@ -27,9 +27,7 @@ TINY = tuple(model for model in MODELS if model != "demo")
 PROMPTS = {"demo": "sums:long"} | dict.fromkeys(TINY, "sums:terms=2-6")
 
 _SYSTEM = [ord(letter) for letter in "You are helpful. "]
-SOME_TOKENS = {"demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])} | dict.fromkeys(
-    (model for model in MODELS if model != "demo"), (257, _SYSTEM)
-)
+SOME_TOKENS = {"demo": (7, [5, 9, 11, 7, 13, 8, 6, 12])} | dict.fromkeys(TINY, (257, _SYSTEM))
 """A token to put before a prompt, and a piece of text."""
 
 

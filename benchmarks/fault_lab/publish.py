@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.fault_lab.models import HELD_OUT
@@ -17,6 +17,8 @@ NOT_INJECTED = """## Not injected
   tested on simulated data.
 - Raw instead of processed log-probs, penalties, double BOS in the ids: the product fixes or passes on these, and its
   preflight names them; tested on settings.
+- A clean mixture of experts under torch.autocast, which leaves the experts' grouped products in FP32: the verdict says
+  so (`dtype_not_applied`).
 - Faults that need an accelerator: FP8 caches, TF32, tensor parallelism."""
 
 
@@ -24,7 +26,7 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, co
     """Write `fault-lab.md` and `fault-lab.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {"command": command, "clean": as_json(clean), "faults": as_json(outcomes)}
-    (folder / "fault-lab.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "fault-lab.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
     parts = (
         _summary(outcomes, clean, command),
         _clean(clean),
@@ -78,7 +80,9 @@ def _faults(outcomes: list[Outcome]) -> str:
         by_fault[one.fault].append(one)
     rows = []
     for fault, found in by_fault.items():
-        weakest = {model: _weakest([one for one in found if one.model == model]) for model in _models(found)}
+        weakest: dict[str, list[str]] = defaultdict(list)
+        for model in dict.fromkeys(one.model for one in found):
+            weakest[_weakest([one for one in found if one.model == model])].append(model)
         rows.append(
             (
                 fault,
@@ -87,10 +91,10 @@ def _faults(outcomes: list[Outcome]) -> str:
                 _share(one.is_named for one in found),
                 _share(_is_right(one.alone.code, one) for one in found),
                 _share(_is_right(one.sixteen_bit.code, one) for one in found),
-                "; ".join(f"{model}: {strength}" for model, strength in weakest.items()),
+                "; ".join(f"{strength} ({len(models)})" for strength, models in weakest.items()),
             )
         )
-    heads = ("fault", "in", "cause", "named", "data alone", "no FP32 pair", "weakest named")
+    heads = ("fault", "in", "cause", "named", "data alone", "no FP32 pair", "weakest named (on models)")
     return _table("Faults", heads, rows)
 
 
@@ -129,10 +133,6 @@ def _is_wrong(code: str, one: Outcome) -> bool:
 def _weakest(found: Sequence[Outcome]) -> str:
     """The first strength, in the catalogue's order, that was named."""
     return next((one.strength for one in found if one.is_named), "none")
-
-
-def _models(found: Iterable[Outcome]) -> Iterator[str]:
-    return iter(dict.fromkeys(one.model for one in found))
 
 
 def _share(hits: Iterable[bool]) -> str:

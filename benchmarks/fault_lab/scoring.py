@@ -17,7 +17,6 @@ class Named:
     code: str
     also: list[str]
     sentence: str
-    evidence: list[str]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def only(manifest: Manifest, dtype: str) -> Manifest:
 
 
 def _named(verdict: Verdict) -> Named:
-    return Named(verdict.kind, verdict.code, [cause.code for cause in verdict.also], verdict.sentence, verdict.evidence)
+    return Named(verdict.kind, verdict.code, [cause.code for cause in verdict.also], verdict.sentence)
 
 
 @dataclass(frozen=True)
@@ -115,4 +114,5 @@ def clean_outcomes(model: str, variant: str, run: RunDirectory) -> list[CleanOut
 
 
 def as_json(outcomes: list[Outcome] | list[CleanOutcome]) -> list[dict[str, object]]:
+    """Plain values."""
     return [asdict(one) for one in outcomes]

@@ -25,7 +25,7 @@ class World:
 
     @property
     def places(self) -> Floats:
-        return self.sequences.positions + 1.0 + self.sequences.spread(self.prompt_lengths)
+        return np.asarray(self.sequences.positions + 1.0 + self.sequences.spread(self.prompt_lengths), dtype=np.float64)
 
 
 def world(
