@@ -38,4 +38,5 @@ def test_a_run_of_a_version_that_knew_other_settings_says_that(tmp_path: Path) -
 
 def test_the_same_continues(tmp_path: Path) -> None:
     simulated_run(tmp_path / "run", MADE)
-    resume_run(tmp_path / "run", Preparation(simulated_manifest(MADE), simulated_prompts(MADE)))
+    run = resume_run(tmp_path / "run", Preparation(simulated_manifest(MADE), simulated_prompts(MADE)))
+    assert run.read_manifest().content_keys == simulated_manifest(MADE).content_keys

@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compare*.toml")), ids=lambda path: path.name)
 def test_every_shipped_settings_file_can_be_used(path: Path) -> None:
-    parse_settings(CompareSettings, read_settings_file(path))
+    assert parse_settings(CompareSettings, read_settings_file(path)).model.path
 
 
 def test_there_is_one_to_use() -> None:

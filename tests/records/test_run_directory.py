@@ -20,12 +20,16 @@ def test_a_directory_that_holds_a_run_says_how_to_continue(tmp_path: Path) -> No
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).create()
+    RunDirectory(tmp_path / "run").create()
+    RunDirectory(tmp_path / "run").create()
+    assert not any((tmp_path / "run").iterdir())
 
 
 def test_what_a_kill_at_the_first_write_left_does_not_bar_the_directory(tmp_path: Path) -> None:
     (tmp_path / ".writing-manifest.json").write_text("{")
-    RunDirectory(tmp_path).create()
+    run = RunDirectory(tmp_path)
+    run.create()
+    assert not run.is_run
 
 
 def test_locking_what_is_no_run_makes_no_directory(tmp_path: Path) -> None:
