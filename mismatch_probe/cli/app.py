@@ -6,7 +6,7 @@ import traceback
 import typer
 
 from mismatch_probe import __version__
-from mismatch_probe.cli import compare, diff, doctor, gate, report
+from mismatch_probe.cli import compare, diff, doctor, gate, report, schema
 from mismatch_probe.errors import ExitCode, MismatchProbeError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.add_typer(gate.app, name="gate")
 app.command("doctor")(doctor.doctor)
+app.command("schema")(schema.schema)
 
 
 def main() -> None:
