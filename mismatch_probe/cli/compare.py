@@ -28,7 +28,9 @@ def compare(
     chat_template: Annotated[
         str | None, typer.Option(help="auto (text becomes a user message if there is a template), always, never.")
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="How many prompts to use.")] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="How many prompts to use; 64, or all of a smaller source, unless given.")
+    ] = None,
     samples_per_prompt: Annotated[int | None, typer.Option(help="Responses sampled for each prompt.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature, the same on both sides.")] = None,

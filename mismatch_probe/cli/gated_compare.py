@@ -67,15 +67,14 @@ class GatedCompare:
             publish()
 
     def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
-        prompts = settings.prompts
+        given = settings.prompts.num_prompts
         needed = math.ceil(wanted / settings.sampling.samples_per_prompt)
-        if needed <= prompts.num_prompts:
+        if given is not None and needed <= given:
             return settings
-        console.print(
-            f"The gate looks at {wanted} sequences: {needed} prompts instead of {prompts.num_prompts}", soft_wrap=True
-        )
+        instead = "" if given is None else f" instead of {given}"
+        console.print(f"The gate looks at {wanted} sequences: {needed} prompts{instead}", soft_wrap=True)
         return _with_prompts(settings, needed)
 
 
-def _with_prompts(settings: CompareSettings, num_prompts: int) -> CompareSettings:
+def _with_prompts(settings: CompareSettings, num_prompts: int | None) -> CompareSettings:
     return settings.model_copy(update={"prompts": settings.prompts.model_copy(update={"num_prompts": num_prompts})})

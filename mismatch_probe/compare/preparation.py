@@ -64,7 +64,7 @@ def prepare(settings: CompareSettings) -> Preparation:
     )
     check_lengths(prompts, settings.sampling.max_new_tokens, identity.context_length)
     hardware = environment.hardware()
-    resolved = _resolved(settings, on_gpu=bool(hardware["gpus"]))
+    resolved = _resolved(settings, len(prompts), on_gpu=bool(hardware["gpus"]))
     versions = environment.versions()
     manifest = Manifest(
         tool_version=__version__,
@@ -97,11 +97,15 @@ def _require_packages() -> None:
         )
 
 
-def _resolved(settings: CompareSettings, *, on_gpu: bool) -> CompareSettings:
-    if settings.engine.batch_sequences is not None:
-        return settings
-    size = _BATCH_SEQUENCES_GPU if on_gpu else _BATCH_SEQUENCES_CPU
-    return settings.model_copy(update={"engine": settings.engine.model_copy(update={"batch_sequences": size})})
+def _resolved(settings: CompareSettings, num_prompts: int, *, on_gpu: bool) -> CompareSettings:
+    """What was left open, as it came out."""
+    size = settings.engine.batch_sequences or (_BATCH_SEQUENCES_GPU if on_gpu else _BATCH_SEQUENCES_CPU)
+    return settings.model_copy(
+        update={
+            "prompts": settings.prompts.model_copy(update={"num_prompts": num_prompts}),
+            "engine": settings.engine.model_copy(update={"batch_sequences": size}),
+        }
+    )
 
 
 def default_run_path() -> Path:

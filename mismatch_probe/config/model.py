@@ -1,6 +1,6 @@
 """What a comparison is: the frozen, typed settings that a run directory records and a resume must match."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -8,6 +8,8 @@ from mismatch_probe.dtypes import Dtype, parse_dtype
 
 DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
+
+DEFAULT_NUM_PROMPTS: Final = 64
 
 
 class Settings(BaseModel):
@@ -25,10 +27,13 @@ class ModelSettings(Settings):
 
 
 class PromptSettings(Settings):
-    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set."""
+    """Where prompts come from: a built-in task, a JSONL or parquet file, or a hub data set.
+
+    num_prompts: unset, DEFAULT_NUM_PROMPTS or all of a smaller source; a run records the number it came to.
+    """
 
     source: str = "sums:long"
-    num_prompts: PositiveInt = 64
+    num_prompts: PositiveInt | None = None
     chat_template: Literal["auto", "always", "never"] = "auto"
 
 

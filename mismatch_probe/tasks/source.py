@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks.files import READERS
 from mismatch_probe.tasks.hub import HUB_PREFIX, read_hub
@@ -20,20 +20,23 @@ TERMS_KEY = "terms="
 def load_prompts(settings: PromptSettings, seed: int = 0) -> list[Prompt]:
     """The first `settings.num_prompts` prompts of the source, in its order; `seed` makes built-in problems.
 
+    Unset, that is DEFAULT_NUM_PROMPTS, or as many as a smaller source holds.
+
     Raises:
         UsageError: the source does not exist, is malformed, or holds fewer prompts than asked for.
         MissingExtra: a hub data set is asked for and `datasets` is not installed.
     """
+    wanted = settings.num_prompts or DEFAULT_NUM_PROMPTS
     if settings.source.partition(":")[0] in TASKS:
-        return _built_in(parse_problem_set(settings.source, seed), settings.num_prompts)
-    rows = islice(_rows(settings.source), settings.num_prompts)
+        return _built_in(parse_problem_set(settings.source, seed), wanted)
+    rows = islice(_rows(settings.source), wanted)
     prompts = [to_prompt(f"row-{index}", row) for index, row in enumerate(rows)]
     if not prompts:
         raise UsageError(f"prompt source {settings.source} is empty; give --prompts a source with at least one prompt")
-    if len(prompts) < settings.num_prompts:
+    if settings.num_prompts is not None and len(prompts) < wanted:
         raise UsageError(
-            f"prompt source {settings.source} holds {len(prompts)} prompts, fewer than the {settings.num_prompts} "
-            f"asked for; give --num-prompts {len(prompts)}"
+            f"prompt source {settings.source} holds {len(prompts)} prompts, fewer than the {wanted} asked for; "
+            f"give --num-prompts {len(prompts)}, or leave it out to use what there is"
         )
     return prompts
 

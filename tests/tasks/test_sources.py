@@ -5,14 +5,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.tasks import Prompt, load_prompts
 
 QUESTION = [{"role": "user", "content": "What is 2+2?"}]
 
 
-def load(source: object, num_prompts: int = 1) -> list[Prompt]:
+def load(source: object, num_prompts: int | None = 1) -> list[Prompt]:
     return load_prompts(PromptSettings(source=str(source), num_prompts=num_prompts))
 
 
@@ -52,6 +52,19 @@ def test_keys_that_parquet_adds_as_nulls_do_not_reach_the_chat_template(tmp_path
     turns = [{"role": "system", "content": "Be brief.", "name": "me"}, *QUESTION]
     pq.write_table(pa.Table.from_pylist([{"messages": turns}]), tmp_path / "chat.parquet")
     assert load(tmp_path / "chat.parquet")[0].messages == turns
+
+
+def test_a_small_file_is_read_whole_unless_more_was_asked_for(jsonl):
+    path = jsonl(*[{"prompt": f"Hi {number}"} for number in range(3)])
+    assert len(load(path, None)) == 3
+    with pytest.raises(UsageError, match="holds 3 prompts, fewer than the 4 asked for; give --num-prompts 3"):
+        load(path, 4)
+
+
+@pytest.mark.parametrize("source", ["file", "sums:easy"])
+def test_of_a_large_source_the_default_number_is_read(jsonl, source):
+    path = jsonl(*[{"prompt": f"Hi {number}"} for number in range(DEFAULT_NUM_PROMPTS + 1)])
+    assert len(load(path if source == "file" else source, None)) == DEFAULT_NUM_PROMPTS
 
 
 def test_equal_prompts_keep_ids_of_their_own(jsonl):

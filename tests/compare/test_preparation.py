@@ -1,0 +1,32 @@
+"""What is resolved and refused before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.compare.estimates import estimate
+from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import CompareSettings
+from tests.tiny_models import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", "llama")
+
+
+def prepared(checkpoint: Path, **settings: Any) -> Preparation:
+    return prepare(parse_settings(CompareSettings, {"model": {"path": str(checkpoint)}, **settings}))
+
+
+def test_the_number_of_prompts_is_recorded_as_it_came_out_and_shown_by_a_dry_run(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"question {number}"}) + "\n" for number in range(5)))
+    preparation = prepared(checkpoint, prompts={"source": str(path)})
+    assert preparation.manifest.settings.prompts.num_prompts == 5
+    assert estimate(preparation).num_prompts == 5
