@@ -1,0 +1,104 @@
+# ruff: noqa: N803, N806, N815 - shape suffixes
+"""Advantages from rewards: baselines over the batch or the samples of one prompt, and GAE with a critic."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.train.objectives.batch import RolloutBatch
+from mismatch_probe.train.objectives.choices import GROUP_RULES, AdvantageRule, Critic
+
+STD_EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it, as verl does."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The samples of each prompt: the group of each response, and of each group its size and whether it is flat.
+
+    A group is flat where its rewards are all equal: it teaches nothing. One that holds a NaN is not flat.
+    """
+
+    of_response_N: Tensor
+    sizes_G: Tensor
+    flat_G: Tensor
+
+    def sums(self, values_N: Tensor) -> Tensor:
+        """Of each group [G]."""
+        return values_N.new_zeros(len(self.sizes_G)).index_add(0, self.of_response_N, values_N)
+
+    def spread(self, values_G: Tensor) -> Tensor:
+        """A group's value at each of its responses [N]."""
+        return values_G[self.of_response_N]
+
+
+def group_rewards(rewards_N: Tensor, group_ids_N: Tensor) -> Groups:
+    _, of_response_N, sizes_G = torch.unique(group_ids_N, return_inverse=True, return_counts=True)
+    rewards = rewards_N.double()
+    empty = torch.zeros(sizes_G.numel(), dtype=torch.float64, device=rewards.device)
+    most = empty.scatter_reduce(0, of_response_N, rewards, "amax", include_self=False)
+    least = empty.scatter_reduce(0, of_response_N, rewards, "amin", include_self=False)
+    return Groups(of_response_N, sizes_G, most == least)
+
+
+@torch.no_grad()
+def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) -> Tensor:
+    """One advantage a response [N], float64; exactly 0 in a flat group under the rules on groups.
+
+    `reward`: r, REINFORCE without a baseline [Williams 1992, Machine Learning 8:229]. `batch-mean`: r minus the mean
+    over the batch, his reinforcement baseline. `group-mean`: r minus the mean of the prompt's samples [Dr. GRPO,
+    arXiv 2503.20783]. `group-mean-std`: that over the group's sample standard deviation [GRPO, arXiv 2402.03300].
+    `leave-one-out`: r minus the mean of the other samples [RLOO, arXiv 2402.14740].
+
+    Raises:
+        UsageError: a rule on groups, and a prompt with one sample.
+    """
+    rewards = rewards_N.double()
+    if rule == "reward":
+        return rewards
+    if rule == "batch-mean":
+        return rewards - rewards.mean()
+    assert rule in GROUP_RULES
+    if bool((groups.sizes_G < 2).any()):
+        raise UsageError(
+            f"the advantage {rule} compares the samples of one prompt, and a prompt has only one; "
+            "give --samples-per-prompt 2 or more (rollout.samples), or another advantage"
+        )
+    sizes = groups.sizes_G.double()
+    centred = rewards - groups.spread(groups.sums(rewards) / sizes)
+    if rule == "leave-one-out":
+        centred = centred * groups.spread(sizes / (sizes - 1))
+    if rule == "group-mean-std":
+        deviation = (groups.sums(centred**2) / (sizes - 1)).sqrt()
+        centred = centred / groups.spread(deviation + STD_EPSILON)
+    return torch.where(groups.spread(groups.flat_G), 0.0, centred)
+
+
+@torch.no_grad()
+def generalized_advantages(batch: RolloutBatch, critic: Critic) -> tuple[Tensor, Tensor]:
+    """Advantages and returns of each token [T], float64 [GAE, arXiv 1506.02438, equation 16].
+
+    The reward stands at a response's last token; the value after it is 0. Returns are the advantages plus the values.
+    The advantages are then whitened over all tokens in the loss, as PPO on language models does [arXiv 1909.08593;
+    verl, TRL].
+    """
+    assert batch.values_T is not None
+    lengths_N = batch.lengths_N
+    is_token_NS = torch.arange(int(lengths_N.max()), device=lengths_N.device) < lengths_N[:, None]
+    values_NS = torch.zeros(is_token_NS.shape, dtype=torch.float64, device=lengths_N.device)
+    values_NS[is_token_NS] = batch.values_T.double()
+    advantages_NS = torch.zeros_like(values_NS)
+    gained_N = batch.rewards_N.double()
+    advantage_N = torch.zeros_like(gained_N)
+    for position in reversed(range(values_NS.shape[1])):
+        is_token_N, value_N = is_token_NS[:, position], values_NS[:, position]
+        here_N = gained_N - value_N + critic.discount * critic.gae_lambda * advantage_N
+        advantages_NS[:, position] = here_N
+        advantage_N = torch.where(is_token_N, here_N, advantage_N)
+        gained_N = torch.where(is_token_N, critic.discount * value_N, gained_N)
+    advantages_T = advantages_NS[is_token_NS]
+    steps = advantages_T[batch.included_T]
+    whitened_T = (advantages_T - steps.mean()) / (steps.std(correction=0) + STD_EPSILON)
+    return whitened_T, advantages_T + batch.values_T.double()
