@@ -1,0 +1,1 @@
+"""Guards: rules on a step's metrics that decide, before the optimizer steps, what the training loop should do."""

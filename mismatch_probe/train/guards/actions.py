@@ -1,0 +1,119 @@
+"""What a guard may ask of the training loop, written `warn`, `lower_learning_rate(0.5)` or `raise_precision(train)`."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Literal
+
+_DEFAULT_FACTOR = 0.5
+
+
+class ActionKind(StrEnum):
+    """Weakest first.
+
+    log: the event is recorded. warn: and shown. tighten_sequences: sequences with the largest |S| are dropped, their
+    bound multiplied by the factor. skip_update: this step's update is not applied. lower_learning_rate: multiplied by
+    the factor from now on. switch_correction: to the named one. resync: weights are sent to the engine again, and
+    probed. raise_precision: of one side. rollback: to the last good checkpoint. stop: exit code 1 with a diagnosis.
+    """
+
+    LOG = "log"
+    WARN = "warn"
+    TIGHTEN_SEQUENCES = "tighten_sequences"
+    SKIP_UPDATE = "skip_update"
+    LOWER_LEARNING_RATE = "lower_learning_rate"
+    SWITCH_CORRECTION = "switch_correction"
+    RESYNC = "resync"
+    RAISE_PRECISION = "raise_precision"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+    @property
+    def strength(self) -> int:
+        return list(ActionKind).index(self)
+
+    @property
+    def argument(self) -> Literal["factor", "to", "side"] | None:
+        """The field of `Action` that this kind takes."""
+        match self:
+            case ActionKind.TIGHTEN_SEQUENCES | ActionKind.LOWER_LEARNING_RATE:
+                return "factor"
+            case ActionKind.SWITCH_CORRECTION:
+                return "to"
+            case ActionKind.RAISE_PRECISION:
+                return "side"
+            case _:
+                return None
+
+
+Side = Literal["train", "infer"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action; only the argument its kind takes is set."""
+
+    kind: ActionKind
+    factor: float | None = None
+    to: str | None = None
+    side: Side | None = None
+
+    def __str__(self) -> str:
+        argument = None if self.kind.argument is None else getattr(self, self.kind.argument)
+        if argument is None:
+            return self.kind.value
+        return f"{self.kind.value}({argument if isinstance(argument, str) else format(argument, 'g')})"
+
+
+def parse_action(text: object) -> Action:
+    """`NAME` or `NAME(ARGUMENT)`; a factor left out is 0.5.
+
+    Raises:
+        ValueError: the name is unknown, or the argument is missing, out of range, or not taken.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^()]*?)\s*\))?\s*", text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f'{text!r} is no action; write "warn" or "lower_learning_rate(0.5)"')
+    name, argument = match[1], match[2]
+    if name not in list(ActionKind):
+        near = get_close_matches(name, list(ActionKind), n=1)
+        raise ValueError(f"action {name!r} is unknown" + (f"; did you mean {str(near[0])!r}?" if near else ""))
+    kind = ActionKind(name)
+    if kind.argument == "factor":
+        return Action(kind, factor=_factor(name, argument))
+    if kind.argument == "to":
+        if not argument:
+            raise ValueError(f'{name} says to which correction; write "{name}(seq-mis)"')
+        return Action(kind, to=argument)
+    if kind.argument == "side":
+        if argument not in ("train", "infer"):
+            raise ValueError(f'{name} says of which side; write "{name}(train)" or "{name}(infer)"')
+        return Action(kind, side="train" if argument == "train" else "infer")
+    if argument is not None:
+        raise ValueError(f'{name} takes no argument; write "{name}"')
+    return Action(kind)
+
+
+def strongest_first(actions: Iterable[Action]) -> tuple[Action, ...]:
+    """Each action once, the strongest first; of several factors the smallest, of several corrections the first."""
+    chosen: dict[tuple[ActionKind, Side | None], Action] = {}
+    for action in actions:
+        key = action.kind, action.side
+        held = chosen.get(key)
+        if held is None or (action.factor or 1.0) < (held.factor or 1.0):
+            chosen[key] = action
+    return tuple(sorted(chosen.values(), key=lambda action: action.kind.strength, reverse=True))
+
+
+def _factor(name: str, argument: str | None) -> float:
+    if argument is None:
+        return _DEFAULT_FACTOR
+    try:
+        factor = float(argument)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 1:
+        raise ValueError(f'the factor of {name} lies between 0 and 1; write "{name}(0.5)"')
+    return factor

@@ -1,0 +1,139 @@
+"""All guards of a run: what the loop asks before each optimizer step."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.train.guards.actions import Action
+from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.escalation import Escalation
+from mismatch_probe.train.guards.rules.base import Breach, GuardSettings, Values
+
+CANARY_STEP = 0
+
+
+class GuardBook:
+    """Decides and records; the loop executes. Everything it remembers is in `state`, so a resumed run decides alike."""
+
+    def __init__(self, guards: tuple[GuardSettings, ...]) -> None:
+        """
+        Raises:
+            UsageError: two guards share a name.
+        """
+        names = [guard.name for guard in guards]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"two guards are named {twice!r}; rename one")
+        self._guards = tuple(_Guard(settings) for settings in guards)
+        self._evaluated = False
+
+    @property
+    def declared_actions(self) -> frozenset[Action]:
+        """Everything the loop may be asked for, so that it can refuse at the start what it cannot do."""
+        return frozenset(action for guard in self._guards for firing in guard.settings.actions for action in firing)
+
+    def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> Decision:
+        """Takes in a canary: pi against mu on weights that were just synced and not updated.
+
+        The first one sets what relative rules are held against. Rules that need no history judge it at once, without
+        patience, and later ones are held against the first's floor as well. A guard whose metrics it lacks is left out.
+        """
+        events = [guard.canary(step, metrics) for guard in self._guards]
+        return Decision(step, tuple(event for event in events if event is not None))
+
+    def evaluate(self, step: int, metrics: Values) -> Decision:
+        """Takes in one step, counted from 1, before its optimizer step.
+
+        Raises:
+            UsageError: a guard could never fire: the first step lacks its metric, or its floor was never measured.
+        """
+        if not self._evaluated:
+            for guard in self._guards:
+                guard.check_metrics(metrics)
+            self._evaluated = True
+        wanted = dict.fromkeys(name for guard in self._guards for name in guard.settings.metrics)
+        events = [guard.step(step, metrics) for guard in self._guards]
+        return Decision(
+            step,
+            tuple(event for event in events if event is not None),
+            tuple(name for name in wanted if name not in metrics),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Strict JSON, with the settings it belongs to."""
+        return {"evaluated": self._evaluated, "guards": [guard.state() for guard in self._guards]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            UsageError: the state is of other guards.
+        """
+        if [saved["settings"] for saved in state["guards"]] != [guard.declared() for guard in self._guards]:
+            raise UsageError(
+                "the guards differ from those the run was started with; resume with the same --guards file, or start a "
+                "new run in another --out"
+            )
+        self._evaluated = state["evaluated"]
+        for guard, saved in zip(self._guards, state["guards"], strict=True):
+            guard.restore(saved)
+
+
+class _Guard:
+    """One guard at work: its rule and its escalation."""
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self.settings = settings
+        self._rule = settings.start()
+        self._escalation = Escalation(settings.patience, settings.clear_after)
+
+    def check_metrics(self, metrics: Values) -> None:
+        absent = next((name for name in self.settings.metrics if name not in metrics), None)
+        if absent is not None:
+            near = get_close_matches(absent, metrics, n=1)
+            raise UsageError(
+                f"guard {self.settings.name!r} reads {absent!r}, which no step gives, so it could never fire; "
+                + (f"did you mean {near[0]!r}?" if near else "name another metric in the --guards file")
+            )
+
+    def canary(self, step: int, metrics: Values) -> GuardEvent | None:
+        if any(name not in metrics for name in self.settings.metrics):
+            return None
+        breach = self._rule.judge_canary(metrics)
+        if breach is None:
+            return None
+        self._escalation.fire()
+        return self._fired(step, breach)
+
+    def step(self, step: int, metrics: Values) -> GuardEvent | None:
+        """A step that lacks a metric counts neither as broken nor as clean."""
+        if any(name not in metrics for name in self.settings.metrics):
+            return None
+        breach = self._rule.judge(metrics)
+        if step <= self.settings.warmup or not self._escalation.count(breach is not None) or breach is None:
+            return None
+        return self._fired(step, breach)
+
+    def declared(self) -> dict[str, Any]:
+        return self.settings.model_dump(mode="json")
+
+    def state(self) -> dict[str, Any]:
+        return {"settings": self.declared(), "rule": self._rule.state(), "escalation": self._escalation.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._rule.restore(state["rule"])
+        self._escalation.restore(state["escalation"])
+
+    def _fired(self, step: int, breach: Breach) -> GuardEvent:
+        firing = self._escalation.firings
+        return GuardEvent(
+            step=step,
+            guard=self.settings.name,
+            rule=self.settings.rule,
+            metric=breach.metric,
+            value=breach.value,
+            threshold=breach.threshold,
+            firing=firing,
+            actions=self.settings.asks_for(firing),
+            sentence=breach.sentence,
+        )

@@ -1,0 +1,208 @@
+"""Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""
+
+from mismatch_probe.train.guards.actions import Action, ActionKind
+from mismatch_probe.train.guards.rules.base import GuardSettings
+from mismatch_probe.train.guards.rules.cusum import CusumSettings
+from mismatch_probe.train.guards.rules.flatline import FlatlineSettings
+from mismatch_probe.train.guards.rules.floor import FloorSettings
+from mismatch_probe.train.guards.rules.growth import GrowthSettings
+from mismatch_probe.train.guards.rules.limit import LimitSettings
+from mismatch_probe.train.guards.rules.nonfinite import NonfiniteSettings
+
+_LOG = Action(ActionKind.LOG)
+_WARN = Action(ActionKind.WARN)
+_SKIP = Action(ActionKind.SKIP_UPDATE)
+_RESYNC = Action(ActionKind.RESYNC)
+_ROLLBACK = Action(ActionKind.ROLLBACK)
+_STOP = Action(ActionKind.STOP)
+_TIGHTEN = Action(ActionKind.TIGHTEN_SEQUENCES, factor=0.5)
+_TENTH_OF_RATE = Action(ActionKind.LOWER_LEARNING_RATE, factor=0.1)
+
+_ENGINE = (
+    LimitSettings(
+        name="stale-engine",
+        metric="sync/engine_unchanged",
+        above=0.5,
+        clear_after=5,
+        actions=((_SKIP, _RESYNC), (_STOP,)),
+        source="exact: an engine that took new weights cannot repeat its old log-probs bit for bit",
+    ),
+    GrowthSettings(
+        name="engine-weights",
+        metric="sync/probe_k3",
+        ratio=10,
+        least=1e-8,
+        clear_after=5,
+        actions=((_SKIP, _RESYNC), (_STOP,)),
+        source="relative to the run: fixed tokens, so a jump of 10 between syncs is not sampling",
+    ),
+    LimitSettings(
+        name="temperature",
+        metric="mismatch/temperature_fit",
+        above=1.1,
+        below=0.9,
+        patience=2,
+        clear_after=5,
+        actions=((_SKIP,), (_STOP,)),
+        source="exact: the fit is 1 where both sides use one temperature; a tenth is left for noise",
+    ),
+    LimitSettings(
+        name="support",
+        metric="mismatch/is_ratio_mean",
+        above=1.05,
+        below=0.95,
+        patience=2,
+        actions=((_WARN,), (_LOG,)),
+        source="invariant: the mean of pi/mu over mu's tokens is 1 where both normalise over the same support",
+    ),
+)
+
+_MISMATCH = (
+    NonfiniteSettings(
+        name="mismatch-nonfinite",
+        metric="mismatch/kl_k3",
+        actions=((_SKIP,), (_STOP,)),
+        source="missing or infinite log-probs are a broken record, whatever their number",
+    ),
+    LimitSettings(
+        name="mismatch-limit",
+        metric="mismatch/kl_k3",
+        above=0.015,
+        patience=2,
+        actions=((_SKIP, _RESYNC), (_ROLLBACK,), (_STOP,)),
+        source="prime-rl, integration tests: mismatch_kl (k3) below 0.015 in each of 20 steps",
+    ),
+    FloorSettings(
+        name="mismatch-floor",
+        metric="mismatch/kl_k3",
+        times=100,
+        least=1e-6,
+        patience=2,
+        actions=((_WARN, _RESYNC), (_WARN,)),
+        source="relative to the canary: BF16 lies 24 to 100 times above FP16, so this is a whole format's worth",
+    ),
+    CusumSettings(
+        name="mismatch-drift",
+        metric="mismatch/kl_k3",
+        k=3,
+        h=4,
+        spread=0.5,
+        least=1e-6,
+        actions=((_WARN,), (_LOG,)),
+        source="arXiv 2510.26788: every run that collapsed showed a growing mismatch first; 5 times the first is none",
+    ),
+    LimitSettings(
+        name="extreme-above",
+        metric="mismatch/prob_diff_max",
+        above=0.9,
+        patience=3,
+        actions=((_WARN,), (_LOG,)),
+        source="arXiv 2510.26788: the extremes of pi - mu went to +1 and -1 before each collapse",
+    ),
+    LimitSettings(
+        name="extreme-below",
+        metric="mismatch/prob_diff_min",
+        below=-0.9,
+        patience=3,
+        actions=((_WARN,), (_LOG,)),
+        source="arXiv 2510.26788: the extremes of pi - mu went to +1 and -1 before each collapse",
+    ),
+    LimitSettings(
+        name="sample-size",
+        metric="mismatch/ess_token",
+        below=0.3,
+        patience=2,
+        actions=((_WARN,), (_TIGHTEN,)),
+        source="verl, rollout correction: alert at ESS below 0.3",
+    ),
+)
+
+_UPDATE = (
+    GrowthSettings(
+        name="learning-rate-jump",
+        metric="optim/learning_rate",
+        ratio=10,
+        reference=4,
+        clear_after=5,
+        actions=((_SKIP, _TENTH_OF_RATE), (_SKIP, _TENTH_OF_RATE), (_STOP,)),
+        source="a schedule's steps are smaller: linear warm-up at most doubles the rate from one step to the next",
+    ),
+    LimitSettings(
+        name="update-size",
+        metric="update/policy_shift_k3",
+        above=0.5,
+        actions=((_ROLLBACK, _TENTH_OF_RATE), (_STOP,)),
+        source="PPO's usual target KL is 0.01 to 0.05 nats; this is ten times the largest",
+    ),
+    GrowthSettings(
+        name="update-jump",
+        metric="update/policy_shift_k3",
+        ratio=100,
+        least=0.05,
+        actions=((_ROLLBACK, _TENTH_OF_RATE), (_STOP,)),
+        source="relative to the run: the shift grows with the square of the step, so this step is ten times as large",
+    ),
+)
+
+_NUMERICS = (
+    NonfiniteSettings(
+        name="loss-nonfinite",
+        metric="optim/loss",
+        actions=((_SKIP,), (_ROLLBACK,), (_STOP,)),
+        source="the forward pass overflowed or the data is broken; smaller loss scales do not help",
+    ),
+    LimitSettings(
+        name="overflow",
+        metric="optim/overflows_in_a_row",
+        above=1.5,
+        actions=((_WARN,), (_LOG,)),
+        source="dynamic loss scaling: one overflow after growth is normal, halving mends it; a second in a row is not",
+    ),
+    LimitSettings(
+        name="overflow-dead",
+        metric="optim/overflows_in_a_row",
+        above=7.5,
+        actions=((_STOP,),),
+        source="eight halvings, a factor of 256, and still no finite gradient",
+    ),
+    FlatlineSettings(
+        name="dead-run",
+        zero=("optim/loss", "optim/grad_norm"),
+        nonfinite=("reward/mean",),
+        patience=2,
+        actions=((_STOP,),),
+        source="Gemma3-12B under FP16 in TRL: loss 0, grad_norm 0, reward NaN",
+    ),
+    FlatlineSettings(
+        name="underflow",
+        zero=("optim/grad_norm",),
+        nonzero=("optim/loss",),
+        patience=2,
+        actions=((_WARN,), (_LOG,)),
+        source="FP16 flushes gradients near 1e-9 to zero; where all answers score alike the loss is zero too",
+    ),
+)
+
+_REWARD = (
+    LimitSettings(
+        name="reward-nonfinite",
+        metric="reward/nonfinite",
+        above=0,
+        actions=((_SKIP,), (_SKIP,), (_STOP,)),
+        source="a reward that is no number makes the gradient none",
+    ),
+    GrowthSettings(
+        name="reward-collapse",
+        metric="reward/mean",
+        direction="down",
+        ratio=2,
+        window=3,
+        reference=16,
+        least=0.2,
+        patience=2,
+        actions=((_WARN,), (_ROLLBACK,), (_STOP,)),
+        source="arXiv 2510.26788: a collapse loses more than half the accuracy within tens of steps",
+    ),
+)
+
+DEFAULT_GUARDS: tuple[GuardSettings, ...] = (*_ENGINE, *_MISMATCH, *_UPDATE, *_NUMERICS, *_REWARD)

@@ -1,0 +1,46 @@
+"""When a broken rule becomes a firing, and which one in a row."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Escalation:
+    """Hysteresis: `patience` broken steps in a row make a firing, `clear_after` clean ones close the incident.
+
+    firings: how often the guard fired since the incident began.
+    """
+
+    patience: int
+    clear_after: int
+    firings: int = 0
+    broken_in_a_row: int = 0
+    clean_in_a_row: int = 0
+
+    def count(self, broken: bool) -> bool:
+        """Takes a step in; whether the guard fires."""
+        if not broken:
+            self.broken_in_a_row = 0
+            self.clean_in_a_row += 1
+            if self.clean_in_a_row >= self.clear_after:
+                self.firings = 0
+            return False
+        self.clean_in_a_row = 0
+        self.broken_in_a_row += 1
+        if self.broken_in_a_row < self.patience:
+            return False
+        self.fire()
+        return True
+
+    def fire(self) -> None:
+        self.broken_in_a_row = self.clean_in_a_row = 0
+        self.firings += 1
+
+    def state(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in ("patience", "clear_after")}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.firings = state["firings"]
+        self.broken_in_a_row = state["broken_in_a_row"]
+        self.clean_in_a_row = state["clean_in_a_row"]

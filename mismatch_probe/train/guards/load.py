@@ -1,0 +1,91 @@
+"""Reading a guard file: every mistake in it is one sentence that says where."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.config.load import parse_settings, read_settings_file
+from mismatch_probe.config.model import Settings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.train.guards.rules.base import GuardSettings
+from mismatch_probe.train.guards.rules.cusum import CusumSettings
+from mismatch_probe.train.guards.rules.flatline import FlatlineSettings
+from mismatch_probe.train.guards.rules.floor import FloorSettings
+from mismatch_probe.train.guards.rules.growth import GrowthSettings
+from mismatch_probe.train.guards.rules.limit import LimitSettings
+from mismatch_probe.train.guards.rules.nonfinite import NonfiniteSettings
+
+RULES: dict[str, type[GuardSettings]] = {
+    "limit": LimitSettings,
+    "nonfinite": NonfiniteSettings,
+    "growth": GrowthSettings,
+    "cusum": CusumSettings,
+    "flatline": FlatlineSettings,
+    "floor": FloorSettings,
+}
+
+
+class GuardFileSettings(Settings):
+    """The top of a guard file.
+
+    defaults: keep the default guards that no [[guard]] of the same name replaces. off: which of them to leave out.
+    """
+
+    defaults: bool = True
+    off: tuple[str, ...] = ()
+
+
+def load_guards(path: Path) -> tuple[GuardSettings, ...]:
+    """The guards a file asks for: the defaults it keeps, then its own.
+
+    Raises:
+        UsageError: the file cannot be read, or a key, a rule, an action or a threshold in it cannot be used.
+    """
+    return parse_guards(read_settings_file(path), str(path))
+
+
+def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings, ...]:
+    """As `load_guards`, from the parsed file; `where` names it in messages."""
+    tables = content.get("guard", [])
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise UsageError(f"{where}: guard is no list of tables; write each guard under [[guard]]")
+    try:
+        file = parse_settings(GuardFileSettings, {key: value for key, value in content.items() if key != "guard"})
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    own = [_guard(table, f"{where}, guard {table.get('name', number)}") for number, table in enumerate(tables, start=1)]
+    names = [guard.name for guard in own]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{where}: the guard {twice!r} is declared twice; rename or remove one")
+    kept = _kept_defaults(file, names, where)
+    if not kept and not own:
+        raise UsageError(f"{where} leaves no guard, so nothing would be guarded; add a [[guard]], or keep the defaults")
+    return (*kept, *own)
+
+
+def _kept_defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> list[GuardSettings]:
+    known = [guard.name for guard in DEFAULT_GUARDS] if file.defaults else []
+    unknown = next((name for name in file.off if name not in known), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{where}: off names {unknown!r}, which is no default guard in use{hint}")
+    left_out = {*file.off, *replaced}
+    return [guard for guard in DEFAULT_GUARDS if file.defaults and guard.name not in left_out]
+
+
+def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
+    rule = table.get("rule")
+    if not isinstance(rule, str) or rule not in RULES:
+        near = get_close_matches(rule, RULES, n=1) if isinstance(rule, str) else []
+        found = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
+        raise UsageError(
+            f"{where} {found}; " + (f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(RULES)}")
+        )
+    try:
+        return parse_settings(RULES[rule], table)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error

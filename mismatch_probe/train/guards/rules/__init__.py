@@ -1,0 +1,1 @@
+"""What a guard may ask of its metrics: one file a family of rules."""

@@ -1,0 +1,123 @@
+"""A guard as declared, and the rule it starts: what every family shares."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PlainSerializer, PositiveInt
+
+from mismatch_probe.config.model import Settings
+from mismatch_probe.notation import write_number
+from mismatch_probe.train.guards.actions import Action, parse_action
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A rule that does not hold at this step, and why in plain words."""
+
+    metric: str
+    value: float
+    threshold: float
+    sentence: str
+
+
+class Rule(ABC):
+    """Judges one step at a time. remembers: its attributes that change, finite JSON each."""
+
+    remembers: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def judge(self, values: Values) -> Breach | None:
+        """Takes one step in; `values` holds all the guard's metrics."""
+
+    def judge_canary(self, values: Values) -> Breach | None:
+        """Takes a canary in: learns from it, or judges it where the rule needs no history. None unless overridden."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.remembers}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name in self.remembers:
+            setattr(self, name, state[name])
+
+
+def _steps(value: object) -> object:
+    """Each firing asks for one action, or for several written as a list."""
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError('no list of actions; write ["warn", "stop"]')
+    return tuple(_firing(firing) for firing in value)
+
+
+def _firing(firing: object) -> tuple[Action, ...]:
+    several = firing if isinstance(firing, list | tuple) else [firing]
+    if not several:
+        raise ValueError('a firing asks for nothing; write "log"')
+    return tuple(action if isinstance(action, Action) else parse_action(action) for action in several)
+
+
+def _written(firings: tuple[tuple[Action, ...], ...]) -> list[list[str]]:
+    return [[str(action) for action in firing] for firing in firings]
+
+
+Firings = Annotated[tuple[tuple[Action, ...], ...], BeforeValidator(_steps), PlainSerializer(_written)]
+
+
+class GuardSettings(Settings, ABC):
+    """One `[[guard]]`.
+
+    patience: broken steps in a row before it fires; it fires again after as many more. clear_after: clean steps in a
+    row after which the next firing is a first one again. warmup: steps from the start at which it learns but does not
+    judge. actions: what the first, second, ... firing asks for; the last repeats. source: of the threshold.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    name: str = Field(min_length=1)
+    rule: str
+    patience: PositiveInt = 1
+    clear_after: PositiveInt = 10
+    warmup: NonNegativeInt = 0
+    actions: Firings
+    source: str = ""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics it reads, all of which a step must give."""
+
+    @abstractmethod
+    def start(self) -> Rule:
+        """The rule, with nothing learned yet."""
+
+    def asks_for(self, firing: int) -> tuple[Action, ...]:
+        """The actions of the `firing`-th firing, from 1."""
+        return self.actions[min(firing, len(self.actions)) - 1]
+
+
+class MetricGuardSettings(GuardSettings):
+    """A guard on one metric."""
+
+    metric: str = Field(min_length=1)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+
+def write_value(value: float) -> str:
+    """As everywhere, and `NaN`, `infinite` for what is no number."""
+    if math.isfinite(value):
+        return write_number(value)
+    return "NaN" if math.isnan(value) else "infinite"
+
+
+def not_a_number(metric: str, value: float, threshold: float) -> Breach | None:
+    """No limit is kept by a value that is not finite."""
+    if math.isfinite(value):
+        return None
+    return Breach(metric, value, threshold, f"{metric} is {write_value(value)}, so it keeps no limit")

@@ -1,0 +1,57 @@
+"""A metric against the floor that the canary measured."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.notation import write_number
+from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number
+
+
+class FloorSettings(MetricGuardSettings):
+    """The metric must stay within `times` its value at the first canary, or within `least` where that is more."""
+
+    rule: Literal["floor"] = "floor"
+    times: float = Field(gt=1, allow_inf_nan=False)
+    least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    def start(self) -> Rule:
+        return Floor(self)
+
+
+class Floor(Rule):
+    """The first canary sets the floor; steps and later canaries are held against it."""
+
+    remembers = ("floor",)
+
+    def __init__(self, settings: FloorSettings) -> None:
+        self._settings = settings
+        self.floor: float | None = None
+
+    def judge(self, values: Values) -> Breach | None:
+        if self.floor is None:
+            raise UsageError(
+                f"guard {self._settings.name!r} is relative to the canary's {self._settings.metric}, which was not "
+                "measured; run the canary first, or use the rule limit"
+            )
+        value = values[self._settings.metric]
+        threshold = max(self._settings.times * self.floor, self._settings.least)
+        if value <= threshold:
+            return None
+        return not_a_number(self._settings.metric, value, threshold) or Breach(
+            self._settings.metric,
+            value,
+            threshold,
+            f"{self._settings.metric} is {write_number(value)}, above {write_number(threshold)}, the most allowed "
+            f"after a canary of {write_number(self.floor)}",
+        )
+
+    def judge_canary(self, values: Values) -> Breach | None:
+        value = values[self._settings.metric]
+        if self.floor is not None:
+            return self.judge(values)
+        broken = not_a_number(self._settings.metric, value, self._settings.least)
+        if broken is None:
+            self.floor = value
+        return broken
