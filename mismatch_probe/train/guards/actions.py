@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
+from mismatch_probe.train.objectives.choices import CORRECTIONS
+
 _DEFAULT_FACTOR = 0.5
 
 
@@ -84,8 +86,8 @@ def parse_action(text: object) -> Action:
     if kind.argument == "factor":
         return Action(kind, factor=_factor(name, argument))
     if kind.argument == "to":
-        if not argument:
-            raise ValueError(f'{name} says to which correction; write "{name}(seq-mis)"')
+        if argument not in CORRECTIONS:
+            raise ValueError(f"{name} says to which correction: one of {', '.join(CORRECTIONS)}")
         return Action(kind, to=argument)
     if kind.argument == "side":
         if argument not in ("train", "infer"):

@@ -22,7 +22,7 @@ _ENGINE = (
     LimitSettings(
         name="stale-engine",
         metric="sync/engine_unchanged",
-        above=0.5,
+        above=0,
         clear_after=5,
         actions=((_SKIP, _RESYNC), (_STOP,)),
         source="exact: an engine that took new weights cannot repeat its old log-probs bit for bit",
@@ -154,14 +154,14 @@ _NUMERICS = (
     LimitSettings(
         name="overflow",
         metric="optim/overflows_in_a_row",
-        above=1.5,
+        above=1,
         actions=((_WARN,), (_LOG,)),
         source="dynamic loss scaling: one overflow after growth is normal, halving mends it; a second in a row is not",
     ),
     LimitSettings(
         name="overflow-dead",
         metric="optim/overflows_in_a_row",
-        above=7.5,
+        above=7,
         actions=((_STOP,),),
         source="eight halvings, a factor of 256, and still no finite gradient",
     ),

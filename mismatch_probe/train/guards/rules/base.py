@@ -9,10 +9,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PlainSerializer, PositiveInt
 
 from mismatch_probe.config.model import Settings
-from mismatch_probe.notation import write_number
+from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.train.guards.actions import Action, parse_action
 
 Values = Mapping[str, float]
+
+_LARGEST_COUNT = 1e5
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,9 @@ class MetricGuardSettings(GuardSettings):
 
 
 def write_value(value: float) -> str:
-    """As everywhere, and `NaN`, `infinite` for what is no number."""
+    """As everywhere; a whole number as a count, and `NaN`, `infinite` for what is no number."""
     if math.isfinite(value):
-        return write_number(value)
+        return write_count(int(value)) if value.is_integer() and abs(value) < _LARGEST_COUNT else write_number(value)
     return "NaN" if math.isnan(value) else "infinite"
 
 

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.notation import write_number
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number
+from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
 
 _NORMAL_SD_PER_MAD = 1.4826
 
@@ -67,11 +66,11 @@ class Cusum(Rule):
         if reached <= settings.h:
             return None
         self.sum = 0.0
-        level_written = write_number(math.exp(level) if settings.scale == "log" else level)
+        level_written = write_value(math.exp(level) if settings.scale == "log" else level)
         return Breach(
             settings.metric,
             value,
             settings.h,
-            f"{settings.metric} is {write_number(value)} after a level of {level_written} at the start, and its sum of "
-            f"changes has reached {write_number(reached)} standard deviations, above {write_number(settings.h)}",
+            f"{settings.metric} is {write_value(value)} after a level of {level_written} at the start, and its sum of "
+            f"changes has reached {write_value(reached)} standard deviations, above {write_value(settings.h)}",
         )

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.notation import write_number
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number
+from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
 
 
 class FloorSettings(MetricGuardSettings):
@@ -43,8 +42,8 @@ class Floor(Rule):
             self._settings.metric,
             value,
             threshold,
-            f"{self._settings.metric} is {write_number(value)}, above {write_number(threshold)}, the most allowed "
-            f"after a canary of {write_number(self.floor)}",
+            f"{self._settings.metric} is {write_value(value)}, above {write_value(threshold)}, the most allowed "
+            f"after a canary of {write_value(self.floor)}",
         )
 
     def judge_canary(self, values: Values) -> Breach | None:

@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from mismatch_probe.notation import write_number
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number
+from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
 
 
 class GrowthSettings(MetricGuardSettings):
@@ -68,7 +67,7 @@ class Growth(Rule):
             return None
         level = "is" if self._settings.window == 1 else f"has a median over {self._settings.window} steps of"
         sentence = (
-            f"{self._settings.metric} {level} {write_number(now)}, {'above' if rising else 'below'} "
-            f"{write_number(threshold)}, the {'most' if rising else 'least'} allowed after {write_number(before)}"
+            f"{self._settings.metric} {level} {write_value(now)}, {'above' if rising else 'below'} "
+            f"{write_value(threshold)}, the {'most' if rising else 'least'} allowed after {write_value(before)}"
         )
         return Breach(self._settings.metric, now, threshold, sentence)

@@ -1,0 +1,239 @@
+"""From the last steps' metrics and what fired to the most likely cause, in one sentence, and what to do about it."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from mismatch_probe.train.guards.actions import ActionKind
+from mismatch_probe.train.guards.decision import GuardEvent
+from mismatch_probe.train.guards.rules.base import Values, write_value
+
+_JUMP = 10.0
+_LARGE_SHIFT_NATS = 0.1
+_OTHER_TEMPERATURE = 0.1
+_GROWN = 3.0
+_EXTREME = 0.9
+_LAST_EVENTS = 3
+
+
+class Cause(StrEnum):
+    """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
+
+    FP16_DEAD = "fp16_dead"
+    REWARD_NAN = "reward_nan"
+    NONFINITE_GRADIENT = "nonfinite_gradient"
+    STALE_SYNC = "stale_sync"
+    TEMPERATURE = "temperature"
+    LEARNING_RATE = "learning_rate"
+    ENGINE_WEIGHTS = "engine_weights"
+    PRECISION_DRIFT = "precision_drift"
+    UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    cause: Cause
+    sentence: str
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((self.sentence, *self.advice))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps looked back on, oldest first, and what fired in them."""
+
+    history: Mapping[int, Values]
+    events: Sequence[GuardEvent]
+
+    def series(self, name: str) -> list[float]:
+        return [values[name] for values in self.history.values() if name in values]
+
+    def finite(self, name: str) -> list[float]:
+        return [value for value in self.series(name) if math.isfinite(value)]
+
+    def last(self, name: str) -> float | None:
+        """The newest step's value; None where it has none."""
+        return self.history[max(self.history)].get(name) if self.history else None
+
+
+def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Diagnosis:
+    """The first cause whose signature the window shows.
+
+    history: metrics of the last steps by step number, the newest included; a dozen is enough, since the signatures are
+    jumps and levels. events: the firings of those steps.
+    """
+    window = Window(dict(sorted(history.items())), events)
+    signatures = (
+        _fp16_dead,
+        _reward_nan,
+        _nonfinite_gradient,
+        _stale_sync,
+        _temperature,
+        _learning_rate,
+        _engine_weights,
+        _precision_drift,
+    )
+    return next((found for signature in signatures if (found := signature(window))), _unexplained(window))
+
+
+def _fp16_dead(window: Window) -> Diagnosis | None:
+    """Loss 0, gradient norm 0 and reward NaN in one step; or no finite gradient at any scale that was tried."""
+    reward, in_a_row = window.last("reward/mean"), window.last("optim/overflows_in_a_row") or 0.0
+    scales = window.finite("optim/loss_scale")
+    dead = window.last("optim/loss") == 0 and window.last("optim/grad_norm") == 0
+    if dead and reward is not None and math.isnan(reward):
+        seen = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
+    elif in_a_row >= 2 and len(scales) >= 2 and scales[-1] < max(scales):
+        seen = (
+            f"the last {write_value(in_a_row)} steps had no finite gradient although the loss scale fell from "
+            f"{write_value(max(scales))} to {write_value(scales[-1])}"
+        )
+    else:
+        return None
+    return Diagnosis(
+        Cause.FP16_DEAD,
+        f"FP16 training is dead: {seen}.",
+        (
+            "Train with --train-dtype bf16 or fp32.",
+            "Look which layer's outputs pass 65,504 before switching back.",
+        ),
+    )
+
+
+def _reward_nan(window: Window) -> Diagnosis | None:
+    count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
+    if count:
+        seen = f"{write_value(count)} of them"
+    elif mean is not None and not math.isfinite(mean):
+        seen = "some of them"
+    else:
+        return None
+    return Diagnosis(
+        Cause.REWARD_NAN,
+        f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
+        ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
+    )
+
+
+def _nonfinite_gradient(window: Window) -> Diagnosis | None:
+    loss, in_a_row = window.last("optim/loss"), window.last("optim/overflows_in_a_row") or 0.0
+    if loss is not None and not math.isfinite(loss):
+        seen = f"the loss is {write_value(loss)}"
+    elif in_a_row >= 2:
+        seen = f"the last {write_value(in_a_row)} gradients are not finite"
+    else:
+        return None
+    return Diagnosis(
+        Cause.NONFINITE_GRADIENT,
+        f"There is no update to apply: {seen}.",
+        ("Roll back, lower the learning rate or max_grad_norm, and look for log-probs of minus infinity.",),
+    )
+
+
+def _stale_sync(window: Window) -> Diagnosis | None:
+    """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
+    unchanged = [step for step, values in window.history.items() if values.get("sync/engine_unchanged", 0.0) > 0]
+    advice = ("Check that each update is followed by a weight sync, and that the engine's caches are reset after it.",)
+    if unchanged:
+        return Diagnosis(
+            Cause.STALE_SYNC,
+            f"The engine samples from old weights: at step {unchanged[-1]} its log-probs were bit for bit those from "
+            "before the sync, although the weights sent differ.",
+            advice,
+        )
+    for event in window.events:
+        if any(action.kind is ActionKind.RESYNC for action in event.actions):
+            before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
+            after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
+            if before > _JUMP * after:
+                return Diagnosis(
+                    Cause.STALE_SYNC,
+                    f"The engine had lost the weights: the mismatch fell from {write_value(before)} to "
+                    f"{write_value(after)} nats when they were sent again after step {event.step}.",
+                    advice,
+                )
+    return None
+
+
+def _temperature(window: Window) -> Diagnosis | None:
+    fits = window.finite("mismatch/temperature_fit")[-2:]
+    if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
+        return None
+    return Diagnosis(
+        Cause.TEMPERATURE,
+        f"The two sides use different temperatures: mu's log-probs follow pi's with a slope of {write_value(fits[-1])} "
+        "where 1 is due.",
+        ("Divide the training path's logits by the sampling temperature, and take processed log-probs of the engine.",),
+    )
+
+
+def _learning_rate(window: Window) -> Diagnosis | None:
+    """A rate that jumped, or an update that moved the policy far more than those before it, and what followed."""
+    rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
+    jump = next((pair for pair in pairwise(rates) if pair[1] >= _JUMP * pair[0]), None)
+    if jump is not None:
+        seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
+    else:
+        shifts = window.finite("update/policy_shift_k3")
+        usual = statistics.median(shifts) if shifts else 0.0
+        if not shifts or max(shifts) <= max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0):
+            return None
+        seen = f"one update moved the policy by {write_value(max(shifts))} nats, the usual one by {write_value(usual)}"
+    collapsed = [name for name in ("reward/mean", "policy/entropy") if _fell(window.finite(name))]
+    then = f", and {' and '.join(collapsed)} fell to less than half" if collapsed else ""
+    return Diagnosis(
+        Cause.LEARNING_RATE,
+        f"The learning rate is too high: {seen}{then}.",
+        ("Roll back to the last good checkpoint and lower the learning rate ten times.",),
+    )
+
+
+def _engine_weights(window: Window) -> Diagnosis | None:
+    probes = window.finite("sync/probe_k3")
+    if len(probes) < 2:
+        return None
+    before = statistics.median(probes[:-1])
+    if probes[-1] <= _JUMP * before:
+        return None
+    return Diagnosis(
+        Cause.ENGINE_WEIGHTS,
+        f"The engine does not hold the weights it was sent: right after a sync its log-probs of the probe tokens are "
+        f"{write_value(probes[-1])} nats (k3) from pi's, {write_value(before)} before.",
+        ("Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters.",),
+    )
+
+
+def _precision_drift(window: Window) -> Diagnosis | None:
+    levels = [level for level in window.finite("mismatch/kl_k3") if level > 0]
+    extremes = (*window.finite("mismatch/prob_diff_max"), *window.finite("mismatch/prob_diff_min"))
+    far = max((abs(extreme) for extreme in extremes), default=0.0)
+    quarter = max(1, len(levels) // 4)
+    start, end = (statistics.median(part) if part else 0.0 for part in (levels[:quarter], levels[-quarter:]))
+    grown = len(levels) >= 4 and end >= _GROWN * start
+    if not grown and far <= _EXTREME:
+        return None
+    course = f"k3 went from {write_value(start)} to {write_value(end)} nats"
+    return Diagnosis(
+        Cause.PRECISION_DRIFT,
+        f"The mismatch of the two sides grows with equal weights: {course} in {len(levels)} steps, and the largest "
+        f"difference of a token's probabilities is {write_value(far)}.",
+        ("Use fp16 or fp32 on both sides, or --infer-dtype fp32, or an objective that rejects whole sequences.",),
+    )
+
+
+def _unexplained(window: Window) -> Diagnosis:
+    seen = "; ".join(event.sentence for event in window.events[-_LAST_EVENTS:]) or "nothing fired"
+    return Diagnosis(
+        Cause.UNEXPLAINED,
+        f"No known cause fits what the guards saw: {seen}.",
+        ("Read the metrics of the last steps, and run compare on the last checkpoint.",),
+    )
+
+
+def _fell(values: list[float]) -> bool:
+    return len(values) >= 2 and values[-1] < max(values) / 2
