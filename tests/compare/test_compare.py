@@ -27,6 +27,11 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "mismatch_probe", "compare", *map(str, words)]
 
 
+def _heed_interrupts() -> None:
+    """A shell's background jobs are started deaf to them, and so would their children be."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def compare(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
     answer = subprocess.run(command(*words), capture_output=True, text=True, check=False)
     assert answer.returncode == code, answer.stderr
@@ -137,7 +142,7 @@ def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
 ) -> None:
     run = tmp_path / "interrupted"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", two_batches, *SMALL)
-    process = subprocess.Popen(command(*flags), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(*flags), stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts)
     _wait_for(run / "logs" / "engine-bf16.log", process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
