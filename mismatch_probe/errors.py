@@ -1,7 +1,7 @@
 """Every failure a person can cause or meet, with the exit code it ends the process with.
 
-Exit codes: 0 pass, 1 gate failed, 2 usage or configuration, 3 inconclusive, 4 environment, engine or
-memory, 130 interrupted. A message says what is wrong, why, and which flag or edit mends it.
+Exit codes: 0 pass, 1 a gate failed or a guard stopped training, 2 usage or configuration, 3 inconclusive, 4 environment,
+engine or memory, 130 interrupted. A message says what is wrong, why, and which flag or edit mends it.
 """
 
 from enum import IntEnum
@@ -50,3 +50,9 @@ class MissingExtra(EngineError, ImportError):
 
 class BrokenRecord(MismatchProbeError):
     """Recorded data that must not be trusted: missing or non-finite log-probs, other token ids."""
+
+
+class TrainingStopped(MismatchProbeError):
+    """A guard ended a training run; the message is its diagnosis."""
+
+    exit_code = ExitCode.GATE_FAILED

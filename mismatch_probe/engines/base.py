@@ -1,12 +1,15 @@
 """What an inference engine (mu) must do: sample, score given ids by prefill, and say what it really ran with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Engine(ABC):
@@ -50,6 +53,14 @@ class Engine(ABC):
         Raises:
             UsageError: a context leaves no room for a token.
             EngineError: the engine failed.
+        """
+
+    @abstractmethod
+    def update_weights(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
+        """Replace every weight by the tensors given under their checkpoint names, and forget what the old ones cached.
+
+        Raises:
+            EngineError: the engine refused a tensor.
         """
 
     @abstractmethod

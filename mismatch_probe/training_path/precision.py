@@ -117,7 +117,7 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
         atexit.register(dist.destroy_process_group)
     sharding: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in _decoder_layers(model):
+    for layer in decoder_layers(model):
         fully_shard(layer, mp_policy=policy, **sharding)
     head = model.get_output_embeddings()
     if isinstance(head, HeadInDtype):
@@ -125,7 +125,7 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
     fully_shard(model, mp_policy=policy, **sharding)
 
 
-def _decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The modules that transformers names as not to be split, which are the layers that trainers wrap."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]

@@ -1,0 +1,56 @@
+"""What `train` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.training_view import training_view
+from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.preparation import default_training_path, prepare_training
+from mismatch_probe.train.run import execute_training, resume_training, start_training
+
+
+def run_train(
+    flags: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
+) -> ExitCode:
+    """Parse, validate, train, say where things are.
+
+    Raises:
+        MismatchProbeError: anything that stops the run, as one sentence.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = people()
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the run directory to continue")
+    continuing = resume and out is not None and TrainingDirectory(out).is_run
+    recorded = TrainingDirectory(out) if continuing and out is not None else None
+    preparation = prepare_training(_settings(flags, config, recorded))
+    path = out or default_training_path()
+    directory = resume_training(path, preparation) if continuing else start_training(path, preparation)
+    try:
+        with training_view(console, directory, preparation.settings.steps) as view:
+            execute_training(directory, preparation, view)
+    except UsageError:
+        raise
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print(
+            f"What was trained up to the last checkpoint is kept. Continue with: mismatch-probe train --resume --out {path}",
+            soft_wrap=True,
+        )
+        raise
+    if json_output:
+        print_json(directory.read_training_manifest())
+    return ExitCode.PASS
+
+
+def _settings(flags: dict[str, Any], config: Path | None, recorded: TrainingDirectory | None) -> TrainSettings:
+    base = recorded.read_training_manifest().settings.model_dump(mode="json") if recorded else {}
+    if config is not None:
+        base = merged(base, read_settings_file(config))
+    values = merged(base, flags)
+    if "model" not in values:
+        raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
+    return parse_settings(TrainSettings, values)

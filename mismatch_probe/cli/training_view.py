@@ -1,0 +1,39 @@
+"""What a person sees while a run trains: one line a step, and every guard that fires."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from mismatch_probe.notation import write_number
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.trainer import Listener
+
+_COLUMNS = (
+    ("reward", "reward/mean"),
+    ("k3", "mismatch/kl_k3"),
+    ("pi-mu max", "mismatch/prob_diff_max"),
+    ("entropy", "policy/entropy"),
+    ("grad", "optim/grad_norm"),
+    ("length", "response/length_mean"),
+    ("s", "time/step_seconds"),
+)
+
+
+@contextmanager
+def training_view(console: Console, directory: TrainingDirectory, steps: int) -> Iterator[Listener]:
+    """A listener that prints each step, for as long as the run goes on."""
+    console.print(f"Run directory: {directory.path}", soft_wrap=True, highlight=False)
+
+    def show(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+        if not is_main():
+            return
+        values = "  ".join(f"{title} {write_number(metrics[name])}" for title, name in _COLUMNS)
+        console.print(f"step {step}/{steps}  {values}", soft_wrap=True, highlight=False)
+        for event in decision.events:
+            actions = ", ".join(str(action) for action in event.actions)
+            console.print(f"  guard {event.guard}: {event.sentence} [{actions}]", soft_wrap=True, highlight=False)
+
+    yield show

@@ -1,0 +1,121 @@
+"""What a training run is: the frozen, typed settings that its directory records and a resume must match."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from mismatch_probe.config.model import Attention, DtypeField, EngineSettings, ModelSettings, Settings
+from mismatch_probe.dtypes import Dtype
+
+Tracker = Literal["wandb", "tensorboard", "trackio"]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class TaskSettings(Settings):
+    """Problems and what an answer is worth.
+
+    source: as `--prompts` of compare; the whole source is used, a built-in task makes `num_problems`. reward: None is
+    the built-in task's own check, `math` compares with the recorded answer, else `module:function`. truncated: a
+    response cut at `max_new_tokens` counts as `wrong` (reward 0) or is left out of the loss (`masked`).
+    """
+
+    source: str = "sums:medium"
+    num_problems: PositiveInt = 256
+    chat_template: Literal["auto", "always", "never"] = "auto"
+    reward: str | None = None
+    truncated: Literal["wrong", "masked"] = "wrong"
+
+
+class RolloutSettings(Settings):
+    """What mu samples for one step: `prompts` problems, `samples` responses each."""
+
+    prompts: PositiveInt = 32
+    samples: PositiveInt = 8
+    max_new_tokens: PositiveInt = 1024
+    temperature: PositiveFloat = 1.0
+    updates: PositiveInt = 1
+
+
+class ObjectiveSettings(Settings):
+    """A name of the catalogue, and what of it is changed."""
+
+    name: str = "grpo"
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class OptimizerSettings(Settings):
+    """AdamW on FP32 master weights; the schedule decays over `steps` after a linear warm-up."""
+
+    learning_rate: PositiveFloat = 1e-6
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = 0
+
+
+class LossScaleSettings(Settings):
+    """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps."""
+
+    initial: PositiveFloat = 2.0**16
+    growth_interval: PositiveInt = 400
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters (peft), merged in FP32 before the engine gets the weights."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+class PolicySettings(Settings):
+    """How the training path holds and computes the policy."""
+
+    attention: Attention = "sdpa"
+    device: str = "auto"
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: PositiveInt = 16384
+    lora: LoraSettings | None = None
+
+
+class CheckpointSettings(Settings):
+    """A checkpoint every `every` steps; the last `keep` stay, and the one with the best reward."""
+
+    every: PositiveInt = 50
+    keep: PositiveInt = 2
+
+
+class TrainSettings(Settings):
+    """One run of `train`."""
+
+    model: ModelSettings
+    task: TaskSettings = TaskSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    train_dtype: DtypeField = "fp16"
+    infer_dtype: DtypeField = "fp16"
+    policy: PolicySettings = PolicySettings()
+    engine: EngineSettings = EngineSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    loss_scale: LossScaleSettings = LossScaleSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    guards: Path | None = None
+    report_to: tuple[Tracker, ...] = ()
+    steps: PositiveInt = 100
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _trainable(self) -> "TrainSettings":
+        trainable: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+        for flag, dtype in (("--train-dtype", self.train_dtype), ("--infer-dtype", self.infer_dtype)):
+            if dtype not in trainable:
+                raise ValueError(f"{dtype} is only a reference; give {flag} one of {', '.join(trainable)}")
+        if self.rollout.prompts < self.rollout.updates:
+            raise ValueError(
+                f"{self.rollout.prompts} prompts cannot be split into {self.rollout.updates} updates; lower "
+                "rollout.updates"
+            )
+        return self

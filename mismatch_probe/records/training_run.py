@@ -1,0 +1,112 @@
+"""The files of a training run: manifest, metrics and events line by line, checkpoints."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.manifest import Entry, ModelIdentity
+from mismatch_probe.records.run_directory import RunDirectory
+
+TRAINING_VERSION = 1
+NONFINITE = "nonfinite"
+
+
+class TrainingManifest(Entry):
+    """What was started, on what; `effective` is what both sides report of themselves."""
+
+    training_version: int = TRAINING_VERSION
+    tool_version: str
+    created_at: str
+    command: list[str]
+    settings: TrainSettings
+    model: ModelIdentity
+    content_keys: dict[str, str]
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+    git: dict[str, Any] | None
+    effective: dict[str, Any] = {}
+    outcome: str = "unfinished"
+
+
+class TrainingDirectory(RunDirectory):
+    """Paths and documents of one training run."""
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_training_manifest(self, manifest: TrainingManifest) -> None:
+        write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")
+
+    def read_training_manifest(self) -> TrainingManifest:
+        """
+        Raises:
+            RunDirectoryError: there is no training run here.
+            BrokenRecord: its manifest cannot be read by this version.
+        """
+        try:
+            content = json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise RunDirectoryError(
+                f"{self.manifest_path} does not exist: it is not a training run; give the folder that --out named"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise BrokenRecord(f"{self.manifest_path} cannot be read ({error})") from error
+        if "training_version" not in content:
+            raise RunDirectoryError(f"{self.path} holds a comparison, not a training run; give another --out")
+        try:
+            return TrainingManifest.model_validate(content)
+        except ValidationError as error:
+            raise BrokenRecord(
+                f"{self.manifest_path} cannot be read by this version ({error.errors()[0]['msg']}); train again"
+            ) from error
+
+    def append(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Add one line of JSON, written whole before anything else happens."""
+        with storage_errors(path), path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step's metrics; those that are not finite are null and named under `nonfinite`."""
+        bad = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
+        self.append(self.metrics_path, {"step": step, **metrics, **dict.fromkeys(bad), NONFINITE: bad})
+
+    def read_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Each step's metrics in the order they were written; what was null is the value it had."""
+        for line in _lines(self.metrics_path):
+            step, bad = line.pop("step"), line.pop(NONFINITE)
+            yield step, {**line, **{name: float(value) for name, value in bad.items()}}
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """What guards did, in order."""
+        return list(_lines(self.events_path))
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of later steps, which will be done again."""
+        for path in (self.metrics_path, self.events_path):
+            kept = [line for line in _lines(path) if line["step"] <= step]
+            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Each whole line; one that a killed process left unfinished at the end is left out."""
+    if not path.exists():
+        return
+    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if text.endswith("\n"):
+            yield json.loads(text)

@@ -1,0 +1,67 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N806 - shape suffixes
+"""Low-rank adapters (peft) inside the policy."""
+
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.train import LoraSettings
+from mismatch_probe.errors import MissingExtra, UsageError
+
+_NAME = "default"
+_INNER = ".base_layer"
+
+
+def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
+    """Freeze the model and put adapters, the same on every rank, beside its linear layers.
+
+    Raises:
+        MissingExtra: peft is not installed.
+        UsageError: the model has no module of the names asked for.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingExtra(
+            "policy.lora needs the package peft, which is not installed; run pip install 'mismatch-probe[lora]'"
+        ) from error
+    targets = settings.target_modules
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(config, model, adapter_name=_NAME)
+        except ValueError as error:
+            raise UsageError(f"policy.lora cannot be applied ({error}); mend policy.lora.target_modules") from error
+
+
+def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each FP32 parameter whole, W + (alpha / r) B A where it has an adapter, under the name it has without one.
+
+    Every rank must go through it to the end. Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
+    """
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        owner, found, _ = name.rpartition(f"{_INNER}.")
+        weight = whole(parameter)
+        if found and name.endswith(f"{_INNER}.weight"):
+            adapted = modules[owner]
+            a_RK, b_NR = (whole(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
+            weight = weight + (b_NR @ a_RK) * adapted.scaling[_NAME]
+        yield name.replace(_INNER, ""), weight
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A sharded parameter gathered from every rank."""
+    from torch.distributed.tensor import DTensor
+
+    detached = parameter.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached

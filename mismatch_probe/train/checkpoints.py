@@ -1,0 +1,125 @@
+# mypy: allow-untyped-calls
+"""Checkpoints: weights and moments of every rank, everything else as JSON, and the model for other programs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
+from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.state import Adjustments
+
+_STATE = "state"
+_MODEL = "model"
+_REST = "trainer.json"
+_BEST = "best.json"
+
+
+class Checkpoints:
+    """Folders `step-NNNNNN` under one folder: `model/` loads in transformers and vLLM, the rest resumes the run."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps with a whole checkpoint, in order."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*"))
+
+    def model_path(self, step: int) -> Path:
+        return self._path(step) / _MODEL
+
+    def save(self, step: int, policy: Policy, optimizer: Optimizer, tokenizer: Any, rest: dict[str, Any]) -> None:
+        """Write the checkpoint of a step whole or not at all, and remove those no longer kept.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        path = self._path(step)
+        temporary = path.with_name(TEMPORARY_PREFIX + path.name)
+        with storage_errors(path):
+            if is_main():
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            dist.barrier()
+            dcp.save(_state(policy, optimizer), checkpoint_id=temporary / _STATE)
+            policy.save(temporary / _MODEL)
+            if is_main():
+                tokenizer.save_pretrained(temporary / _MODEL)
+                write_text(temporary / _REST, json.dumps(rest))
+                shutil.rmtree(path, ignore_errors=True)
+                temporary.replace(path)
+                self._record_best(step, rest["recent_reward"])
+                self._remove_old()
+            dist.barrier()
+
+    def load(self, step: int, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+        """Put weights and moments back; returns the rest.
+
+        Raises:
+            BrokenRecord: a file of the checkpoint is missing or damaged.
+        """
+        path = self._path(step)
+        state = _state(policy, optimizer)
+        rest = self._rest(step)
+        try:
+            dcp.load(state, checkpoint_id=path / _STATE)
+        except (OSError, ValueError, dcp.api.CheckpointException) as error:
+            raise _broken(path, error) from error
+        set_state_dict(
+            policy.module, optimizer.adamw, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        return rest
+
+    def adjustments(self, step: int) -> Adjustments:
+        """What guards had changed by that step."""
+        return Adjustments(**self._rest(step)["adjustments"])
+
+    def best(self) -> int | None:
+        """The step whose recent reward was highest."""
+        path = self._folder / _BEST
+        return int(json.loads(path.read_text(encoding="utf-8"))["step"]) if path.exists() else None
+
+    def _rest(self, step: int) -> dict[str, Any]:
+        path = self._path(step)
+        try:
+            rest: dict[str, Any] = json.loads((path / _REST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _broken(path, error) from error
+        return rest
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:06d}"
+
+    def _record_best(self, step: int, reward: float | None) -> None:
+        path = self._folder / _BEST
+        highest = json.loads(path.read_text(encoding="utf-8"))["reward"] if path.exists() else None
+        if reward is not None and (highest is None or reward > highest):
+            write_text(path, json.dumps({"step": step, "reward": reward}))
+
+    def _remove_old(self) -> None:
+        kept = {*self.steps()[-self._keep :], self.best()}
+        for step in self.steps():
+            if step not in kept:
+                shutil.rmtree(self._path(step))
+
+
+def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+    model, moments = get_state_dict(policy.module, optimizer.adamw)
+    return {"model": model, "optimizer": moments}
+
+
+def _broken(path: Path, error: Exception) -> BrokenRecord:
+    reason = str(error).splitlines()[0]
+    return BrokenRecord(
+        f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}); remove it to resume from the one "
+        "before"
+    )

@@ -1,0 +1,57 @@
+# mypy: allow-untyped-calls
+"""The process group: torchrun's where it started this process, else one of this process alone."""
+
+import atexit
+import os
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+Record = TypeVar("Record")
+
+
+def join_process_group(device: torch.device) -> None:
+    """Join the ranks that torchrun started, or form a group of one; harmless when repeated."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if dist.is_initialized():
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    atexit.register(_leave)
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def world_size() -> int:
+    return dist.get_world_size()
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def gathered(own: list[Record]) -> list[Record]:
+    """The records of every rank, in rank order, on every rank."""
+    if world_size() == 1:
+        return own
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, own)
+    return [record for part in parts for record in part]
+
+
+def largest(value: int) -> int:
+    """The largest of the ranks' values."""
+    return max(gathered([value]))
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

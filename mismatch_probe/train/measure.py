@@ -1,0 +1,83 @@
+"""A step's metrics, by the same statistics as `compare`, from log-probs that nothing has clamped or masked."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
+from mismatch_probe.train.objectives.losses import Plan
+from mismatch_probe.train.rollouts import Rollout
+
+Metrics = dict[str, float]
+
+_MISMATCH = {
+    "kl_k1": "kl_k1",
+    "kl_k3": "kl_k3",
+    "abs_logprob_diff": "abs_logprob_diff",
+    "abs_logprob_diff_max": "abs_logprob_diff_max",
+    "logprob_diff_rms": "logprob_diff_rms",
+    "prob_abs_diff": "prob_abs_diff",
+    "prob_diff_max": "prob_diff_extremes_max",
+    "prob_diff_min": "prob_diff_extremes_min",
+    "is_ratio_mean": "is_ratio_mean_token",
+    "ess_token": "ess_token",
+    "ess_seq": "ess_seq",
+    "kl_entropy_ratio": "kl_entropy_ratio",
+}
+"""Name in the log: name of `stats.metrics`."""
+
+
+def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats) -> Metrics:
+    """pi against mu on the step's own responses; all arrays [T], nats.
+
+    `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. `mismatch/temperature_fit` is the
+    slope of log mu on log pi: 1 where both come from the same logits. Where a log-prob is missing or not finite every
+    one of them is NaN, and `mismatch/nonfinite_tokens` counts them.
+    """
+    log_mu = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
+    usable = np.isfinite(log_mu) & np.isfinite(log_pi) & np.isfinite(entropy)
+    found: Metrics = {"mismatch/nonfinite_tokens": float((~usable).sum())}
+    names = [f"mismatch/{name}" for name in (*_MISMATCH, "drift_per_1000", "temperature_fit")]
+    if not usable.all():
+        return found | dict.fromkeys([*names, "policy/entropy"], np.nan)
+    lengths = [rollout.length for rollout in rollouts]
+    clusters = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
+    pair = TokenPair(Sequences.of_lengths(lengths, clusters), log_pi, log_mu, entropy_pi=entropy)
+    estimates, _ = pair_metrics(pair)
+    for name, canonical in _MISMATCH.items():
+        found[f"mismatch/{name}"] = estimates[canonical].value if canonical in estimates else np.nan
+    found["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
+    found["mismatch/temperature_fit"] = _slope(log_pi, log_mu)
+    found["policy/entropy"] = float(entropy.mean())
+    return found
+
+
+def reward_metrics(rollouts: Sequence[Rollout], plan: Plan) -> Metrics:
+    """What the responses earned; the mean is NaN as soon as one reward is."""
+    rewards = np.array([rollout.reward for rollout in rollouts])
+    lengths = np.array([rollout.length for rollout in rollouts])
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/nonfinite": float((~np.isfinite(rewards)).sum()),
+        "reward/flat_groups_share": plan.num_flat_groups / plan.num_groups,
+        "response/length_mean": float(lengths.mean()),
+        "response/length_max": float(lengths.max()),
+        "response/truncated_share": float(np.mean([rollout.truncated for rollout in rollouts])),
+    }
+
+
+def correction_metrics(plan: Plan) -> Metrics:
+    """What the objective's correction did to the step's tokens."""
+    corrected = plan.corrected
+    return {
+        "correction/clipped_share": corrected.share_clipped,
+        "correction/rejected_share": corrected.share_rejected,
+        "correction/ess": np.nan if corrected.ess is None else corrected.ess,
+    }
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    spread = float(np.var(x))
+    return float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else np.nan

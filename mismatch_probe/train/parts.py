@@ -1,0 +1,120 @@
+"""Everything a run holds in memory: policy, optimizer, engine, tasks; put together and taken apart here."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.start import start_engine
+from mismatch_probe.records.sequences import SampleRequest, TokenSequence
+from mismatch_probe.train.distributed import join_process_group, world_size
+from mismatch_probe.train.learner import Learner
+from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.preparation import TrainingPreparation
+from mismatch_probe.train.probe import WeightSync
+from mismatch_probe.train.rollouts import Rollouts
+from mismatch_probe.train.state import Adjustments
+from mismatch_probe.training_path.loading import choose_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PROBE_SEQUENCES: Final = 8
+_PROBE_NEW_TOKENS: Final = 32
+_GPU_MEMORY_SHARE: Final = 0.4
+"""Of a GPU that the engine shares with the policy and its optimizer."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    policy: Policy
+    optimizer: Optimizer
+    learner: Learner
+    engine: Engine
+    rollouts: Rollouts
+    sync: WeightSync
+    tokenizer: "PreTrainedTokenizerBase"
+
+    def effective(self) -> dict[str, Any]:
+        """What both sides report of themselves."""
+        return {"engine": self.engine.effective_settings(), "policy": self.policy.effective_settings()}
+
+
+@contextmanager
+def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[Parts]:
+    """The parts of a run, with what guards changed; the engine is closed on leaving.
+
+    Raises:
+        MismatchProbeError: a part cannot be put together, as one sentence.
+    """
+    settings = preparation.settings
+    train_dtype = adjustments.train_dtype or settings.train_dtype
+    infer_dtype = adjustments.infer_dtype or settings.infer_dtype
+    join_process_group(choose_device(settings.policy.device))
+    sampling = SamplingSettings(
+        max_new_tokens=settings.rollout.max_new_tokens, temperature=settings.rollout.temperature
+    )
+    with start_engine(
+        str(preparation.folder),
+        infer_dtype,
+        _engine_settings(settings),
+        sampling,
+        max_model_len=preparation.longest_sequence,
+        trust_remote_code=settings.model.trust_remote_code,
+        seed=settings.seed,
+    ) as engine:
+        probe = _probe_sequences(engine, preparation, sampling)
+        policy = Policy(
+            preparation.folder,
+            train_dtype,
+            settings.policy,
+            temperature=settings.rollout.temperature,
+            trust_remote_code=settings.model.trust_remote_code,
+            seed=settings.seed,
+        )
+        optimizer = Optimizer(
+            policy.trainable(),
+            settings.optimizer,
+            steps=settings.steps,
+            scale=settings.loss_scale if train_dtype == "fp16" else None,
+        )
+        yield Parts(
+            policy=policy,
+            optimizer=optimizer,
+            learner=Learner(policy, settings.policy.micro_batch_tokens),
+            engine=engine,
+            rollouts=Rollouts(
+                engine,
+                preparation.problems,
+                preparation.tokenizer,
+                preparation.reward,
+                settings.rollout,
+                settings.seed,
+            ),
+            sync=WeightSync(policy, engine, infer_dtype, probe),
+            tokenizer=preparation.tokenizer,
+        )
+
+
+def _engine_settings(settings: TrainSettings) -> EngineSettings:
+    """The user's engine with what sharing a device and a process group asks for."""
+    args = dict(settings.engine.args)
+    if choose_device(settings.policy.device).type == "cuda":
+        args.setdefault("gpu_memory_utilization", _GPU_MEMORY_SHARE)
+    if world_size() > 1:
+        args.setdefault("distributed_executor_backend", "external_launcher")
+    return settings.engine.model_copy(update={"args": args})
+
+
+def _probe_sequences(
+    engine: Engine, preparation: TrainingPreparation, sampling: SamplingSettings
+) -> Sequence[TokenSequence]:
+    """Responses of the checkpoint itself to the first problems: the same in every run of these settings."""
+    problems = preparation.problems[:_PROBE_SEQUENCES]
+    requests = [SampleRequest(f"probe/{problem.prompt_id}", problem, 0) for problem in problems]
+    shorter = sampling.model_copy(update={"max_new_tokens": min(_PROBE_NEW_TOKENS, sampling.max_new_tokens)})
+    return [one.sequence for one in engine.sample(requests, shorter)]

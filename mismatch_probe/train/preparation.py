@@ -1,0 +1,96 @@
+"""Before anything heavy starts: the checkpoint, problems, reward, objective and guards are resolved and checked."""
+
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mismatch_probe import __version__
+from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.provenance import checkpoint, environment
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.manifest import ModelIdentity
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.training_run import TrainingManifest
+from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
+from mismatch_probe.tasks.rewards import Reward, load_reward
+from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.train.guards.load import load_guards
+from mismatch_probe.train.guards.rules.base import GuardSettings
+from mismatch_probe.train.objectives.catalogue import build_objective
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class TrainingPreparation:
+    """A training run ready to start."""
+
+    settings: TrainSettings
+    manifest: TrainingManifest
+    folder: Path
+    tokenizer: "PreTrainedTokenizerBase"
+    problems: list[EncodedPrompt]
+    reward: Reward
+    guards: tuple[GuardSettings, ...]
+
+    @property
+    def longest_sequence(self) -> int:
+        """Longest prompt, a full response, and the position that a replay adds, within the model's context."""
+        longest = max(len(problem.token_ids) for problem in self.problems)
+        needed = longest + self.settings.rollout.max_new_tokens + 1
+        context = self.manifest.model.context_length
+        return needed if context is None else min(needed, context)
+
+
+def prepare_training(settings: TrainSettings) -> TrainingPreparation:
+    """Resolve and check everything that can be checked without a model in memory.
+
+    Raises:
+        UsageError: the checkpoint, task, reward, objective or guards cannot be used.
+        MissingExtra: a needed package is not installed.
+    """
+    build_objective(settings.objective.name, settings.objective.overrides)
+    guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
+    folder = resolve_model(settings.model)
+    config = checkpoint.read_config(folder)
+    identity = ModelIdentity(
+        name=settings.model.path,
+        folder=str(folder),
+        fingerprint=checkpoint.fingerprint(folder),
+        architecture=checkpoint.architecture(config),
+        context_length=checkpoint.context_length(config),
+        checkpoint_dtype=checkpoint.checkpoint_dtype(config),
+        weight_bytes=checkpoint.weight_bytes(folder),
+    )
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
+    prompts = load_prompts(
+        PromptSettings(source=settings.task.source, num_prompts=settings.task.num_problems), seed=settings.seed
+    )
+    reward = load_reward(settings.task.reward, prompts)
+    problems = encode_prompts(prompts, tokenizer, settings.task.chat_template)
+    check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
+    manifest = TrainingManifest(
+        tool_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=["mismatch-probe", *sys.argv[1:]],
+        settings=settings,
+        model=identity,
+        content_keys={
+            "settings": content_key(settings.model_dump(mode="json", exclude={"steps", "report_to", "guards"})),
+            "model": identity.fingerprint,
+            "problems": content_key([[problem.prompt_id, problem.token_ids] for problem in problems]),
+            "guards": content_key([guard.model_dump(mode="json") for guard in guards]),
+        },
+        versions=environment.versions(),
+        hardware=environment.hardware(),
+        git=environment.git_state(),
+    )
+    return TrainingPreparation(settings, manifest, folder, tokenizer, problems, reward, guards)
+
+
+def default_training_path() -> Path:
+    return Path("runs") / f"train-{datetime.now(UTC):%Y%m%d-%H%M%S}"

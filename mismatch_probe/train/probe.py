@@ -1,0 +1,112 @@
+"""The same few tokens through both sides after every sync: does the engine hold what it was sent?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.train.distributed import gathered
+from mismatch_probe.train.policy import Policy
+
+Metrics = dict[str, float]
+
+_SMALLEST_K3: Final = 1e-12
+"""Nats a token; FP32 engines agree to about this, and two equal ones to 0."""
+_MOVED: Final = 1e-3
+"""Of the first sync's k3: a smaller shift of pi may vanish in the engine's rounding."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What was sent, and what both sides said of the probe tokens afterwards: log-probs [T], nats."""
+
+    fingerprint: tuple[int, ...]
+    log_mu: Floats
+    log_pi: Floats
+
+
+class WeightSync:
+    """Sends pi's weights to the engine and looks whether they arrived."""
+
+    def __init__(self, policy: Policy, engine: Engine, dtype: Dtype, probe: Sequence[TokenSequence]) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._dtype = dtype
+        self._probe = list(probe)
+        self._last: Held | None = None
+        self._verified: Held | None = None
+        self._canary_k3: float | None = None
+
+    def __call__(self) -> Metrics:
+        """Send every weight, then score the probe on both sides.
+
+        `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did for other weights, although pi has
+        moved since; `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), and its ratio to the
+        first sync's; `update/policy_shift_k3` the same between pi before and after the last update.
+        """
+        fingerprints: list[int] = []
+        self._engine.update_weights(self._fingerprinted(fingerprints))
+        log_mu = np.concatenate([one.logprobs for one in self._engine.replay(self._probe)]).astype(np.float64)
+        now = Held(tuple(fingerprints), log_mu, self._log_pi())
+        probe_k3 = k3(now.log_pi - now.log_mu)
+        last, verified = self._last or now, self._verified or now
+        if self._canary_k3 is None:
+            self._canary_k3 = probe_k3
+        moved = k3(now.log_pi - verified.log_pi) > _MOVED * self._canary_k3
+        stale = now.fingerprint != verified.fingerprint and np.array_equal(now.log_mu, verified.log_mu) and moved
+        self._last, self._verified = now, verified if stale else now
+        return {
+            "sync/engine_unchanged": float(any(gathered([bool(stale)]))),
+            "sync/probe_k3": max(gathered([probe_k3])),
+            "sync/probe_k3_canary_ratio": max(gathered([probe_k3 / max(self._canary_k3, _SMALLEST_K3)])),
+            "update/policy_shift_k3": k3(now.log_pi - last.log_pi),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What later syncs are compared with, as JSON values."""
+        held = {name: _as_json(value) for name, value in (("last", self._last), ("verified", self._verified))}
+        return {**held, "canary_k3": self._canary_k3}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` gave."""
+        self._last, self._verified = _from_json(state["last"]), _from_json(state["verified"])
+        self._canary_k3 = state["canary_k3"]
+
+    def _fingerprinted(self, found: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights as they are sent, and the sum of each one's bits."""
+        for name, tensor in self._policy.weights(self._dtype):
+            bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
+            found.append(int(tensor.contiguous().view(bits).sum(dtype=torch.int64)))
+            yield name, tensor
+
+    def _log_pi(self) -> Floats:
+        with torch.no_grad(), self._policy.computing():
+            logprobs_T, _ = self._policy.logprobs(self._probe)
+        return logprobs_T.double().cpu().numpy()
+
+
+def _as_json(held: Held | None) -> dict[str, Any] | None:
+    if held is None:
+        return None
+    return {
+        "fingerprint": list(held.fingerprint),
+        "log_mu": held.log_mu.tolist(),
+        "log_pi": held.log_pi.tolist(),
+    }
+
+
+def _from_json(saved: Mapping[str, Any] | None) -> Held | None:
+    if saved is None:
+        return None
+    return Held(tuple(saved["fingerprint"]), np.array(saved["log_mu"]), np.array(saved["log_pi"]))
+
+
+def k3(log_ratio: Floats) -> float:
+    """mean(e^x - x - 1), nats a token [Schulman 2020, Approximating KL divergence]; NaN stays NaN."""
+    return float(np.mean(np.expm1(log_ratio) - log_ratio))

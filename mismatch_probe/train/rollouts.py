@@ -1,0 +1,102 @@
+"""Responses from mu with what they earned: the batch that a step learns from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.train import RolloutSettings
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.tasks.rewards import Answered, Reward, score_responses
+from mismatch_probe.train.distributed import gathered, rank, world_size
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One response: log-probs of mu as it decoded [T] in nats, and its reward, which may be NaN."""
+
+    sequence: TokenSequence
+    mu_logprobs: Floats
+    prompt_id: str
+    reward: float
+    truncated: bool
+    text: str
+
+    @property
+    def length(self) -> int:
+        return len(self.sequence.token_ids)
+
+
+class Rollouts:
+    """Samples step after step. Which problems a step sees and every seed follow from the step's number alone."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        problems: Sequence[EncodedPrompt],
+        tokenizer: "PreTrainedTokenizerBase",
+        reward: Reward,
+        settings: RolloutSettings,
+        seed: int,
+    ) -> None:
+        self._engine = engine
+        self._problems = problems
+        self._tokenizer = tokenizer
+        self._reward = reward
+        self._settings = settings
+        self._sampling = SamplingSettings(max_new_tokens=settings.max_new_tokens, temperature=settings.temperature)
+        self._seed = seed
+
+    def sample(self, step: int) -> list[Rollout]:
+        """The step's responses, problem after problem, on every rank; each rank samples and scores its share.
+
+        Raises:
+            EngineError: the engine failed.
+            UsageError: the reward function failed.
+        """
+        chosen = self._chosen(step)
+        own = chosen[rank() :: world_size()]
+        requests = [
+            SampleRequest(f"{step}/{problem.prompt_id}/{sample}", problem, self._request_seed(step, place, sample))
+            for place, problem in own
+            for sample in range(self._settings.samples)
+        ]
+        sampled = self._engine.sample(requests, self._sampling)
+        texts = self._tokenizer.batch_decode([one.sequence.token_ids for one in sampled], skip_special_tokens=True)
+        answered = [
+            Answered(request.prompt, text, one.finish_reason == "length")
+            for request, text, one in zip(requests, texts, sampled, strict=True)
+        ]
+        rewards = score_responses(self._reward, answered)
+        found = [
+            Rollout(
+                sequence=one.sequence,
+                mu_logprobs=one.scores.logprobs.astype(np.float64),
+                prompt_id=request.prompt.prompt_id,
+                reward=float(reward),
+                truncated=item.truncated,
+                text=item.text,
+            )
+            for one, request, reward, item in zip(sampled, requests, rewards, answered, strict=True)
+        ]
+        return gathered(found)
+
+    def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
+        """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""
+        size, total = self._settings.prompts, len(self._problems)
+        chosen = []
+        for place in range(size):
+            number = step * size + place
+            order = np.random.default_rng([self._seed, number // total]).permutation(total)
+            chosen.append((place, self._problems[order[number % total]]))
+        return chosen
+
+    def _request_seed(self, step: int, place: int, sample: int) -> int:
+        return int(np.random.SeedSequence([self._seed, step, place, sample]).generate_state(1)[0])

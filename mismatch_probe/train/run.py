@@ -1,0 +1,92 @@
+"""One training run from its directory: started, resumed, assembled again where a guard raised a precision."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mismatch_probe.errors import RunDirectoryError, TrainingStopped
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.checkpoints import Checkpoints
+from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.guards.book import GuardBook
+from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.parts import assembled
+from mismatch_probe.train.preparation import TrainingPreparation
+from mismatch_probe.train.state import Adjustments
+from mismatch_probe.train.trainer import Listener, Trainer
+
+
+def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
+    """Make the run directory.
+
+    Raises:
+        RunDirectoryError: something is there already.
+        StorageError: the disk refused.
+    """
+    directory = TrainingDirectory(path)
+    directory.create()
+    directory.write_training_manifest(preparation.manifest)
+    return directory
+
+
+def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
+    """The run directory of an earlier start.
+
+    Raises:
+        RunDirectoryError: there is none, or it is of another model, other settings, problems or guards.
+    """
+    directory = TrainingDirectory(path)
+    recorded = directory.read_training_manifest()
+    changed = [
+        name for name, key in preparation.manifest.content_keys.items() if recorded.content_keys.get(name) != key
+    ]
+    if changed:
+        raise RunDirectoryError(
+            f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
+            "manifest.json), or give another --out"
+        )
+    return directory
+
+
+def execute_training(directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener) -> None:
+    """Train to the last step, from the newest checkpoint where there is one.
+
+    Raises:
+        TrainingStopped: a guard ended the run.
+        MismatchProbeError: a part failed; what was computed is kept.
+    """
+    checkpoints = Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep)
+
+    def listener(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+        if is_main():
+            directory.append_metrics(step, metrics)
+            for event in decision.events:
+                directory.append(directory.events_path, event.as_json())
+        watch(step, metrics, decision)
+
+    with directory.locked():
+        finished = False
+        while not finished:
+            steps = checkpoints.steps()
+            newest = steps[-1] if steps else None
+            adjustments = Adjustments() if newest is None else checkpoints.adjustments(newest)
+            if is_main():
+                directory.forget_after(newest or 0)
+            with assembled(preparation, adjustments) as parts:
+                _record(directory, effective=parts.effective())
+                trainer = Trainer(
+                    parts, preparation.settings, GuardBook(preparation.guards), checkpoints, adjustments, listener
+                )
+                if newest is not None:
+                    trainer.resume(newest)
+                try:
+                    finished = trainer.run()
+                except TrainingStopped as stop:
+                    _record(directory, outcome=f"stopped: {stop}")
+                    raise
+        _record(directory, outcome="finished")
+
+
+def _record(directory: TrainingDirectory, **changes: object) -> None:
+    if is_main():
+        manifest = directory.read_training_manifest()
+        directory.write_training_manifest(manifest.model_copy(update=changes))
