@@ -104,8 +104,7 @@ def estimates(pair: TokenPair) -> dict[str, Estimate | None]:
     metrics, _ = pair_metrics(pair)
     sides = blame(pair)
     grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
-    prefix_sums = np.cumsum(grid.sums(pair.diff), axis=1)
-    spread = fit_spread(Estimator(pair.sequences), grid, prefix_sums, EFFECTIVE_SHARE)
+    spread = fit_spread(Estimator(pair.sequences), grid, grid.sums(pair.diff), grid.sums(pair.diff**2), EFFECTIVE_SHARE)
     return (
         {name: metrics[name] for name in METRICS}
         | {name: getattr(sides, name) for name in BLAME}

@@ -30,8 +30,9 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> Length
     estimator = Estimator(pair.sequences, level)
     longest = int(pair.sequences.lengths.max())
     grid = PositionGrid(pair.sequences, np.array(log_ends(longest)))
-    prefix_sums = np.cumsum(grid.sums(pair.diff), axis=1)
-    fit = fit_spread(estimator, grid, prefix_sums, ess)
+    sums = grid.sums(pair.diff)
+    prefix_sums = np.cumsum(sums, axis=1)
+    fit = fit_spread(estimator, grid, sums, grid.sums(pair.diff**2), ess)
     closed_form = _closed_form(pair, estimator, ess)
     no_closed_form = {} if closed_form else {"budget_closed_form": "KL is 0, or beyond a float64"}
     by_position = curve(
@@ -58,6 +59,7 @@ def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> Length
         fitted_up_to=fit.fitted_up_to,
         ess_at_budget=None if fit.budget is None else _ess_at(pair, estimator, fit.budget.value),
         ess_by_length=_ess_by_length(estimator, grid, prefix_sums),
+        fitted_ess=fit.ess,
         by_confidence=confidence_curves(pair, estimator),
         unavailable=fit.unavailable | no_closed_form,
     )

@@ -45,6 +45,14 @@ class AtLength:
 
 
 @dataclass(frozen=True)
+class FittedEss:
+    """A point of the fitted law: the share of samples that count at a length."""
+
+    num_tokens: float
+    ess: float
+
+
+@dataclass(frozen=True)
 class ConfidenceCurve:
     """abs(d) by position for tokens of one confidence: `by` lies in [low, high).
 
@@ -61,11 +69,13 @@ class ConfidenceCurve:
 class LengthLaw:
     """Deviation against length (metrics: drift, spread, length budget).
 
-    drift_per_1000: slope of S in nats per 1,000 tokens. spread: Var(S | T) = coefficient * T**exponent, fitted between
-    `fitted_from` and `fitted_up_to` tokens, where enough responses reach. budget_tokens: T* at which sequence-level
-    ESS falls to `budget_ess`, fitted; budget_closed_form: ln(1 / ESS) / (2 KL). ess_by_length: ESS measured on the
-    first t tokens; ess_at_budget: the same at T* itself, where enough responses are as long. measured_up_to: longest
-    response seen; a budget beyond it is an extrapolation. by_confidence separates length from confidence.
+    drift_per_1000: slope of S in nats per 1,000 tokens. spread: Var(S | T) = coefficient * tau(T)**exponent, fitted
+    between `fitted_from` and `fitted_up_to` tokens, where enough responses reach; tau counts the first T tokens by the
+    mean square of d at their positions, over that of all tokens, and is T where every position errs alike.
+    budget_tokens: T* at which sequence-level ESS falls to `budget_ess`, fitted; fitted_ess: the fitted law from
+    `fitted_from` to beyond T*; budget_closed_form: ln(1 / ESS) / (2 KL). ess_by_length: ESS measured on the first t
+    tokens; ess_at_budget: the same at T* itself, where enough responses are as long. measured_up_to: longest response
+    seen; a budget beyond it is an extrapolation. by_confidence separates length from confidence.
     """
 
     abs_diff_by_position: list[CurveBin]
@@ -84,6 +94,7 @@ class LengthLaw:
     fitted_up_to: int | None = None
     ess_at_budget: Estimate | None = None
     ess_by_length: list[AtLength] = field(default_factory=list)
+    fitted_ess: list[FittedEss] = field(default_factory=list)
     by_confidence: list[ConfidenceCurve] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """How the spread of S grows with length, and the length at which sequence-level importance sampling stops paying."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,84 +9,121 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid
 from mismatch_probe.stats.estimator import Estimator, mapped
 from mismatch_probe.stats.intervals import Function, Scale
-from mismatch_probe.stats.results import Estimate
-from mismatch_probe.stats.sequences import Floats, Mask
+from mismatch_probe.stats.results import Estimate, FittedEss
+from mismatch_probe.stats.sequences import Floats, Ints
+from mismatch_probe.stats.spread_law import Ahead, Prefixes
 
 FEWEST_SEQUENCES = 16
 FEWEST_SHARE = 0.1
 LEAST_RANGE = 4
 RANGE_OF_FIT = 64
+AHEAD = (Ahead("growth", 1), Ahead("growth", 2), Ahead("rate", 1))
+"""How τ may go on beyond the data: the budget follows the first, its interval holds those of all."""
 FARTHEST_EXTRAPOLATION = 1000
 LARGEST_LOG_BOUND = 100.0
+DRAWN_BEYOND = 3
+DRAWN_POINTS = 48
 
 
 @dataclass(frozen=True)
 class SpreadFit:
-    """Var(S | T) = coefficient * T^exponent between two lengths, and the T where exp(-Var) meets the asked share."""
+    """Var(S | T) = coefficient * τ(T)^exponent between two lengths, and the T where exp(-Var) meets the asked share."""
 
     fitted_from: int | None = None
     fitted_up_to: int | None = None
     coefficient: Estimate | None = None
     exponent: Estimate | None = None
     budget: Estimate | None = None
+    ess: list[FittedEss] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
-def fit_spread(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats, ess: float) -> SpreadFit:
-    """Power law of the variance of the cumulative sum of d over its length.
+def fit_spread(estimator: Estimator, grid: PositionGrid, sums: Floats, squares: Floats, ess: float) -> SpreadFit:
+    """Power law of the variance of the cumulative sum of d over the length τ.
 
-    prefix_sums: [N, K], sum of d over each sequence's tokens up to each end of the grid. Every prefix length counts, so
-    the fit needs no spread of response lengths. The exponent tells a random walk (1) from a bias of each sequence (2),
-    as in the variance-time plot of long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4].
-    exp(-Var) is ESS / n for log-normal weights [Kong, Liu and Wong 1994, JASA 89:278]. Least squares on logs, each
-    length weighted by the number of sequences that reach it.
+    sums, squares: [N, K], of d and of d^2 over each sequence's tokens in each bin of the grid.
+
+    τ(T) counts the first T tokens by the mean square of d at their positions, over that of all tokens: it is T where
+    every position errs alike, and grows slower where later tokens err less. So the exponent tells how the errors of a
+    response hang together, a random walk (1) from a bias of each response (2), as in the variance-time plot of
+    long-memory processes [Beran 1994, Statistics for Long-Memory Processes, 4.4], and not where they are large.
+
+    Every prefix length counts, so the fit needs no spread of response lengths. Least squares on logs, each length
+    weighted by the number of sequences that reach it. exp(-Var) is ESS / n for log-normal weights [Kong, Liu and Wong
+    1994, JASA 89:278]. Where the budget lies beyond the data its interval holds those of several ways to go on.
     """
-    chosen = _lengths_to_fit(grid)
+    prefix_sums = np.cumsum(sums, axis=1)
+    chosen = _lengths_to_fit(grid, prefix_sums)
     ends = grid.ends[chosen]
     if ends.size < 3 or ends[-1] < LEAST_RANGE * ends[0]:
         return _unfitted(f"fewer than {FEWEST_SEQUENCES} responses are long enough to fit a range of lengths")
-    reached = grid.reached[:, chosen]
-    sums = np.where(reached, prefix_sums[:, chosen], 0.0)
-    by_cluster = [estimator.totals(column, "sequence") for column in np.hstack([reached, sums, sums**2]).T]
-    weights = reached.sum(axis=0).astype(np.float64)
-
-    def fit(read: Callable[[Floats, Floats], Floats]) -> Function:
-        return lambda *columns: read(*_power_law(np.stack(columns), np.log(ends), weights))
-
-    coefficient = estimator.smooth(fit(lambda log_a, b: np.exp(log_a)), by_cluster, "sequence", Scale.POSITIVE)
-    exponent = estimator.smooth(fit(lambda log_a, b: b), by_cluster, "sequence")
+    prefixes, by_cluster = _totals(estimator, grid, chosen, prefix_sums, squares)
+    coefficient = estimator.smooth(
+        lambda *columns: np.exp(prefixes.law(columns).log_a), by_cluster, "sequence", Scale.POSITIVE
+    )
+    exponent = estimator.smooth(lambda *columns: prefixes.law(columns).b, by_cluster, "sequence")
     if coefficient is None or exponent is None:
         return _unfitted("the summed log-ratio does not vary between responses")
     measured = SpreadFit(int(ends[0]), int(ends[-1]), coefficient, exponent)
     log_budget = None
     if exponent.low is not None and exponent.low > 0:
-        log_variance = math.log(math.log(1 / ess))
-        log_budget = estimator.smooth(fit(lambda log_a, b: (log_variance - log_a) / b), by_cluster, "sequence")
+        log_budget = _log_budget(estimator, prefixes, by_cluster, math.log(math.log(1 / ess)))
     if log_budget is None or log_budget.high is None or log_budget.high > LARGEST_LOG_BOUND:
         return replace(measured, unavailable={"budget_tokens": "the spread is not seen to grow with length"})
     if log_budget.value > math.log(FARTHEST_EXTRAPOLATION * ends[-1]):
         reason = f"it lies more than {FARTHEST_EXTRAPOLATION:,} times beyond the {ends[-1]:,} tokens measured"
         return replace(measured, unavailable={"budget_tokens": reason})
-    return replace(measured, budget=mapped(log_budget, math.exp))
+    budget = mapped(log_budget, math.exp)
+    farthest = DRAWN_BEYOND * max(budget.value, float(ends[-1]))
+    return replace(measured, budget=budget, ess=_fitted_ess(prefixes, by_cluster, farthest))
 
 
 def _unfitted(reason: str) -> SpreadFit:
     return SpreadFit(unavailable=dict.fromkeys(("spread_coefficient", "spread_exponent", "budget_tokens"), reason))
 
 
-def _lengths_to_fit(grid: PositionGrid) -> Mask:
-    """Ends that enough sequences reach, over the last factor of 64: the growth near the lengths that matter."""
+def _lengths_to_fit(grid: PositionGrid, prefix_sums: Floats) -> Ints:
+    """Numbers of the ends that enough sequences reach and S varies at, over the last factor of 64: the growth near the
+    lengths that matter.
+    """
     num_reached = grid.reached.sum(axis=0)
     enough = num_reached >= max(FEWEST_SEQUENCES, FEWEST_SHARE * grid.sequences.num_sequences)
     longest = int(grid.ends[enough].max(initial=0))
-    return np.asarray(enough & (grid.ends * RANGE_OF_FIT >= longest) & (grid.ends > 1))
+    late = np.flatnonzero(enough & (grid.ends * RANGE_OF_FIT >= longest) & (grid.ends > 1))
+    varies = [np.ptp(prefix_sums[grid.reached[:, number], number]) > 0 for number in late]
+    return np.asarray(late[np.array(varies, dtype=bool)])
 
 
-def _power_law(columns: Floats, log_lengths: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """log a and b [G] from counts, sums and sums of squares [3 K, G] at K lengths."""
-    count, total, squares = columns.reshape(3, log_lengths.size, -1)
-    log_variance = np.log((squares - total**2 / count) / (count - 1))
-    share = weights / weights.sum()
-    center = share @ log_lengths
-    exponent = (share * (log_lengths - center)) @ log_variance / (share @ (log_lengths - center) ** 2)
-    return share @ log_variance - exponent * center, exponent
+def _totals(
+    estimator: Estimator, grid: PositionGrid, chosen: Ints, prefix_sums: Floats, squares: Floats
+) -> tuple[Prefixes, list[Floats]]:
+    """The lengths to fit and the totals of each cluster there, as `Prefixes.law` reads them."""
+    num_bins = int(chosen[-1]) + 1
+    reached = grid.reached[:, chosen]
+    sums = np.where(reached, prefix_sums[:, chosen], 0.0)
+    columns = np.hstack([reached, sums, sums**2, squares[:, :num_bins], grid.counts[:, :num_bins]])
+    prefixes = Prefixes(grid.ends[:num_bins], chosen, reached.sum(axis=0).astype(np.float64))
+    return prefixes, [estimator.totals(column, "sequence") for column in columns.T]
+
+
+def _log_budget(
+    estimator: Estimator, prefixes: Prefixes, by_cluster: Sequence[Floats], log_variance: float
+) -> Estimate | None:
+    """log of the length at which the variance is reached; the interval holds those of every way to go on."""
+
+    def solve(ahead: Ahead) -> Function:
+        return lambda *columns: prefixes.law(columns).log_length(log_variance, ahead)
+
+    first, *others = (estimator.smooth(solve(ahead), by_cluster, "sequence") for ahead in AHEAD)
+    if first is None or first.low is None or first.high is None:
+        return first
+    low = min(first.low, *(one.low for one in others if one is not None and one.low is not None))
+    high = max(first.high, *(one.high for one in others if one is not None and one.high is not None))
+    return replace(first, low=low, high=high)
+
+
+def _fitted_ess(prefixes: Prefixes, by_cluster: Sequence[Floats], farthest: float) -> list[FittedEss]:
+    """exp(-Var) of the fit from its first length to the farthest."""
+    law = prefixes.law([column.sum(keepdims=True) for column in by_cluster])
+    log_lengths = np.linspace(math.log(prefixes.ends[prefixes.fitted[0]]), math.log(farthest), DRAWN_POINTS)
+    return [FittedEss(math.exp(x), math.exp(-math.exp(law.log_variance(x, AHEAD[0])))) for x in log_lengths]

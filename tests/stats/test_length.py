@@ -1,8 +1,11 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from scipy.linalg import toeplitz
 
+from mismatch_probe.difference.slices import part_of
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
@@ -17,11 +20,25 @@ def holds(estimate: Estimate | None, truth: float) -> bool:
 
 
 def fractional_pair(num_sequences: int, length: int, exponent: float, scale: float) -> TokenPair:
-    """Each response's cumulative d is a Gaussian process of independent increments with variance scale * t^exponent."""
-    t = np.arange(length + 1.0)
-    steps = np.sqrt(np.diff(scale * t**exponent))
-    noise = np.random.default_rng(5).normal(size=(num_sequences, length)) * steps
-    return pair_with(noise.ravel(), np.full(num_sequences, length))
+    """d is fractional Gaussian noise: alike at every position, and its sum has variance scale * t^exponent."""
+    lag = np.arange(length + 1.0)
+    variance = lag**exponent
+    covariance = (variance[1:] - 2 * variance[:-1] + np.abs(lag[:-1] - 1) ** exponent) / 2
+    root = np.linalg.cholesky(toeplitz(covariance))
+    noise = np.random.default_rng(5).normal(size=(num_sequences, length)) @ root.T
+    return pair_with(math.sqrt(scale) * noise.ravel(), np.full(num_sequences, length))
+
+
+def pair_of_sizes(num_sequences: int, sizes: npt.NDArray[np.float64], seed: int = 0) -> TokenPair:
+    """Independent errors whose standard deviation depends on the position alone."""
+    noise = np.random.default_rng(seed).normal(size=(num_sequences, sizes.size)) * sizes
+    return pair_with(noise.ravel(), np.full(num_sequences, sizes.size))
+
+
+def first_tokens(pair: TokenPair, num_tokens: int) -> TokenPair:
+    found = part_of(pair, position=(0, num_tokens))
+    assert found is not None
+    return found
 
 
 def test_a_planted_drift_is_recovered():
@@ -41,6 +58,49 @@ def test_independent_errors_are_a_random_walk():
 def test_a_planted_exponent_is_recovered(exponent: float):
     law = length_law(fractional_pair(500, 512, exponent, 1e-4))
     assert holds(law.spread_exponent, exponent)
+    assert holds(law.spread_coefficient, 1e-4)
+
+
+@pytest.mark.parametrize("growth", [-0.5, 0.5])
+def test_errors_that_change_with_position_are_no_bias_of_the_response(growth: float):
+    law = length_law(pair_of_sizes(500, 0.01 * np.arange(1.0, 513) ** growth))
+    assert holds(law.spread_exponent, 1.0)
+
+
+POSITION = np.arange(1.0, 2049)
+SIZES = {
+    "every position alike": np.full(2048, 0.012),
+    "sure at first, worst at token 64, then steady": 0.02 * np.where(POSITION < 64, POSITION / 64, 0.6),
+    "growing with the root of the position": 0.02 * np.sqrt(POSITION / 2048),
+    "falling slowly": 0.02 * POSITION**-0.1,
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_the_start_of_the_responses_foretells_the_budget_of_long_ones(sizes: npt.NDArray[np.float64]):
+    pair = pair_of_sizes(600, sizes)
+    for num_tokens in (256, 512, 1024):
+        for ess in (0.95, 0.9, 0.85):
+            truth = int(np.searchsorted(np.cumsum(sizes**2), -math.log(ess))) + 1
+            if truth < 2048:
+                assert holds(length_law(first_tokens(pair, num_tokens), ess=ess).budget_tokens, truth)
+
+
+def test_a_budget_within_the_data_is_where_the_effective_sample_is_measured():
+    sizes = 0.05 * np.minimum(np.arange(1.0, 513) / 200, 1.0)
+    for ess in (0.95, 0.8, 0.6):
+        law = length_law(pair_of_sizes(1000, sizes), ess=ess)
+        assert law.ess_at_budget is not None
+        assert law.ess_at_budget.value == pytest.approx(ess, abs=0.03)
+
+
+def test_the_drawn_law_meets_the_asked_share_at_the_budget():
+    for num_tokens in (200, 1500):
+        law = length_law(pair_of_sizes(300, np.linspace(0.01, 0.03, num_tokens)))
+        assert law.budget_tokens is not None
+        lengths, shares = zip(*((point.num_tokens, point.ess) for point in law.fitted_ess), strict=True)
+        assert list(shares) == sorted(shares, reverse=True)
+        assert np.interp(law.budget_tokens.value, lengths, shares) == pytest.approx(law.budget_ess, abs=0.01)
 
 
 def test_a_bias_of_each_sequence_spreads_with_the_square_of_length():

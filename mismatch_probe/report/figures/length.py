@@ -25,7 +25,6 @@ from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, Es
 
 _BAND_ALPHA = 0.22
 _SPREAD_ALPHA = 0.10
-_POINTS = 60
 FEWEST_RESPONSES = 8
 _TOP = 1.04
 
@@ -80,24 +79,20 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
 
 
 def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]) -> Panel:
-    """ESS(T) = exp(-a T^b) of the fitted spread: solid where measured, dotted where extrapolated, marked at T*.
+    """The fitted law of ESS(T): solid where measured, dotted where extrapolated, marked at T*.
 
-    Hollow marks with intervals are the ESS measured on the first T tokens. Every law given has a fitted spread and a
-    budget.
+    Hollow marks with intervals are the ESS measured on the first T tokens. Every law given has a budget.
     """
 
     def on(axes: Axes) -> None:
         for pair, law in pairs:
-            assert law.spread_coefficient is not None
-            assert law.spread_exponent is not None
             assert law.budget_tokens is not None
-            a, b = law.spread_coefficient.value, law.spread_exponent.value
             style = pair_style(pair)
-            seen = law.measured_up_to
-            end = max(float(seen), 3 * law.budget_tokens.value)
-            measured, beyond = np.geomspace(1, seen, _POINTS), np.geomspace(seen, end, _POINTS)
-            axes.plot(measured, np.exp(-a * measured**b), color=color(style.color))
-            axes.plot(beyond, np.exp(-a * beyond**b), color=color(style.color), linestyle=(0, (2, 2)), linewidth=1.2)
+            lengths, shares = np.array([(point.num_tokens, point.ess) for point in law.fitted_ess]).T
+            seen = int(np.searchsorted(lengths, law.measured_up_to, side="right"))
+            axes.plot(lengths[:seen], shares[:seen], color=color(style.color))
+            beyond = slice(max(seen - 1, 0), None)
+            axes.plot(lengths[beyond], shares[beyond], color=color(style.color), linestyle=(0, (2, 2)), linewidth=1.2)
             _measured(axes, law.ess_by_length, style)
             big_marker(axes, law.budget_tokens.value, law.budget_ess, style)
         budget_ess = pairs[0][1].budget_ess

@@ -76,9 +76,7 @@ def _curves(shown: Shown) -> Figure:
             shown,
         ),
     ]
-    fitted = [
-        (pair, law) for pair, law in shown if law.spread_coefficient and law.spread_exponent and law.budget_tokens
-    ]
+    fitted = [(pair, law) for pair, law in shown if law.budget_tokens and law.fitted_ess]
     if fitted:
         panels.append(drawing.draw_budget(_budget_heading(fitted), fitted))
     kinds: list[tuple[str, str, Callable[[LengthLaw], list[CurveBin]]]] = [
@@ -127,8 +125,9 @@ def _law(shown: Shown) -> Table:
         ["median response", *(write_token_count(law.median_response) for law in laws)],
     ]
     return Table(
-        "The fitted law Var(S | T) = a T^b: b near 1 is independent errors, b near 2 a bias of each response. "
-        "A star marks a budget beyond the data, a dagger one by the closed form",
+        "The fitted law Var(S | T) = a τ^b: τ counts the first T tokens by how far their positions err, so that b near "
+        "1 is independent errors and b near 2 a bias of each response. A star marks a budget beyond the data, where "
+        "later tokens are taken to err as the last ones do, a dagger one by the closed form",
         ["", *(pair_label(pair) for pair, _ in shown)],
         rows,
         stacked=True,
