@@ -13,6 +13,7 @@ from mismatch_probe.dtypes import DTYPES
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import render_html, write_report
+from mismatch_probe.report.figures.corrections import STYLES
 from tests.report import samples
 
 MOST_BYTES = 2_500_000
@@ -214,8 +215,35 @@ def test_every_rule_says_what_it_leaves_and_those_that_leave_too_little_are_name
     section = _section(page, "corrections")
     for rule in samples.summary().pairs[0].corrections:
         assert f"<code>{rule.name}</code>" in section
-    assert "less than 50 % of the sample is left by" in section
-    assert "FP32: every rule leaves at least 50 % of the sample" in section
+    assert "BF16: less than 50 % by sequence_reject" in section
+    assert "FP32: every rule leaves at least 50 %." in section
+
+
+def test_one_rule_of_each_kind_is_drawn_against_length_and_every_rule_is_in_the_tables_under_it(page: str) -> None:
+    section = _section(page, "corrections")
+    figure = section[section.index("<figure") : section.index("</figure>")]
+    for name, style in STYLES.items():
+        assert f"{name} (" in figure[: figure.index("</ul>")]
+        assert f"var(--fig-{style.color})" in figure
+    drawing, tables = figure.split("The numbers behind it")
+    assert drawing.count('<svg class="plot"') == 3
+    for rule in samples.summary().pairs[0].corrections:
+        assert tables.count(f"<code>{rule.name}</code>") == 6
+
+
+def test_no_two_rules_drawn_look_alike() -> None:
+    assert len({(style.color, style.dash) for style in STYLES.values()}) == len(STYLES)
+    assert len({(style.dash, style.marker) for style in STYLES.values()}) == len(STYLES)
+    for rule in samples.summary((("bf16", "bf16"),)).pairs[0].corrections:
+        assert rule.name not in STYLES or rule.by_length
+
+
+def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
+    summary = samples.summary((("bf16", "bf16"),), samples.Simulation(num_responses=8))
+    section = _section(render_html(summary, samples.manifest()), "corrections")
+    assert "Too few responses are long enough for a drawing." in section
+    assert '<svg class="plot"' not in section
+    assert "<code>sequence_weight</code>" in section
 
 
 def _section(page: str, anchor: str) -> str:

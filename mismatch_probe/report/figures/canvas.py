@@ -23,7 +23,16 @@ SMALL = (4.3, 3.2)
 """Width and height in inches of a drawing that shares its row with one other, or with two."""
 
 
-_ROLES = ("ink", "muted", "grid", *DTYPES, *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)))
+_ROLES = (
+    "ink",
+    "muted",
+    "grid",
+    "truncate",
+    "mask",
+    "reject",
+    *DTYPES,
+    *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)),
+)
 _STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}
 _MARKERS_A_LINE = 10
 _FEW_POWERS = 100.0

@@ -1,29 +1,33 @@
 """What each correction rule would leave of these rollouts, and how that changes with length."""
 
+from collections.abc import Sequence
+
 from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_percent
 from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.figures import corrections as drawing
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label
-from mismatch_probe.report.view import Block, Cell, Note, Section, Table
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_key, pair_label
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import CorrectionResult, Estimate
 
 ENOUGH_LEFT = 0.5
 """Effective share of the sample from which a rule counts as one that this mismatch can carry."""
 
+_TOO_FEW = " Too few responses are long enough for a drawing."
+
 
 def corrections(summary: Summary) -> Section:
     shown = [pair for pair in summary.pairs if pair.corrections]
-    blocks: list[Block] = [Note(sentence) for pair in shown for sentence in _carried(pair)]
-    for pair in shown[:DETAILED_PAIRS]:
-        blocks.append(_rules(pair))
-        if any(rule.by_length for rule in pair.corrections):
-            blocks.append(_by_length(pair))
+    blocks: list[Block] = []
+    if shown:
+        blocks.append(Note("What is left of the sample:", [_carried(pair) for pair in shown]))
+        blocks.append(_figure(shown[:DETAILED_PAIRS]))
+    else:
+        blocks.append(Note("No token was measured, so no correction could be tried."))
     if len(shown) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
-    if not shown:
-        blocks.append(Note("No token was measured, so no correction could be tried."))
     return Section(
         "corrections",
         "What corrections would leave",
@@ -31,6 +35,38 @@ def corrections(summary: Summary) -> Section:
         "sample size over what a rule keeps; the effective share counts what it rejects as lost too. Rules that look "
         "at the advantage are shown as if every advantage had the sign they act on.",
         blocks,
+    )
+
+
+def _figure(shown: Sequence[PairSummary]) -> Figure:
+    """The effective share against length, with every rule in the tables under it."""
+    long_enough = [pair for pair in shown if any(rule.by_length for rule in pair.corrections)]
+    panels = [drawing.draw(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
+    tables = [_rules(pair) for pair in shown] + [_by_length(pair) for pair in long_enough]
+    names = {rule.name: rule.also_known_as for pair in shown for rule in pair.corrections}
+    return Figure(
+        "figure-corrections",
+        "How to read it: each line is one rule on the first T tokens of every response that has as many. A line that "
+        "falls is a correction that long responses outgrow: what is left is too little to learn from below the dotted "
+        "line. One rule of each kind is drawn; the tables hold all of them." + ("" if panels else _TOO_FEW),
+        panels,
+        tables,
+        key=[(f"{name} ({names[name]})", style) for name, style in drawing.STYLES.items() if panels and name in names],
+        dense=True,
+    )
+
+
+def _heading(pair: PairSummary) -> Heading:
+    ends = [
+        f"{rule.name} leaves {write_percent(drawing.share_left(rule.by_length[-1]))}"
+        for rule in pair.corrections
+        if rule.name in drawing.STYLES and rule.by_length
+    ]
+    longest = max(one.num_tokens for rule in pair.corrections for one in rule.by_length)
+    return Heading(
+        f"corrections-{pair_key(pair)}",
+        f"{pair_label(pair)}, share left by length",
+        f"On the first {write_count(longest)} tokens: {'; '.join(ends)}.",
     )
 
 
@@ -46,17 +82,14 @@ def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None
     return rule.ess_seq, rule.share_rejected_seq
 
 
-def _carried(pair: PairSummary) -> list[str]:
+def _carried(pair: PairSummary) -> str:
     """Which rules leave at least half of the sample, and which do not."""
-    parts: dict[bool, list[str]] = {True: [], False: []}
-    for rule in pair.corrections:
-        share = effective_share(rule)
-        parts[share >= ENOUGH_LEFT].append(f"{rule.name} ({write_percent(share)})")
-    carries, fails = parts[True], parts[False]
+    fails = [rule for rule in pair.corrections if effective_share(rule) < ENOUGH_LEFT]
     if not fails:
-        return [f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)} of the sample."]
-    sentence = f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} of the sample is left by {', '.join(fails)}"
-    return [f"{sentence}; {len(carries)} of {len(pair.corrections)} rules leave more."]
+        return f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)}."
+    named = ", ".join(f"{rule.name} ({write_percent(effective_share(rule))})" for rule in fails)
+    others = f"{len(pair.corrections) - len(fails)} of {len(pair.corrections)} rules leave more"
+    return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {named}; {others}."
 
 
 def _rules(pair: PairSummary) -> Table:
@@ -95,8 +128,8 @@ def _by_length(pair: PairSummary) -> Table:
     lengths = sorted({one.num_tokens for rule in pair.corrections for one in rule.by_length})
     rows: list[list[Cell]] = []
     for rule in pair.corrections:
-        at = {one.num_tokens: (one.ess or 0.0) * (1 - one.share_rejected) for one in rule.by_length}
+        at = {one.num_tokens: drawing.share_left(one) for one in rule.by_length}
         shares = [write_percent(at[length]) if length in at else ABSENT for length in lengths]
         rows.append([Markup("<code>{}</code>").format(visible(rule.name)), *shares])
     columns = ["rule", *(write_count(length) for length in lengths)]
-    return Table(f"Effective share on the first T tokens, {pair_label(pair)}", columns, rows, folded=True)
+    return Table(f"Effective share on the first T tokens, {pair_label(pair)}", columns, rows)
