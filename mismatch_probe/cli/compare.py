@@ -92,7 +92,7 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
     """`--vllm.KEY VALUE` and `--vllm.KEY=VALUE` pairs left over by the parser; a bare `--vllm.KEY` means true.
 
     Raises:
-        UsageError: something else was left over.
+        UsageError: something else was left over, or an argument is given twice.
     """
     found: dict[str, str] = {}
     rest = list(extra)
@@ -103,7 +103,10 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
         key, separator, value = word.removeprefix(_ENGINE_PREFIX).partition("=")
         if not separator:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        found[key.replace("-", "_")] = value
+        name = key.replace("-", "_")
+        if name in found:
+            raise UsageError(f"{_ENGINE_PREFIX}{name} is given twice; give it once")
+        found[name] = value
     return found
 
 

@@ -45,6 +45,9 @@ def run_compare(
     gated = None if gate is None else GatedCompare.open(gate, baseline)
     if gated is not None:
         settings = gated.settings_to_start(settings, recorded, console)
+    path = out or default_run_path()
+    if not continuing and not dry_run:
+        RunDirectory(path).require_free()
     preparation = prepare(settings)
     if dry_run:
         plan = estimate(preparation)
@@ -52,7 +55,6 @@ def run_compare(
         if json_output:
             print_json(plan)
         return ExitCode.PASS
-    path = out or default_run_path()
     run = resume_run(path, preparation) if continuing else start_run(path, preparation)
     try:
         with progress_listener(console, run) as listener:

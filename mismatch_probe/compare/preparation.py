@@ -10,6 +10,7 @@ from mismatch_probe import __version__
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.engines.rehearsal import check_room, rehearsal
 from mismatch_probe.errors import MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
@@ -39,30 +40,36 @@ class Preparation:
 
 
 def prepare(settings: CompareSettings) -> Preparation:
-    """Resolve and check everything that can be checked without an engine.
+    """Resolve and check everything that can be checked without loading the model.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
         MissingExtra: a needed package is not installed.
+        EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
     check_sides(settings)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
-    identity = ModelIdentity(
-        name=settings.model.path,
-        folder=str(folder),
-        fingerprint=checkpoint.fingerprint(folder),
-        architecture=checkpoint.architecture(config),
-        context_length=checkpoint.context_length(config),
-        checkpoint_dtype=checkpoint.checkpoint_dtype(config),
-        weight_bytes=checkpoint.weight_bytes(folder),
-    )
-    tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
-    prompts = encode_prompts(
-        load_prompts(settings.prompts, seed=settings.sampling.seed), tokenizer, settings.prompts.chat_template
-    )
-    check_lengths(prompts, settings.sampling.max_new_tokens, identity.context_length)
+    context_length = checkpoint.context_length(config)
+    with rehearsal(
+        str(folder),
+        settings.infer_dtypes,
+        settings.engine,
+        settings.sampling,
+        max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
+        trust_remote_code=settings.model.trust_remote_code,
+    ):
+        identity = ModelIdentity(
+            name=settings.model.path,
+            folder=str(folder),
+            fingerprint=checkpoint.fingerprint(folder),
+            architecture=checkpoint.architecture(config),
+            context_length=context_length,
+            checkpoint_dtype=checkpoint.checkpoint_dtype(config),
+            weight_bytes=checkpoint.weight_bytes(folder),
+        )
+        prompts = _encoded(settings, str(folder), context_length)
     hardware = environment.hardware()
     resolved = _resolved(settings, len(prompts), on_gpu=bool(hardware["gpus"]))
     versions = environment.versions()
@@ -86,6 +93,17 @@ def prepare(settings: CompareSettings) -> Preparation:
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
     return Preparation(manifest, prompts)
+
+
+def _encoded(settings: CompareSettings, folder: str, context_length: int | None) -> list[EncodedPrompt]:
+    """The prompts as ids, each with room for a response."""
+    tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
+    loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
+    prompts = encode_prompts(loaded, tokenizer, settings.prompts.chat_template)
+    check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    check_room(settings.engine, longest.prompt_id, len(longest.token_ids))
+    return prompts
 
 
 def _require_packages() -> None:

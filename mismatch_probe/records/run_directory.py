@@ -1,6 +1,8 @@
 """The run directory: where each file lives, who may write, and what may be reused."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,11 +59,16 @@ class RunDirectory:
         return self.manifest_path.exists()
 
     def create(self) -> None:
-        """Make an empty run directory; the folders below it appear with their first file.
+        """Make an empty run directory; the folders below it appear with their first file. Raises as `require_free`."""
+        self.require_free()
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
 
+    def require_free(self) -> None:
+        """
         Raises:
             RunDirectoryError: something is there already; a directory is never silently reused.
-            StorageError: the disk refused.
+            StorageError: no directory can be made there.
         """
         if self.is_run:
             raise RunDirectoryError(
@@ -70,7 +77,11 @@ class RunDirectory:
         with storage_errors(self.path):
             if self.path.exists() and not (self.path.is_dir() and self._is_empty()):
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
-            self.path.mkdir(parents=True, exist_ok=True)
+            above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
+            if not above.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{above} is no folder")
+            if not os.access(above, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{above} may not be written to")
 
     def _is_empty(self) -> bool:
         """Nothing is here but what a process killed at its first write left half-written."""

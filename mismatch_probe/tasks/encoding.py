@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 ChatTemplate = Literal["auto", "always", "never"]
 
+_LEAST_ROOM = 2
+"""A response token, and the one that an engine decodes behind a response it scores again."""
+
 
 def encode_prompts(
     prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate
@@ -38,10 +41,10 @@ def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_len
     """
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     num_tokens = len(longest.token_ids)
-    if context_length is None or num_tokens + max_new_tokens <= context_length:
+    if context_length is None or num_tokens + max(max_new_tokens, _LEAST_ROOM) <= context_length:
         return
     room = context_length - num_tokens
-    mend = f"give --max-new-tokens {room} or less" if room > 0 else "shorten it or leave it out"
+    mend = f"give --max-new-tokens {room} or less" if room >= _LEAST_ROOM else "shorten it or leave it out"
     raise UsageError(
         f"prompt {longest.prompt_id} has {num_tokens} tokens, which with {max_new_tokens} new ones exceeds the model's "
         f"context of {context_length}; {mend}"

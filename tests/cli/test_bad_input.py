@@ -135,10 +135,18 @@ def test_resume_without_a_directory() -> None:
         (["--dtype", "fp64"], "vLLM cannot run in fp64"),
         (["--attention", "flash_attention_2", "--device", "cpu"], "flash_attention_2 needs a GPU"),
         (["--device", "cuda:99"], "device 'cuda:99' is not there"),
+        (["--vllm.nonsense", "1"], "vLLM has no argument 'nonsense'"),
+        (["--vllm.max_num_seqs", "many"], "--vllm.max_num_seqs takes a whole number"),
+        (["--vllm.max_num_seqs", "4", "--vllm.max-num-seqs=8"], "--vllm.max_num_seqs is given twice"),
+        (["--vllm.max_model_len", "none"], "--vllm.max_model_len takes a whole number"),
+        (["--vllm.max_model_len", "8", "--prompts", "sums:easy"], "--vllm.max_model_len 8 leaves prompt"),
+        (["--temperature", "0.001"], "--temperature 0.001 cannot be used"),
+        (["--seed", "4294967296"], "sampling.seed"),
     ],
 )
 def test_flags_that_cannot_be_used(tmp_path: Path, words: list[str], sentence: str) -> None:
     assert_refused(probe("compare", "--model", "demo", "--out", tmp_path / "run", *words), sentence)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("flags", [[], ["--recompute"]])

@@ -12,6 +12,8 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings
 from tests.tiny_models import make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import pytest
 
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments, parse_value
@@ -92,8 +94,6 @@ def test_what_the_probe_decides_cannot_be_passed_through(name):
         engine_arguments({name: "auto"}, KNOWN)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_the_installed_vllm_knows_every_argument_the_probe_uses():
     used = {
         "max_model_len",
@@ -111,3 +111,11 @@ def test_the_installed_vllm_knows_every_argument_the_probe_uses():
     assert used <= known.keys()
     assert known["enforce_eager"] == "bool"
     assert known["max_num_seqs"] == "int | None"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_arguments_read_from_the_source_are_those_that_vllm_has():
+    from vllm import EngineArgs
+
+    assert set(known_arguments()) == {field.name for field in fields(EngineArgs)}

@@ -118,5 +118,6 @@ def test_the_longest_prompt_that_does_not_fit_is_named_with_the_tokens_it_may_as
     prompts = [encoded("row-0", 24), encoded("row-1", 25), encoded("row-2", 1)]
     with pytest.raises(UsageError, match=r"row-1 has 25 tokens.*give --max-new-tokens 999 or less"):
         check_lengths(prompts, max_new_tokens=1000, context_length=1024)
-    with pytest.raises(UsageError, match="shorten it"):
-        check_lengths([encoded("row-0", 1024)], max_new_tokens=1, context_length=1024)
+    for num_tokens in (1023, 1024):
+        with pytest.raises(UsageError, match="shorten it"):
+            check_lengths([encoded("row-0", num_tokens)], max_new_tokens=1, context_length=1024)

@@ -1,12 +1,15 @@
 """From `--vllm.KEY VALUE` to engine arguments: spelling checked, values parsed, what the probe decides kept its own."""
 
+import ast
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import EngineError, UsageError
 
 _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "model": "it is set by --model",
@@ -30,13 +33,30 @@ _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None}
 
 
+@cache
 def known_arguments() -> dict[str, str]:
-    """Every engine argument of the installed vLLM with its type as text."""
-    from vllm import EngineArgs
+    """Every engine argument of the installed vLLM with its type as text, read from its source.
 
+    Importing vLLM takes seconds and changes the process that does it.
+
+    Raises:
+        EngineError: this vLLM declares its arguments elsewhere.
+    """
+    package = find_spec("vllm")
+    assert package is not None, "required before"
+    assert package.origin is not None
+    path = Path(package.origin).parent / "engine" / "arg_utils.py"
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        declared = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    except (OSError, StopIteration) as error:
+        raise EngineError(
+            f"the installed vLLM declares no EngineArgs in {path}; install a version that mismatch-probe supports"
+        ) from error
     return {
-        field.name: field.type.__name__ if isinstance(field.type, type) else str(field.type)
-        for field in fields(EngineArgs)
+        node.target.id: ast.unparse(node.annotation)
+        for node in declared.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 

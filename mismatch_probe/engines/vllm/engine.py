@@ -5,25 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype, vllm_name
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.token_text import TokenTexts
-from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
-from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import, recorded_environment
 from mismatch_probe.engines.vllm.failures import engine_failure
-from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
+from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
-from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 logger = logging.getLogger(__name__)
-
-_SMALLEST_TEMPERATURE = 0.01
-"""vLLM raises a lower temperature to this, with nothing but a warning."""
-_WHOLE_VOCABULARY = -1
-_DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def start_vllm(
@@ -38,45 +30,24 @@ def start_vllm(
     seed: int = 0,
 ) -> "VllmEngine":
     """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.start.start_engine`."""
-    if dtype not in _DTYPE_BYTES:
-        raise UsageError(f"vLLM cannot run in {dtype}; give --infer-dtype one of {', '.join(_DTYPE_BYTES)}")
-    if sampling.temperature < _SMALLEST_TEMPERATURE:
-        raise UsageError(
-            f"--temperature {sampling.temperature} cannot be used: vLLM would silently sample at "
-            f"{_SMALLEST_TEMPERATURE}; give at least that"
-        )
-    prepare_import(dtype)
-    args = engine_arguments(engine.args, known_arguments())
-    choose_processes(args)
-    environment = recorded_environment()
-
-    from vllm import LLM
-    from vllm.platforms import current_platform
-
-    length = args.setdefault("max_model_len", max_model_len)
-    bounds: dict[str, Any] = memory_defaults(
-        read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code),
-        args,
-        dtype_bytes=_DTYPE_BYTES[dtype],
-        max_model_len=length,
-        on_cpu=current_platform.is_cpu(),
+    launch = plan_launch(
+        checkpoint,
+        dtype,
+        engine,
+        sampling,
+        max_model_len=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
     )
-    decided: dict[str, Any] = {
-        "dtype": vllm_name(dtype),
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "seed": seed,
-        "enable_prefix_caching": engine.prefix_caching,
-        "generation_config": "vllm",
-        "logprobs_mode": "processed_logprobs",
-        "max_logprobs": _WHOLE_VOCABULARY,
-        "worker_extension_cls": WORKER_EXTENSION,
-    }
+    from vllm import LLM
+
     try:
-        llm = LLM(checkpoint, **args, **bounds, **decided)
+        llm = LLM(**launch.arguments)
     except Exception as error:
         raise engine_failure(error, checkpoint, "starting") from error
-    started = VllmEngine(llm, checkpoint, sampling, {"bounded_by_probe": bounds, "environment": environment})
+    start = {"bounded_by_probe": launch.bounds, "environment": launch.environment}
+    started = VllmEngine(llm, checkpoint, sampling, start)
     try:
         check_applied(started.effective_settings(), dtype)
     except BaseException:
@@ -170,7 +141,7 @@ class VllmEngine(Engine):
             seed=0,
             max_tokens=1,
             ignore_eos=True,
-            logprobs=_WHOLE_VOCABULARY,
+            logprobs=WHOLE_VOCABULARY,
             flat_logprobs=True,
             detokenize=False,
         )

@@ -1,9 +1,10 @@
 """vLLM's exceptions as one sentence with the flag that mends it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, UsageError
 
 _MORE_MEMORY: Final = (
@@ -56,17 +57,41 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
 
 def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
     """The error to raise from `error`, which vLLM raised while it was `doing` something ("starting", "sampling")."""
+    if known := _known(error, checkpoint):
+        return known
+    if argument := _refused_argument(error):
+        return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
+    return EngineError(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(_text(error))}")
+
+
+def refused_settings(
+    error: BaseException, checkpoint: str, dtype: Dtype, args: Mapping[str, object]
+) -> MismatchProbeError:
+    """The error to raise from `error`, which vLLM raised over its configuration: the settings' doing as a rule."""
+    if known := _known(error, checkpoint):
+        return known
+    if not isinstance(error, ValueError | TypeError | LookupError | NotImplementedError | AssertionError):
+        return engine_failure(error, checkpoint, "configuring")
+    given = " ".join(f"--vllm.{name} {value}" for name, value in args.items())
+    field = _refused_argument(error)
+    reason = (f"{field}: " if field else "") + _last_line(_text(error))
+    return UsageError(f"vLLM refuses {checkpoint!r} in {dtype}{' with ' if given else ''}{given}: {reason}")
+
+
+def _known(error: BaseException, checkpoint: str) -> MismatchProbeError | None:
     if isinstance(error, MismatchProbeError):
         return error
-    text = "\n".join(f"{type(link).__name__}: {link}" for link in _chain(error))
+    text = _text(error)
     for pattern, kind, sentence in _RULES:
         if match := re.search(pattern, text):
             named = [value for value in match.groupdict().values() if value]
             what = named[0].replace("'", "").replace('"', "") if named else ""
             return kind(sentence.format(what=what, checkpoint=checkpoint, cause=_line_with(match.group(), text)))
-    if argument := _refused_argument(error):
-        return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
-    return EngineError(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(text)}")
+    return None
+
+
+def _text(error: BaseException) -> str:
+    return "\n".join(f"{type(link).__name__}: {link}" for link in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,0 +1,91 @@
+"""What an engine would refuse, found out before it is started: no weight is loaded and no device is taken."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from mismatch_probe import errors
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
+from mismatch_probe.engines.vllm.limits import check_limits
+from mismatch_probe.errors import EngineError, UsageError
+
+_LOG_LINES = 3
+
+
+def check_engine(dtypes: Sequence[Dtype], engine: EngineSettings, sampling: SamplingSettings) -> None:
+    """Refuse at once what needs no checkpoint to be seen.
+
+    Raises:
+        UsageError: the engine has no such dtype or argument, or cannot sample so.
+    """
+    for dtype in dtypes:
+        check_limits(dtype, sampling)
+    engine_arguments(engine.args, known_arguments())
+
+
+def check_room(engine: EngineSettings, prompt_id: str, num_prompt_tokens: int) -> None:
+    """
+    Raises:
+        UsageError: the engine arguments leave the prompt no room for a response and the token that a replay adds.
+    """
+    given = engine_arguments(engine.args, known_arguments()).get("max_model_len")
+    if given is not None and 0 <= given < num_prompt_tokens + 2:
+        raise UsageError(
+            f"--vllm.max_model_len {given} leaves prompt {prompt_id} of {num_prompt_tokens} tokens no room for a "
+            f"response; give at least {num_prompt_tokens + 2}"
+        )
+
+
+@contextmanager
+def rehearsal(
+    checkpoint: str,
+    dtypes: Sequence[Dtype],
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    trust_remote_code: bool = False,
+) -> Iterator[None]:
+    """While the body runs, a process of its own configures the engine in each dtype, short of loading the model.
+
+    Importing an engine's library takes seconds and changes the process that does it. Arguments as in `start_engine`.
+
+    Raises:
+        MismatchProbeError: what the start would have raised, after the body.
+    """
+    request = {
+        "checkpoint": checkpoint,
+        "dtypes": list(dtypes),
+        "engine": engine.model_dump(mode="json"),
+        "sampling": sampling.model_dump(mode="json"),
+        "max_model_len": max_model_len,
+        "trust_remote_code": trust_remote_code,
+    }
+    words = [sys.executable, "-m", f"{__package__}.{engine.name}.rehearse", json.dumps(request)]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            yield
+            answer, _ = process.communicate()
+        finally:
+            process.kill()
+        if process.returncode:
+            log.seek(0)
+            raise _refusal(engine.name, answer, process.returncode, log.read())
+
+
+def _refusal(name: str, answer: str, code: int, log: str) -> Exception:
+    lines = answer.splitlines()
+    if lines and lines[-1].startswith("{"):
+        said = json.loads(lines[-1])
+        kind: type[Exception] = getattr(errors, said["error"])
+        return kind(said["message"])
+    tail = " | ".join([line for line in log.splitlines() if line.strip()][-_LOG_LINES:]) or "it said nothing"
+    return EngineError(f"{name} cannot be configured here, it ended with {code}: {tail}; see mismatch-probe doctor")

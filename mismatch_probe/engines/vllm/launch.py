@@ -1,0 +1,70 @@
+"""What `vllm.LLM` is called with: put together once, for the start and for its rehearsal."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype, vllm_name
+from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
+from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import, recorded_environment
+from mismatch_probe.engines.vllm.limits import DTYPE_BYTES, check_limits
+from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
+from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
+
+WHOLE_VOCABULARY: Final = -1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Keyword arguments of `vllm.LLM`; `bounds` are those that the probe chose for memory's sake."""
+
+    arguments: dict[str, Any]
+    bounds: dict[str, Any]
+    environment: dict[str, str]
+
+
+def plan_launch(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+) -> Launch:
+    """Arguments as in `mismatch_probe.engines.start.start_engine`; sets up the environment and imports vLLM.
+
+    Raises:
+        UsageError: an argument, the dtype, the sampling or the checkpoint cannot be used.
+    """
+    check_limits(dtype, sampling)
+    prepare_import(dtype)
+    args = {"max_model_len": max_model_len, **engine_arguments(engine.args, known_arguments())}
+    choose_processes(args)
+    environment = recorded_environment()
+    given = args["max_model_len"]
+
+    from vllm.platforms import current_platform
+
+    bounds: dict[str, Any] = memory_defaults(
+        read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code),
+        args,
+        dtype_bytes=DTYPE_BYTES[dtype],
+        max_model_len=given if given is not None and given > 0 else max_model_len,
+        on_cpu=current_platform.is_cpu(),
+    )
+    decided: dict[str, Any] = {
+        "model": checkpoint,
+        "dtype": vllm_name(dtype),
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "seed": seed,
+        "enable_prefix_caching": engine.prefix_caching,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": WHOLE_VOCABULARY,
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    return Launch({**args, **bounds, **decided}, bounds, environment)

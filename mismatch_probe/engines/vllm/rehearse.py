@@ -1,0 +1,74 @@
+"""`python -m mismatch_probe.engines.vllm.rehearse REQUEST`: vLLM builds its configuration and goes no further.
+
+Ends with 0, or with 1 and a JSON object of `error` and `message` as the last line of stdout.
+"""
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.vllm.failures import refused_settings
+from mismatch_probe.engines.vllm.launch import plan_launch
+from mismatch_probe.errors import MismatchProbeError
+
+
+class _Configured(Exception):  # noqa: N818 - the good end
+    pass
+
+
+class _NoEngine:
+    """Stands where `vllm.LLM` finds its engine."""
+
+    @staticmethod
+    def from_engine_args(engine_args: Any, usage_context: Any, **_: Any) -> None:
+        engine_args.create_engine_config(usage_context)
+        raise _Configured
+
+
+def rehearse(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    trust_remote_code: bool,
+) -> None:
+    """Take `vllm.LLM` as far as its whole configuration. Takes over the process: for one of its own.
+
+    Raises:
+        MismatchProbeError: what the start would raise up to there.
+    """
+    launch = plan_launch(
+        checkpoint, dtype, engine, sampling, max_model_len=max_model_len, trust_remote_code=trust_remote_code
+    )
+    entry: Any = import_module("vllm.entrypoints.llm")
+    real, entry.LLMEngine = entry.LLMEngine, _NoEngine
+    try:
+        entry.LLM(**launch.arguments)
+    except _Configured:
+        return
+    except Exception as error:
+        raise refused_settings(error, checkpoint, dtype, engine.args) from error
+    finally:
+        entry.LLMEngine = real
+
+
+def main(text: str) -> int:
+    request = json.loads(text)
+    dtypes = request.pop("dtypes")
+    engine, sampling = EngineSettings(**request.pop("engine")), SamplingSettings(**request.pop("sampling"))
+    try:
+        for dtype in dtypes:
+            rehearse(dtype=dtype, engine=engine, sampling=sampling, **request)
+    except MismatchProbeError as error:
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""What vLLM itself refuses of a configuration, found without starting it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal
+from mismatch_probe.errors import EngineError, UsageError
+from tests.tiny_models import make_checkpoint
+
+PLAIN = SamplingSettings()
+
+
+def rehearsed(checkpoint: Path | str, *dtypes: Dtype, **args: object) -> None:
+    with rehearsal(str(checkpoint), dtypes, EngineSettings(args=args), PLAIN, max_model_len=64):
+        pass
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.mark.slow
+def test_what_vllm_can_start_passes_in_every_dtype_and_leaves_this_process_as_it_was(llama: Path) -> None:
+    before = dict(os.environ)
+    rehearsed(llama, "bf16", "fp16", "fp32", enforce_eager="true", max_num_seqs="8")
+    assert os.environ == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"kv_cache_dtype": "nonsense"}, "--vllm.kv_cache_dtype nonsense.*Input should be"),
+        ({"tensor_parallel_size": "9"}, "--vllm.tensor_parallel_size 9.*divisible"),
+        ({"max_model_len": "99999"}, "max_model_len"),
+    ],
+)
+def test_a_value_that_vllm_refuses_is_named_as_it_was_given(llama: Path, args: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        rehearsed(llama, "bf16", **args)
+
+
+@pytest.mark.slow
+def test_a_dtype_that_vllm_refuses_this_checkpoint_in_is_found_among_others(tmp_path: Path) -> None:
+    gemma = make_checkpoint(tmp_path, "gemma2")
+    with pytest.raises(UsageError, match="in fp16: "):
+        rehearsed(gemma, "bf16", "fp16")
+
+
+def test_a_failure_of_the_body_comes_first_and_ends_the_rehearsal(llama: Path) -> None:
+    with (
+        pytest.raises(KeyError, match="mine"),
+        rehearsal(str(llama), ["bf16"], EngineSettings(), PLAIN, max_model_len=64),
+    ):
+        raise KeyError("mine")
+
+
+def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm" / "engine").mkdir(parents=True)
+    (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text("class EngineArgs: ...")
+    (tmp_path / "vllm" / "__init__.py").write_text("import sys; sys.exit('libcudart.so.13: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"vllm cannot be configured here, it ended with 1: .*libcudart"):
+        rehearsed(llama, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "args", "temperature", "words"),
+    [
+        (["fp64"], {}, 1.0, "vLLM cannot run in fp64"),
+        (["bf16"], {"nonsense": 1}, 1.0, "no argument 'nonsense'"),
+        (["bf16"], {"max_num_seqs": "many"}, 1.0, "takes a whole number"),
+        (["bf16"], {}, 0.001, "--temperature 0.001 cannot be used"),
+    ],
+)
+def test_what_needs_no_checkpoint_to_be_seen_is_refused_at_once(
+    dtypes: list[Dtype], args: dict[str, object], temperature: float, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_engine(dtypes, EngineSettings(args=args), SamplingSettings(temperature=temperature))
+
+
+def test_a_prompt_must_leave_room_in_the_length_that_the_user_gave() -> None:
+    check_room(EngineSettings(args={"max_model_len": "12"}), "row-0", 10)
+    check_room(EngineSettings(args={"max_model_len": "-1"}), "row-0", 10)
+    with pytest.raises(UsageError, match=r"--vllm.max_model_len 11 leaves prompt row-0 of 10 tokens no room"):
+        check_room(EngineSettings(args={"max_model_len": "11"}), "row-0", 10)
