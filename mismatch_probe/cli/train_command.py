@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.cli.training_view import training_view
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
@@ -31,7 +32,10 @@ def run_train(
     path = out or default_training_path()
     directory = resume_training(path, preparation) if continuing else start_training(path, preparation)
     try:
-        with training_view(console, directory, preparation.settings.steps) as view:
+        with (
+            noise_in(directory.log_path("train")) as quiet,
+            training_view(quiet, directory, preparation.settings.steps) as view,
+        ):
             execute_training(directory, preparation, view)
     except UsageError:
         raise

@@ -19,7 +19,7 @@ def join_process_group(device: torch.device) -> None:
     if dist.is_initialized():
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if _by_torchrun():
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -27,11 +27,12 @@ def join_process_group(device: torch.device) -> None:
 
 
 def rank() -> int:
-    return dist.get_rank()
+    """This process's number, also before it has joined the group."""
+    return int(os.environ["RANK"]) if _by_torchrun() else 0
 
 
 def world_size() -> int:
-    return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if _by_torchrun() else 1
 
 
 def is_main() -> bool:
@@ -50,6 +51,10 @@ def gathered(own: list[Record]) -> list[Record]:
 def largest(value: int) -> int:
     """The largest of the ranks' values."""
     return max(gathered([value]))
+
+
+def _by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _leave() -> None:

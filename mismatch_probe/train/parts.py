@@ -10,7 +10,7 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
-from mismatch_probe.train.distributed import join_process_group, world_size
+from mismatch_probe.train.distributed import world_size
 from mismatch_probe.train.learner import Learner
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
@@ -54,7 +54,6 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
     settings = preparation.settings
     train_dtype = adjustments.train_dtype or settings.train_dtype
     infer_dtype = adjustments.infer_dtype or settings.infer_dtype
-    join_process_group(choose_device(settings.policy.device))
     sampling = SamplingSettings(
         max_new_tokens=settings.rollout.max_new_tokens, temperature=settings.rollout.temperature
     )

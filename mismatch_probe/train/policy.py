@@ -16,7 +16,7 @@ from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.adapters import add_adapters, merged_parameters
-from mismatch_probe.train.distributed import is_main, join_process_group, world_size
+from mismatch_probe.train.distributed import is_main, world_size
 from mismatch_probe.train.token_logprobs import TokenLogprobs
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.batching import pad_batch
@@ -28,7 +28,7 @@ from mismatch_probe.training_path.products import CpuProducts
 
 
 class Policy:
-    """The trained model. Parameters are FP32; products, activations and their gradients are in `dtype`."""
+    """The trained model, in the process group at hand. Parameters are FP32; products, activations and their gradients are in `dtype`."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Policy:
         """
         self.dtype = dtype
         self.device = choose_device(settings.device)
-        join_process_group(self.device)
         self._micro_batch_tokens = settings.micro_batch_tokens
         self._model: PreTrainedModel = load_model(
             folder,

@@ -1,18 +1,20 @@
 """One training run from its directory: started, resumed, assembled again where a guard raised a precision."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import Decision
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.trainer import Listener, Trainer
+from mismatch_probe.training_path.loading import choose_device
 
 
 def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
@@ -23,8 +25,9 @@ def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDire
         StorageError: the disk refused.
     """
     directory = TrainingDirectory(path)
-    directory.create()
-    directory.write_training_manifest(preparation.manifest)
+    if is_main():
+        directory.create()
+        directory.write_training_manifest(preparation.manifest)
     return directory
 
 
@@ -63,9 +66,10 @@ def execute_training(directory: TrainingDirectory, preparation: TrainingPreparat
                 directory.append(directory.events_path, event.as_json())
         watch(step, metrics, decision)
 
-    with directory.locked():
+    with directory.locked() if is_main() else nullcontext():
         finished = False
         while not finished:
+            join_process_group(choose_device(preparation.settings.policy.device))
             steps = checkpoints.steps()
             newest = steps[-1] if steps else None
             adjustments = Adjustments() if newest is None else checkpoints.adjustments(newest)

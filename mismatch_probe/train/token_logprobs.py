@@ -51,4 +51,4 @@ class TokenLogprobs(torch.nn.Module):
         log_softmax_TV = torch.log_softmax(logits_TV, dim=-1)
         with torch.no_grad():
             entropy_T = torch.special.entr(log_softmax_TV.exp()).sum(dim=-1)
-        return log_softmax_TV.gather(-1, targets_T[:, None]).squeeze(-1), entropy_T
+        return log_softmax_TV.take_along_dim(targets_T[:, None], dim=-1).flatten().clone(), entropy_T

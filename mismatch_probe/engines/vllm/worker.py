@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
 
@@ -47,6 +48,18 @@ class ProbeWorker:
             return logits.to(torch.float32) / torch.full((1,), temperature, dtype=torch.float32, device=logits.device)
 
         model.compute_logits = scaled_logits
+
+    def probe_repack_tied_head(self) -> None:
+        """Prepare an output projection that shares the embedding's weight from what that weight is now.
+
+        `reload_weights` passes over it, since no weight is named after it, and on a CPU it multiplies with a copy that
+        was packed before.
+        """
+        modules = [module for module in self.get_model().modules() if isinstance(module, VocabParallelEmbedding)]
+        for module in modules:
+            shares = any(other is not module and other.weight is module.weight for other in modules)
+            if isinstance(module, ParallelLMHead) and shares:
+                module.quant_method.process_weights_after_loading(module)
 
     def probe_describe(self) -> dict[str, Any]:
         """What this worker really holds and runs, as plain values."""
