@@ -97,9 +97,8 @@ class _Guard:
             )
 
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
-        if any(name not in metrics for name in self.settings.metrics):
-            return None
-        breach = self._rule.judge_canary(metrics)
+        values = self._read(metrics)
+        breach = None if values is None else self._rule.judge_canary(values)
         if breach is None:
             return None
         self._escalation.fire()
@@ -107,12 +106,18 @@ class _Guard:
 
     def step(self, step: int, metrics: Values) -> GuardEvent | None:
         """A step that lacks a metric counts neither as broken nor as clean."""
-        if any(name not in metrics for name in self.settings.metrics):
+        values = self._read(metrics)
+        if values is None:
             return None
-        breach = self._rule.judge(metrics)
+        breach = self._rule.judge(values)
         if step <= self.settings.warmup or not self._escalation.count(breach is not None) or breach is None:
             return None
         return self._fired(step, breach)
+
+    def _read(self, metrics: Values) -> Values | None:
+        """Its own metrics as plain floats; None where one is missing."""
+        names = self.settings.metrics
+        return {name: float(metrics[name]) for name in names} if all(name in metrics for name in names) else None
 
     def declared(self) -> dict[str, Any]:
         return self.settings.model_dump(mode="json")

@@ -114,7 +114,8 @@ class MetricGuardSettings(GuardSettings):
 def write_value(value: float) -> str:
     """As everywhere; a whole number as a count, and `NaN`, `infinite` for what is no number."""
     if math.isfinite(value):
-        return write_count(int(value)) if value.is_integer() and abs(value) < _LARGEST_COUNT else write_number(value)
+        is_count = value == round(value) and abs(value) < _LARGEST_COUNT
+        return write_count(round(value)) if is_count else write_number(value)
     return "NaN" if math.isnan(value) else "infinite"
 
 

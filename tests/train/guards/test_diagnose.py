@@ -1,0 +1,106 @@
+"""The cause named at stop, from a dozen steps of metrics."""
+
+import math
+from typing import Any
+
+from mismatch_probe.train.guards.book import GuardBook
+from mismatch_probe.train.guards.decision import GuardEvent
+from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.train.guards.diagnose import Cause, Diagnosis, diagnose
+from tests.train.guards.streams import LEVELS_K3, Metrics, Run
+
+
+def clean(dtype: str = "bf16", seed: int = 0) -> dict[int, Metrics]:
+    return {step: metrics for step, metrics in Run(dtype, seed).steps(40) if step > 28}
+
+
+def ending(changes: dict[str, list[float]], **others: Any) -> Diagnosis:
+    """The diagnosis of a clean run whose last steps have these values instead."""
+    history = clean(**others)
+    for name, values in changes.items():
+        for step, value in zip(sorted(history)[-len(values) :], values, strict=True):
+            history[step][name] = value
+    return diagnose(history, [])
+
+
+def test_no_cause_is_made_up_for_a_clean_run() -> None:
+    found = [diagnose(clean(dtype, seed), []) for dtype in LEVELS_K3 for seed in range(10)]
+    assert {diagnosis.cause for diagnosis in found} == {Cause.UNEXPLAINED}
+
+
+def test_an_unexplained_stop_repeats_what_the_guards_saw() -> None:
+    history = clean()
+    history[40]["mismatch/ess_token"] = 0.1
+    guards = GuardBook(DEFAULT_GUARDS)
+    guards.observe_canary(history[29])
+    events = [event for step in (39, 40) for event in guards.evaluate(step, history[40]).events]
+    assert "mismatch/ess_token is 0.100, below its limit of 0.300" in diagnose(history, events).sentence
+
+
+def test_nothing_is_diagnosed_from_nothing() -> None:
+    assert diagnose({}, []).cause is Cause.UNEXPLAINED
+
+
+def test_the_signature_of_a_dead_fp16_run() -> None:
+    found = ending(
+        {"optim/loss": [0.0], "optim/grad_norm": [0.0], "reward/mean": [math.nan], "reward/nonfinite": [8.0]}
+    )
+    assert found.cause is Cause.FP16_DEAD
+    assert "loss 0, gradient norm 0 and reward NaN" in found.sentence
+
+
+def test_a_loss_scale_that_falls_without_a_finite_gradient_is_dead_fp16() -> None:
+    found = ending({"optim/overflows_in_a_row": [1, 2, 3], "optim/loss_scale": [1024, 512, 256]}, dtype="fp16")
+    assert found.cause is Cause.FP16_DEAD
+    assert "from 1,024 to 256" in found.sentence
+
+
+def test_gradients_that_overflow_without_a_scale_are_not_blamed_on_fp16() -> None:
+    assert ending({"optim/overflows_in_a_row": [1, 2]}).cause is Cause.NONFINITE_GRADIENT
+    assert "the loss is infinite" in ending({"optim/loss": [math.inf]}).sentence
+
+
+def test_an_engine_that_repeats_itself_has_old_weights() -> None:
+    assert ending({"sync/engine_unchanged": [1.0]}).cause is Cause.STALE_SYNC
+
+
+def test_a_mismatch_that_a_resync_takes_away_was_a_stale_engine() -> None:
+    history = clean()
+    event = resync_event(39)
+    history[39]["mismatch/kl_k3"] = 0.01
+    assert diagnose(history, [event]).cause is Cause.STALE_SYNC
+    history[40]["mismatch/kl_k3"] = 0.01
+    assert diagnose(history, [event]).cause is not Cause.STALE_SYNC
+
+
+def test_one_odd_temperature_fit_is_not_a_temperature() -> None:
+    assert ending({"mismatch/temperature_fit": [1.3, 1.31]}).cause is Cause.TEMPERATURE
+    assert ending({"mismatch/temperature_fit": [1.3, 1.0]}).cause is Cause.UNEXPLAINED
+
+
+def test_a_large_update_and_what_followed() -> None:
+    found = ending({"update/policy_shift_k3": [2.0, 1.0], "reward/mean": [0.1, 0.0]})
+    assert found.cause is Cause.LEARNING_RATE
+    assert "moved the policy by 2 nats" in found.sentence
+    assert "reward/mean fell to less than half" in found.sentence
+
+
+def test_a_warm_up_of_the_rate_is_not_a_jump() -> None:
+    assert ending({"optim/learning_rate": [1e-6 * step for step in range(1, 13)]}).cause is Cause.UNEXPLAINED
+
+
+def test_a_probe_that_jumps_after_a_sync_means_other_weights() -> None:
+    assert ending({"sync/probe_k3": [0.01]}).cause is Cause.ENGINE_WEIGHTS
+
+
+def test_a_mismatch_that_grows_with_equal_weights_is_precision() -> None:
+    found = ending({"mismatch/kl_k3": [1e-4 * 1.3**step for step in range(12)], "mismatch/prob_diff_max": [0.97]})
+    assert found.cause is Cause.PRECISION_DRIFT
+    assert "0.970" in found.sentence
+
+
+def resync_event(step: int) -> GuardEvent:
+    run, guards = Run("bf16", 0), GuardBook(DEFAULT_GUARDS)
+    guards.observe_canary(run.canary())
+    metrics = next(run.steps(1))[1]
+    return guards.evaluate(step, {**metrics, "sync/engine_unchanged": 1.0}).events[0]

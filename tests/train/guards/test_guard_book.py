@@ -1,0 +1,150 @@
+"""Hysteresis, escalation, canaries, missing metrics, and a book that is resumed."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.train.guards.book import GuardBook
+from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.train.guards.load import parse_guards
+from tests.train.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
+
+
+def book(*tables: dict[str, Any]) -> GuardBook:
+    return GuardBook(parse_guards({"defaults": False, "guard": [*tables]}, "guards.toml"))
+
+
+def limit(**changes: Any) -> dict[str, Any]:
+    return {"name": "g", "rule": "limit", "metric": "m", "above": 1, "actions": ["log", "warn", "stop"], **changes}
+
+
+def answers(guards: GuardBook, values: list[float]) -> list[str]:
+    return [
+        " ".join(map(str, guards.evaluate(step, {"m": value}).actions)) for step, value in enumerate(values, start=1)
+    ]
+
+
+def test_it_fires_after_patience_broken_steps_in_a_row() -> None:
+    assert answers(book(limit(patience=3)), [2, 2, 0, 2, 2, 2]) == ["", "", "", "", "", "log"]
+
+
+def test_a_breach_that_lasts_escalates_and_the_last_action_repeats() -> None:
+    assert answers(book(limit(patience=2)), [2] * 8) == ["", "log", "", "warn", "", "stop", "", "stop"]
+
+
+def test_it_starts_over_only_after_enough_clean_steps_in_a_row() -> None:
+    assert answers(book(limit(clear_after=3)), [2, 0, 0, 2, 0, 0, 0, 2]) == ["log", "", "", "warn", "", "", "", "log"]
+
+
+def test_it_learns_and_stays_silent_while_warming_up() -> None:
+    growth = limit(rule="growth", ratio=5, warmup=2)
+    del growth["above"]
+    assert answers(book(growth), [1, 9, 9]) == ["", "", "log"]
+
+
+def test_a_firing_may_ask_for_several_actions() -> None:
+    assert answers(book(limit(actions=[["warn", "resync", "skip_update"]])), [2]) == ["resync skip_update warn"]
+
+
+def test_what_several_guards_ask_for_is_said_once_strongest_first() -> None:
+    guards = book(
+        limit(name="a", actions=["warn"]),
+        limit(name="b", actions=[["lower_learning_rate(0.5)", "warn", "switch_correction(seq-tis)"]]),
+        limit(name="c", actions=[["lower_learning_rate(0.1)", "switch_correction(seq-mis)"]]),
+        limit(name="d", actions=[["raise_precision(train)", "raise_precision(infer)"]]),
+    )
+    assert answers(guards, [2]) == [
+        "raise_precision(train) raise_precision(infer) switch_correction(seq-tis) lower_learning_rate(0.1) warn"
+    ]
+
+
+def test_an_event_records_which_guard_fired_on_what_and_why() -> None:
+    event = book(limit()).evaluate(7, {"m": 2.5}).events[0].as_json()
+    assert event == {
+        "step": 7,
+        "guard": "g",
+        "rule": "limit",
+        "metric": "m",
+        "value": 2.5,
+        "threshold": 1.0,
+        "firing": 1,
+        "actions": ["log"],
+        "sentence": "m is 2.50, above its limit of 1",
+    }
+
+
+def test_an_event_on_a_value_that_is_no_number_is_strict_json() -> None:
+    event = book(limit()).evaluate(1, {"m": math.nan}).events[0]
+    assert json.loads(json.dumps(event.as_json(), allow_nan=False))["value"] == "nan"
+
+
+def test_a_guard_that_could_never_fire_is_refused_at_the_first_step() -> None:
+    with pytest.raises(UsageError, match=r"guard 'g' reads 'mismatch/kl_k4', which no step gives.*'mismatch/kl_k3'"):
+        book(limit(metric="mismatch/kl_k4")).evaluate(1, {"mismatch/kl_k3": 1.0})
+
+
+def test_a_metric_missing_later_is_named_and_counts_neither_as_broken_nor_as_clean() -> None:
+    guards = book(limit(patience=2, clear_after=1))
+    assert guards.evaluate(1, {"m": 2.0}) == Decision(1)
+    assert guards.evaluate(2, {}) == Decision(2, missing=("m",))
+    assert [str(action) for action in guards.evaluate(3, {"m": 2.0}).actions] == ["log"]
+
+
+def test_a_canary_is_judged_at_once_and_escalates() -> None:
+    guards = book(limit(patience=5))
+    assert not guards.observe_canary({"m": 0.5}).events
+    first, second = guards.observe_canary({"m": 2.0}), guards.observe_canary({"m": 2.0}, step=4)
+    assert [(str(found.actions[0]), found.step) for found in (first, second)] == [("log", 0), ("warn", 4)]
+
+
+def test_a_canary_without_a_guards_metric_leaves_it_out() -> None:
+    assert book(limit()).observe_canary({"other": 2.0}) == Decision(0)
+
+
+def test_two_guards_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="two guards are named 'temperature'"):
+        GuardBook((*DEFAULT_GUARDS, next(guard for guard in DEFAULT_GUARDS if guard.name == "temperature")))
+
+
+def test_the_loop_can_ask_beforehand_what_it_may_have_to_do() -> None:
+    guards = book(limit(actions=["warn", ["raise_precision(infer)", "stop"]]))
+    assert {str(action) for action in guards.declared_actions} == {"warn", "raise_precision(infer)", "stop"}
+
+
+@pytest.mark.parametrize("dtype", LEVELS_K3)
+@pytest.mark.parametrize("fault", [sync_skipped, overflow_each_step])
+@pytest.mark.parametrize("interrupted_after", [0, 5, 31, 33, 50])
+def test_a_resumed_book_decides_as_an_uninterrupted_one(dtype: str, fault: Any, interrupted_after: int) -> None:
+    def decisions(interrupt: int | None) -> list[Decision]:
+        run, guards = Run(dtype, 3, fault), GuardBook(DEFAULT_GUARDS)
+        found = [guards.observe_canary(run.canary())]
+        for step, metrics in run.steps(60):
+            if step - 1 == interrupt:
+                state = json.loads(json.dumps(guards.state(), allow_nan=False))
+                guards = GuardBook(DEFAULT_GUARDS)
+                guards.restore(state)
+            found.append(guards.evaluate(step, metrics))
+        return found
+
+    assert decisions(interrupted_after) == decisions(None)
+
+
+def test_a_state_that_was_taken_does_not_change_with_the_book() -> None:
+    run, guards = Run("bf16", 0), GuardBook(DEFAULT_GUARDS)
+    guards.observe_canary(run.canary())
+    steps = run.steps(20)
+    guards.evaluate(*next(steps))
+    state = guards.state()
+    before = json.dumps(state)
+    for step, metrics in steps:
+        guards.evaluate(step, metrics)
+    assert json.dumps(state) == before != json.dumps(guards.state())
+
+
+def test_a_state_of_other_guards_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the guards differ .* --guards"):
+        book(limit(above=2)).restore(book(limit()).state())

@@ -1,0 +1,159 @@
+"""Each rule family against what it is defined to be."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.train.guards.load import parse_guards
+from mismatch_probe.train.guards.rules.base import Rule
+
+
+def rule(kind: str, **parameters: Any) -> Rule:
+    """A rule as a guard file declares it."""
+    table = {"name": "g", "rule": kind, "actions": ["log"], **parameters}
+    return parse_guards({"defaults": False, "guard": [table]}, "guards.toml")[0].start()
+
+
+def breaks(started: Rule, values: list[float]) -> list[bool]:
+    return [started.judge({"m": value}) is not None for value in values]
+
+
+def test_a_limit_is_kept_at_the_limit_and_broken_beyond_it() -> None:
+    assert breaks(rule("limit", metric="m", above=2, below=1), [0.99, 1, 1.5, 2, 2.01]) == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["limit", "growth", "cusum", "nonfinite"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_keeps_no_rule(kind: str, value: float) -> None:
+    parameters = {"limit": {"above": 1}, "growth": {"ratio": 2}, "cusum": {"spread": 1}, "nonfinite": {}}[kind]
+    assert breaks(rule(kind, metric="m", **parameters), [1, value, 1]) == [False, True, False]
+
+
+def test_growth_compares_the_newest_with_the_median_before_it() -> None:
+    assert breaks(rule("growth", metric="m", ratio=3, reference=3), [1, 2, 100, 4.4, 4.6]) == [
+        False, False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_growth_does_not_get_used_to_a_fault() -> None:
+    assert breaks(rule("growth", metric="m", ratio=10, reference=4), [1] * 4 + [50] * 20) == [False] * 4 + [True] * 20
+
+
+def test_growth_takes_the_canary_for_the_level_before_the_first_step() -> None:
+    started = rule("growth", metric="m", ratio=10)
+    started.judge_canary({"m": 1.0})
+    assert breaks(started, [11.0]) == [True]
+
+
+def test_growth_has_no_ratio_to_zero() -> None:
+    assert breaks(rule("growth", metric="m", ratio=10), [0, 0, 5, 6, 100]) == [False, False, False, False, True]
+
+
+def test_growth_below_its_least_is_no_breach() -> None:
+    assert breaks(rule("growth", metric="m", ratio=10, least=1), [0.01, 0.01, 0.01, 0.9, 1.1]) == [False] * 4 + [True]
+
+
+def test_a_fall_is_judged_on_the_median_of_its_window() -> None:
+    fall = rule("growth", metric="m", direction="down", ratio=2, window=3, reference=4, least=0.2)
+    values = [0.8, 0.8, 0.8, 0.8, 0.1, 0.8, 0.8, 0.3, 0.3, 0.3]
+    assert breaks(fall, values) == [False] * 8 + [True, True]
+
+
+def test_a_level_that_never_was_high_cannot_fall() -> None:
+    fall = rule("growth", metric="m", direction="down", ratio=2, least=0.2)
+    assert breaks(fall, [0.2, 0.01]) == [False, False]
+
+
+@given(
+    values=st.lists(st.floats(0.01, 100), min_size=6, max_size=40),
+    k=st.floats(0, 2),
+    h=st.floats(0.5, 6),
+    direction=st.sampled_from(["up", "down"]),
+    scale=st.sampled_from(["log", "raw"]),
+)
+def test_cusum_is_pages_recursion_on_the_standardised_metric(
+    values: list[float], k: float, h: float, direction: str, scale: str
+) -> None:
+    found = breaks(rule("cusum", metric="m", k=k, h=h, window=5, spread=0.3, direction=direction, scale=scale), values)
+    seen = np.log(values) if scale == "log" else np.asarray(values)
+    level = np.median(seen[:5])
+    z = (seen[5:] - level) / max(1.4826 * np.median(np.abs(seen[:5] - level)), 0.3)
+    expected, total = [False] * 5, 0.0
+    for one in z if direction == "up" else -z:
+        total = max(0.0, total + one - k)
+        expected.append(bool(total > h))
+        total = 0.0 if total > h else total
+    assert found == expected
+
+
+def test_cusum_sees_a_shift_that_no_single_step_shows() -> None:
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 1, 40)
+    values = [*noise[:20], *(noise[20:] + 1.5)]
+    cusum = breaks(rule("cusum", metric="m", scale="raw", spread=1, window=20), values)
+    assert not any(cusum[:20])
+    assert any(cusum[20:30])
+    assert not any(breaks(rule("limit", metric="m", above=4), values))
+
+
+def test_a_logarithm_is_taken_of_at_least_the_least() -> None:
+    assert breaks(rule("cusum", metric="m", spread=1, window=2, least=1e-6), [0, 0, 1e-6]) == [False] * 3
+
+
+def test_a_floor_is_the_first_canarys() -> None:
+    started = rule("floor", metric="m", times=10, least=0.5)
+    assert started.judge_canary({"m": 1.0}) is None
+    assert breaks(started, [9, 10, 11]) == [False, False, True]
+    assert started.judge_canary({"m": 11.0}) is not None
+    assert breaks(started, [11]) == [True]
+
+
+def test_a_floor_far_below_the_least_counts_as_the_least() -> None:
+    started = rule("floor", metric="m", times=10, least=0.5)
+    started.judge_canary({"m": 0.0})
+    assert breaks(started, [0.5, 0.6]) == [False, True]
+
+
+def test_a_canary_that_is_no_number_is_a_breach_and_sets_no_floor() -> None:
+    started = rule("floor", metric="m", times=10)
+    assert started.judge_canary({"m": math.nan}) is not None
+    with pytest.raises(UsageError, match="which was not measured; run the canary first"):
+        started.judge({"m": 1.0})
+
+
+DEAD = {"loss": 0.0, "grad_norm": 0.0, "other": 1.0, "reward": math.nan}
+
+
+@pytest.mark.parametrize(
+    "alive", [{"loss": 1e-30}, {"grad_norm": math.nan}, {"other": 0.0}, {"reward": 0.0}], ids=lambda alive: min(alive)
+)
+def test_a_flatline_needs_every_sign(alive: dict[str, float]) -> None:
+    started = rule("flatline", zero=["loss", "grad_norm"], nonzero=["other"], nonfinite=["reward"])
+    assert started.judge(DEAD) is not None
+    assert started.judge({**DEAD, **alive}) is None
+
+
+def test_sentences_give_the_numbers() -> None:
+    assert sentence("limit", [0.0331], above=0.015) == "m is 0.0331, above its limit of 0.0150"
+    assert sentence("limit", [-0.2], below=0) == "m is -0.200, below its limit of 0"
+    assert sentence("nonfinite", [math.nan]) == "m is NaN"
+    assert sentence("growth", [1e-4, 2e-3], ratio=10) == "m is 0.00200, above 0.00100, the most allowed after 1.00e-4"
+    assert "2 after a level of 1 at the start" in sentence("cusum", [1, 1, 2], spread=0.1, window=2, h=1)
+
+
+def sentence(kind: str, values: list[float], **parameters: Any) -> str:
+    started = rule(kind, metric="m", **parameters)
+    found = [started.judge({"m": value}) for value in values][-1]
+    assert found is not None
+    return found.sentence
