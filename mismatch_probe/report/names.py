@@ -44,14 +44,20 @@ KEY_MARKERS: Final[dict[str, str]] = {
 
 
 def pair_style(pair: PairSummary) -> PairStyle:
-    return PairStyle(pair.infer_dtype, _DASHES[pair.train_dtype], _MARKERS[pair.train_dtype])
+    return dtypes_style(pair.train_dtype, pair.infer_dtype)
+
+
+def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:
+    return PairStyle(infer, _DASHES[train], _MARKERS[train])
 
 
 def pair_label(pair: PairSummary) -> str:
+    return dtypes_label(pair.train_dtype, pair.infer_dtype)
+
+
+def dtypes_label(train: Dtype, infer: Dtype) -> str:
     """`BF16`, or `train FP32 / infer BF16` where the two sides differ."""
-    if pair.train_dtype == pair.infer_dtype:
-        return pair.train_dtype.upper()
-    return f"train {pair.train_dtype.upper()} / infer {pair.infer_dtype.upper()}"
+    return train.upper() if train == infer else f"train {train.upper()} / infer {infer.upper()}"
 
 
 def pair_key(pair: PairSummary) -> str:

@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from mismatch_probe.notation import Written
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.hostile import inert_json, plain, shortened, visible
-from mismatch_probe.report.names import DETAILED_PAIRS, KEY_MARKERS, SIGNS, verdict_words
+from mismatch_probe.report.hostile import inert_json, shortened
+from mismatch_probe.report.names import DETAILED_PAIRS
+from mismatch_probe.report.rendering import rendered
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.counts import counts
@@ -25,7 +22,6 @@ from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.verdicts import verdicts
 from mismatch_probe.report.sections.vocabulary import vocabulary
 from mismatch_probe.report.sections.worst import most_tokens, worst
-from mismatch_probe.report.view import Badge, Cell
 
 _CONTEXT_CHARACTERS = 200
 
@@ -59,15 +55,12 @@ def render_html(summary: Summary, manifest: Manifest) -> str:
         provenance(manifest),
         reproduce(manifest),
     ]
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            overview=overview(summary, manifest),
-            sections=sections,
-            manifest=manifest,
-            summary_json=inert_json(_embedded(summary)),
-        )
+    return rendered(
+        "report.html.j2",
+        tool_version=manifest.tool_version,
+        overview=overview(summary, manifest),
+        sections=sections,
+        summary_json=inert_json(_embedded(summary)),
     )
 
 
@@ -102,37 +95,3 @@ def _cut(token: dict[str, Any]) -> dict[str, Any]:
         else value
         for name, value in token.items()
     }
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("mismatch_probe.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters.update(cell=_cell, visible=_visible, plain=plain)
-    environment.globals["markers"] = KEY_MARKERS
-    environment.tests.update({name: _is_named(name) for name in ("Figure", "Table", "Note", "Finding", "Command")})
-    return environment
-
-
-def _is_named(name: str) -> Any:
-    return lambda block: type(block).__name__ == name
-
-
-def _visible(text: str | Markup) -> Markup:
-    return text if isinstance(text, Markup) else visible(text)
-
-
-def _cell(cell: Cell) -> Markup:
-    if isinstance(cell, Badge):
-        kind = cell.verdict.kind
-        return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
-            kind, SIGNS[kind], visible(verdict_words(cell.verdict))
-        )
-    if isinstance(cell, Written):
-        interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
-        return Markup("<b>{}</b>").format(cell.value) + interval
-    return _visible(cell)

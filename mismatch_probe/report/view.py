@@ -7,14 +7,19 @@ from markupsafe import Markup
 
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Verdict
-from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.names import PairStyle, verdict_words
 
 
 @dataclass(frozen=True)
 class Badge:
-    """A verdict, shown as its kind's sign, tone and name."""
+    """A judgement in a word or two; `kind` is one of `names.SIGNS` and picks its sign and tone."""
 
-    verdict: Verdict
+    kind: str
+    words: str
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> "Badge":
+        return cls(verdict.kind, verdict_words(verdict))
 
 
 Cell = str | Markup | Written | Badge

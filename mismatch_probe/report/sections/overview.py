@@ -36,7 +36,7 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
         rows.append(
             [
                 row.label,
-                Badge(row.verdict),
+                Badge.of(row.verdict),
                 row.abs_diff,
                 row.kl,
                 row.budget,
@@ -48,7 +48,7 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
     return Overview(
         model=summary.model,
         headline=summary.headline,
-        badge=Badge(summary.verdict),
+        badge=Badge.of(summary.verdict),
         facts=_facts(summary, manifest),
         advice=summary.verdict.advice,
         pairs=Table("One row a pair of dtypes", COLUMNS, rows, text_columns=frozenset({1}), stacked=True),

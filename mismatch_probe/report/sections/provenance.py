@@ -10,6 +10,7 @@ from markupsafe import Markup
 from mismatch_probe.notation import write_bytes, write_count, write_seconds
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.report.hostile import shortened, visible
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
@@ -22,7 +23,7 @@ def settings(summary: Summary, manifest: Manifest) -> Section:
     blocks: list[Block] = [_preflight(summary)] if summary.preflight else []
     blocks += [_both_sides(pair, manifest) for pair in summary.pairs]
     blocks.append(
-        _key_values("Settings of the run, resolved", _flat(manifest.settings.model_dump(mode="json")), folded=True)
+        key_values("Settings of the run, resolved", flat(manifest.settings.model_dump(mode="json")), folded=True)
     )
     return Section(
         "settings",
@@ -34,27 +35,30 @@ def settings(summary: Summary, manifest: Manifest) -> Section:
 
 
 def provenance(manifest: Manifest) -> Section:
-    model = manifest.model.model_dump(mode="json", exclude={"folder"})
-    model["weight_bytes"] = write_bytes(manifest.model.weight_bytes)
-    hardware = dict(manifest.hardware)
-    if "memory_bytes" in hardware:
-        hardware["memory"] = write_bytes(hardware.pop("memory_bytes"))
     return Section(
         "provenance",
         "Provenance",
         f"Measured {manifest.created_at} by mismatch-probe {manifest.tool_version}, seed "
         f"{manifest.settings.sampling.seed}.",
-        [
-            _key_values("Checkpoint", model),
-            _key_values("Versions", manifest.versions),
-            _key_values("Hardware", hardware),
-            _key_values("Git state of the folder it was run in", manifest.git)
-            if manifest.git
-            else Note("Not run inside a git repository."),
-            _stages(manifest),
-            _key_values("Content keys", manifest.content_keys, folded=True),
-        ],
+        [*origin(manifest), _stages(manifest), key_values("Content keys", manifest.content_keys, folded=True)],
     )
+
+
+def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
+    """What was run on what: checkpoint, versions, hardware, git."""
+    model = manifest.model.model_dump(mode="json", exclude={"folder"})
+    model["weight_bytes"] = write_bytes(manifest.model.weight_bytes)
+    hardware = dict(manifest.hardware)
+    if "memory_bytes" in hardware:
+        hardware["memory"] = write_bytes(hardware.pop("memory_bytes"))
+    return [
+        key_values("Checkpoint", model),
+        key_values("Versions", manifest.versions),
+        key_values("Hardware", hardware),
+        key_values("Git state of the folder it was run in", manifest.git)
+        if manifest.git
+        else Note("Not run inside a git repository."),
+    ]
 
 
 def reproduce(manifest: Manifest) -> Section:
@@ -87,19 +91,22 @@ def _preflight(summary: Summary) -> Table:
 
 def _both_sides(pair: PairSummary, manifest: Manifest) -> Block:
     """Effective settings of the engine and of the training path in one table."""
-    mu_stage, pi_stage = f"sample-{pair.infer_dtype}", f"score-train-{pair.train_dtype}"
-    mu, pi = (
-        dict(_flat(manifest.stages[stage].effective_settings)) if stage in manifest.stages else {}
-        for stage in (mu_stage, pi_stage)
-    )
+    stages = f"sample-{pair.infer_dtype}", f"score-train-{pair.train_dtype}"
+    mu, pi = (manifest.stages[stage].effective_settings if stage in manifest.stages else {} for stage in stages)
+    return both_sides(pair_label(pair), (stages[0], mu), (stages[1], pi))
+
+
+def both_sides(label: str, engine: tuple[str, dict[str, Any]], path: tuple[str, dict[str, Any]]) -> Block:
+    """A name and the effective settings of the engine and of the training path, side by side."""
+    mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     if not mu and not pi:
-        return Note(f"{pair_label(pair)}: neither side reported its settings.")
+        return Note(f"{label}: neither side reported its settings.")
     shared = [name for name in mu if name in pi]
     names = shared + [name for name in (*pi, *mu) if name not in shared]
     rows = [[Markup("<code>{}</code>").format(visible(name)), *_two(mu.get(name), pi.get(name))] for name in names]
     return Table(
-        f"{pair_label(pair)}: effective settings",
-        ["setting", f"inference engine (mu), {mu_stage}", f"training path (pi), {pi_stage}"],
+        f"{label}: effective settings",
+        ["setting", f"inference engine (mu), {engine[0]}", f"training path (pi), {path[0]}"],
         rows,
         text_columns=frozenset({1, 2}),
         folded=True,
@@ -131,8 +138,8 @@ def _stages(manifest: Manifest) -> Table:
     return Table("Stages", columns, rows, text_columns=frozenset({1, 5}), folded=True)
 
 
-def _key_values(caption: str, values: Any, *, folded: bool = False) -> Table:
-    rows = [[visible(name), _value(value)] for name, value in _flat(values)]
+def key_values(caption: str, values: Any, *, folded: bool = False) -> Table:
+    rows = [[visible(name), _value(value)] for name, value in flat(values)]
     return Table(caption, ["name", "value"], rows, text_columns=frozenset({1}), folded=folded)
 
 
@@ -141,10 +148,10 @@ def _value(value: object) -> Markup:
     return visible(shortened(text, _VALUE_CHARACTERS, keep="start"))
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of nested dictionaries under dotted names; lists stay whole."""
     for name, value in values.items() if isinstance(values, dict) else values:
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

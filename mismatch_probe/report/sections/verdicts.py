@@ -36,7 +36,7 @@ def _finding(pair: PairSummary) -> Finding:
     return Finding(
         f"verdict-{pair_key(pair)}",
         pair_label(pair),
-        Badge(verdict),
+        Badge.of(verdict),
         verdict.sentence,
         [(heading, items) for heading, items in lists if items],
     )

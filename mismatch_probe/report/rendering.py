@@ -1,0 +1,49 @@
+"""From sections to HTML: the templates with what they need to show a block."""
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from mismatch_probe.notation import Written
+from mismatch_probe.report.hostile import plain, visible
+from mismatch_probe.report.names import KEY_MARKERS, SIGNS
+from mismatch_probe.report.view import Badge, Cell
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page; the same values give the same bytes."""
+    return _environment().get_template(template).render(**values)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("mismatch_probe.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(cell=_cell, visible=_visible, plain=plain)
+    environment.globals["markers"] = KEY_MARKERS
+    environment.tests.update({name: _is_named(name) for name in ("Figure", "Table", "Note", "Finding", "Command")})
+    return environment
+
+
+def _is_named(name: str) -> Any:
+    return lambda block: type(block).__name__ == name
+
+
+def _visible(text: str | Markup) -> Markup:
+    return text if isinstance(text, Markup) else visible(text)
+
+
+def _cell(cell: Cell) -> Markup:
+    if isinstance(cell, Badge):
+        return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
+            cell.kind, SIGNS[cell.kind], visible(cell.words)
+        )
+    if isinstance(cell, Written):
+        interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
+        return Markup("<b>{}</b>").format(cell.value) + interval
+    return _visible(cell)
