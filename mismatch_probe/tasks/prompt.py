@@ -11,7 +11,7 @@ class Prompt:
     """Exactly one of `text`, `messages` and `token_ids` is set.
 
     `prompt_id` is unique within its source and depends on the prompt's place there, never on how many are read.
-    `task` names the built-in task whose `verify` reads the answer; prompts of files and data sets have none.
+    `task` names the task that checks responses itself, built-in or reasoning-gym's; prompts of files have none.
     """
 
     prompt_id: str

@@ -1,4 +1,4 @@
-"""What the source of prompts means: `sums:long`, `sums:terms=12`, `prompts.jsonl`, `hub:owner/name:split`."""
+"""What a source of prompts means: `sums:long`, `sums:terms=9`, `prompts.jsonl`, `hub:owner/name:split`, `gym:name`."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from pathlib import Path
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks.files import READERS
+from mismatch_probe.tasks.gym import GYM_PREFIX, gym_prompts
 from mismatch_probe.tasks.hub import HUB_PREFIX, read_hub
 from mismatch_probe.tasks.procedural import MAX_TERMS, TASKS, ProblemSet, Terms
 from mismatch_probe.tasks.prompt import Prompt
@@ -24,11 +25,13 @@ def load_prompts(settings: PromptSettings, seed: int = 0) -> list[Prompt]:
 
     Raises:
         UsageError: the source does not exist, is malformed, or holds fewer prompts than asked for.
-        MissingExtra: a hub data set is asked for and `datasets` is not installed.
+        MissingExtra: a hub data set or a task of reasoning-gym is asked for, and its package is not installed.
     """
     wanted = settings.num_prompts or DEFAULT_NUM_PROMPTS
     if settings.source.partition(":")[0] in TASKS:
         return _built_in(parse_problem_set(settings.source, seed), wanted)
+    if settings.source.startswith(GYM_PREFIX):
+        return gym_prompts(settings.source, wanted, seed)
     rows = islice(_rows(settings.source), wanted)
     prompts = [to_prompt(f"row-{index}", row) for index, row in enumerate(rows)]
     if not prompts:
@@ -68,7 +71,7 @@ def _rows(source: str) -> Iterator[Row]:
         return READERS[path.suffix](path)
     raise UsageError(
         f"prompt source {source!r} is unknown; give --prompts a built-in task ({', '.join(TASKS)}), "
-        f"a {' or '.join(READERS)} file, or {HUB_PREFIX}OWNER/NAME[:SPLIT]"
+        f"a {' or '.join(READERS)} file, {HUB_PREFIX}OWNER/NAME[:SPLIT], or {GYM_PREFIX}NAME"
     )
 
 

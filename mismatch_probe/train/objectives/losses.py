@@ -34,7 +34,9 @@ class Plan:
     def update(self, rows: Sequence[int] | None = None) -> "Update":
         """What one optimizer step learns from: numbers of responses, all of them by default."""
         batch, kept_T = self.batch, self.corrected.kept_T
-        rows_M = torch.tensor(range(len(batch.lengths_N)) if rows is None else rows, device=batch.lengths_N.device)
+        rows_M = torch.as_tensor(
+            range(len(batch.lengths_N)) if rows is None else rows, dtype=torch.long, device=batch.lengths_N.device
+        )
         num_kept_M = batch.responses.sums(kept_T.double())[rows_M]
         scale_N = torch.full_like(batch.lengths_N, torch.nan, dtype=torch.float64)
         scale_N[rows_M] = _scales(self.objective.normaliser, num_kept_M, self.max_new_tokens)
@@ -105,7 +107,7 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
     """
     plan, device = update.plan, logprobs_T.device
     batch = plan.batch
-    rows_B = torch.tensor(rows, device=batch.lengths_N.device)
+    rows_B = torch.as_tensor(rows, dtype=torch.long, device=batch.lengths_N.device)
     tokens = batch.responses.tokens_of(rows_B)
     if logprobs_T.shape != tokens.shape:
         raise ValueError(f"{tuple(logprobs_T.shape)} log-probs for responses with {len(tokens)} tokens")

@@ -24,7 +24,7 @@ def value_loss(update: Update, values_T: Tensor, rows: Sequence[int]) -> Tensor:
     assert critic is not None, "only an objective with a critic has a value loss"
     assert batch.values_T is not None
     assert plan.returns_T is not None
-    tokens = batch.responses.tokens_of(torch.tensor(rows, device=batch.lengths_N.device))
+    tokens = batch.responses.tokens_of(torch.as_tensor(rows, dtype=torch.long, device=batch.lengths_N.device))
     if values_T.shape != tokens.shape:
         raise ValueError(f"{tuple(values_T.shape)} values for responses with {len(tokens)} tokens")
     dtype = torch.promote_types(values_T.dtype, torch.float32)

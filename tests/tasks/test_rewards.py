@@ -1,0 +1,166 @@
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.errors import MissingExtra, UsageError
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.tasks import Prompt, load_prompts
+from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
+
+FILE_PROMPTS = [Prompt("row-0", text="What is 2+2?", answer="4"), Prompt("row-1", text="Hi")]
+
+
+def answered(text: str, answer: str | None = "4", prompt_id: str = "row-0", *, truncated: bool = False) -> Answered:
+    return Answered(EncodedPrompt(prompt_id, [1, 2], "What is 2+2?", answer), text, truncated)
+
+
+def scored_by(function, *responses: Answered) -> list[float]:
+    return score_responses(Reward("mine:score", function), responses).tolist()
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module of the user's into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(code: str, name: str = "my_rewards") -> Path:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        path = tmp_path / f"{name}.py"
+        path.write_text(code)
+        return path
+
+    return write
+
+
+def test_a_built_in_task_checks_its_own_answers():
+    prompts = load_prompts(PromptSettings(source="sums:easy", num_prompts=2))
+    reward = load_reward(None, prompts)
+    right = answered(f"1:1;2:1+1={prompts[0].answer}", prompts[0].answer)
+    wrong = answered(f"1:1;2:1+1={prompts[0].answer}0", prompts[0].answer)
+    assert score_responses(reward, [right, wrong]).tolist() == [1, 0]
+
+
+def test_a_truncated_response_earns_nothing_and_is_not_looked_at():
+    looked_at = []
+
+    def score(prompt, text):
+        looked_at.append(text)
+        return 1.0
+
+    assert scored_by(score, answered("a"), answered("b", truncated=True), answered("c")) == [1, 0, 1]
+    assert looked_at == ["a", "c"]
+
+
+def test_rewards_are_float64_and_none_is_lost_where_there_is_nothing_to_score():
+    assert score_responses(Reward("mine:score", lambda prompt, text: True), []).dtype == np.float64
+
+
+def test_a_function_of_the_users_sees_the_prompt_the_response_and_the_answer(module):
+    module("def score(prompt, response, answer):\n    return len(prompt) * (response == answer)\n")
+    reward = load_reward("my_rewards:score", FILE_PROMPTS)
+    assert score_responses(reward, [answered("4"), answered("5"), answered("4", None)]).tolist() == [12, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "value", [1, True, 0.5, np.float32(0.5), np.bool_(True), np.int64(2), np.array(0.5), torch.tensor(0.5)], ids=repr
+)
+def test_anything_that_is_one_number_is_a_reward(value):
+    assert scored_by(lambda prompt, text: value, answered("4")) == [float(value)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_reaches_the_guards_as_it_is(value):
+    found = scored_by(lambda prompt, text: value, answered("4"), answered("5"))
+    assert np.array_equal(found, [value, value], equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [None, "1", b"1", [1.0], 1j, torch.tensor([1.0, 2.0]), 10**400], ids=repr)
+def test_anything_else_is_refused_with_the_function_and_the_response_named(value):
+    with pytest.raises(
+        UsageError, match=r"mine:score returned .* for the response 'so 4' to prompt row-7, not a number"
+    ):
+        scored_by(lambda prompt, text: value, answered("so 4", prompt_id="row-7"))
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("return int(response)", "ValueError (invalid literal for int() with base 10: 'four')"),
+        ("return json.loads(response)", "JSONDecodeError (Expecting value: line 1 column 1 (char 0))"),
+        ("raise SystemExit(0)", "SystemExit (0)"),
+    ],
+)
+def test_what_a_function_raises_is_named_with_the_line_of_the_users_file_and_the_response(module, code, named):
+    path = module(f"import json\ndef score(prompt, response, answer):\n    {code}\n")
+    with pytest.raises(UsageError) as error:
+        score_responses(load_reward("my_rewards:score", FILE_PROMPTS), [answered("four", prompt_id="row-7")])
+    message = (
+        f"reward my_rewards:score raised {named} at line 3 of {path} on the response 'four' to prompt row-7; mend it"
+    )
+    assert str(error.value) == message
+    assert error.value.__cause__ is not None
+
+
+def test_a_long_response_is_named_by_its_beginning():
+    with pytest.raises(UsageError, match=r"response 'x{60}\.\.\.' to"):
+        scored_by(lambda prompt, text: None, answered("x" * 1000))
+
+
+def test_an_interrupt_is_no_error_of_the_function():
+    def score(prompt, text):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored_by(score, answered("4"))
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("", "no_such_module:score", "there is no module 'no_such_module'"),
+        ("", "my_rewards.deeper:score", "there is no module 'my_rewards.deeper'"),
+        ("", ":score", "there is no module ''"),
+        (
+            "import no_such_package",
+            "my_rewards:score",
+            r"ModuleNotFoundError .* at line 1 of .*my_rewards.py as it was",
+        ),
+        ("1 / 0", "my_rewards:score", r"ZeroDivisionError \(division by zero\) at line 1 of .*my_rewards.py"),
+        ("raise SystemExit", "my_rewards:score", "raised SystemExit"),
+        ("def scores(): pass", "my_rewards:score", "did you mean my_rewards:scores"),
+        ("", "my_rewards:score", r"has no 'score'; write def score\(prompt: str, response: str, answer"),
+        ("score = 3", "my_rewards:score", "is no plain function"),
+        ("async def score(prompt, response, answer): return 1", "my_rewards:score", "is no plain function"),
+        ("def score(text): return 1", "my_rewards:score", r"cannot be called .*; write def score\(prompt"),
+        ("def score(prompt, response): return 1", "my_rewards:score", r"unexpected keyword argument 'answer'"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused_before_anything_starts(module, code, name, message):
+    module(code)
+    with pytest.raises(UsageError, match=message):
+        load_reward(name, FILE_PROMPTS)
+
+
+def test_an_unknown_reward_is_refused_with_the_ways_there_are():
+    with pytest.raises(UsageError, match=r"'maths' is unknown; give --reward math .* MODULE:FUNCTION"):
+        load_reward("maths", FILE_PROMPTS)
+
+
+def test_prompts_of_a_file_need_a_reward_to_be_named():
+    with pytest.raises(UsageError, match="have no check of their own; give --reward math"):
+        load_reward(None, FILE_PROMPTS)
+
+
+@pytest.mark.parametrize(("reward", "package"), [("math", "math_verify"), (None, "reasoning_gym.factory")])
+def test_a_reward_whose_package_is_missing_names_the_extra_to_install(monkeypatch, reward, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    prompts = [Prompt("chain_sum-0", text="1+1", answer="2", task="gym:chain_sum:1:0")]
+    with pytest.raises(MissingExtra, match=r"pip install 'mismatch-probe\[(math|gym)\]'"):
+        load_reward(reward, prompts)
