@@ -6,7 +6,7 @@ import traceback
 import typer
 
 from mismatch_probe import __version__
-from mismatch_probe.cli import compare, diff, doctor, gate, report, schema
+from mismatch_probe.cli import compare, diff, doctor, gate, report, schema, train
 from mismatch_probe.errors import ExitCode, MismatchProbeError
 
 app = typer.Typer(
@@ -17,6 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Leaves --vllm.KEY VALUE to the command."""
 
 
 def _print_version(asked: bool) -> None:
@@ -33,7 +36,8 @@ def _root(
     """Measure, explain and gate the training-inference mismatch."""
 
 
-app.command("compare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(compare.compare)
+app.command("compare", context_settings=_PASS_THROUGH)(compare.compare)
+app.command("train", context_settings=_PASS_THROUGH)(train.train)
 app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.add_typer(gate.app, name="gate")

@@ -42,7 +42,8 @@ def train(
 ) -> None:
     """Train with reinforcement learning, guarded by the mismatch between vLLM and the training path.
 
-    Engine arguments pass through: --vllm.KEY VALUE. On several GPUs: torchrun --nproc-per-node N -m mismatch_probe train …
+    Engine arguments pass through: --vllm.KEY VALUE. On several GPUs: torchrun --nproc-per-node N -m mismatch_probe
+    train …
     """
     flags = nested(
         {

@@ -41,7 +41,8 @@ def run_train(
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(
-            f"What was trained up to the last checkpoint is kept. Continue with: mismatch-probe train --resume --out {path}",
+            "What was trained up to the last checkpoint is kept. Continue with: "
+            f"mismatch-probe train --resume --out {path}",
             soft_wrap=True,
         )
         raise

@@ -67,7 +67,7 @@ class LoraSettings(Settings):
     """Low-rank adapters (peft), merged in FP32 before the engine gets the weights."""
 
     rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
+    alpha: PositiveInt = 32
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 

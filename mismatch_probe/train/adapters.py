@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N806 - shape suffixes
 """Low-rank adapters (peft) inside the policy."""
 
 from collections.abc import Iterator

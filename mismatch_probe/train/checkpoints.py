@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """Checkpoints: weights and moments of every rank, everything else as JSON, and the model for other programs."""
 
 import json
@@ -7,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
@@ -50,7 +51,7 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             dist.barrier()
-            dcp.save(_state(policy, optimizer), checkpoint_id=temporary / _STATE)
+            save(_state(policy, optimizer), checkpoint_id=temporary / _STATE)
             policy.save(temporary / _MODEL)
             if is_main():
                 tokenizer.save_pretrained(temporary / _MODEL)
@@ -71,8 +72,8 @@ class Checkpoints:
         state = _state(policy, optimizer)
         rest = self._rest(step)
         try:
-            dcp.load(state, checkpoint_id=path / _STATE)
-        except (OSError, ValueError, dcp.api.CheckpointException) as error:
+            load(state, checkpoint_id=path / _STATE)
+        except (OSError, ValueError, CheckpointException) as error:
             raise _broken(path, error) from error
         set_state_dict(
             policy.module, optimizer.adamw, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
@@ -117,7 +118,7 @@ def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     return {"model": model, "optimizer": moments}
 
 
-def _broken(path: Path, error: Exception) -> BrokenRecord:
+def _broken(path: Path, error: BaseException) -> BrokenRecord:
     reason = str(error).splitlines()[0]
     return BrokenRecord(
         f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}); remove it to resume from the one "

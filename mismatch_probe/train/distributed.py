@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The process group: torchrun's where it started this process, else one of this process alone."""
 
 import atexit

@@ -1,6 +1,4 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N806, N815 - shape suffixes
-"""From responses to gradients: pi's log-probs, the objective's plan, backward passes in micro-batches over all ranks."""
+"""From responses to gradients: pi's log-probs, and backward passes in micro-batches over all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Accumulated:
-    """Loss of an update before any scaling, and the share of its kept tokens where the ratio's clip cut the gradient."""
+    """An update's loss before any scaling, and the share of its kept tokens where the clip cut the gradient."""
 
     loss: float
     clipped_share: float
@@ -95,7 +93,7 @@ class Learner:
                 if batch.is_filler:
                     (logprobs_T.sum() * 0).backward()
                     continue
-                result = policy_loss(update, logprobs_T, torch.tensor(batch.rows))
+                result = policy_loss(update, logprobs_T, batch.rows)
                 (result.loss * (scale * world_size())).backward()
                 losses += float(result.loss.detach())
                 clipped += int(result.num_clipped)

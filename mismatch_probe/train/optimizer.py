@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """AdamW on FP32 master weights, a schedule, clipping, and the dynamic loss scale of FP16."""
 
 import math

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """pi in training: FP32 master weights, computed in the training dtype by FSDP2, on one process or many."""
 
 from collections.abc import Iterator
@@ -28,7 +27,10 @@ from mismatch_probe.training_path.products import CpuProducts
 
 
 class Policy:
-    """The trained model, in the process group at hand. Parameters are FP32; products, activations and their gradients are in `dtype`."""
+    """The trained model, in the process group at hand.
+
+    Parameters are FP32; products, activations and their gradients are in `dtype`.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class Policy:
             device_map=None,
             trust_remote_code=trust_remote_code,
         )
-        self._vocab_size: int = self._model.get_input_embeddings().weight.shape[0]
+        embeddings: Any = self._model.get_input_embeddings()
+        self._vocab_size: int = embeddings.weight.shape[0]
         layers = decoder_layers(self._model)
         if settings.lora is not None:
             add_adapters(self._model, settings.lora, seed=seed)

@@ -1,8 +1,6 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806 - shape suffixes
 """Log-probs of given tokens with a gradient, never a whole [tokens, vocabulary] tensor."""
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +20,8 @@ class TokenLogprobs(torch.nn.Module):
         self.model = model
         self._temperature = temperature
         self._head = ChunkedHead(model)
-        self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        embeddings: Any = model.get_input_embeddings()
+        self._vocab_size: int = embeddings.weight.shape[0]
 
     def forward(self, batch: PaddedBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs with gradient and entropies without, of the batch's response tokens [T], in nats and FP32.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
@@ -163,7 +162,7 @@ class Trainer:
         self, plan: Plan, rollouts: list[Rollout], scored: Scored, rows: list[int]
     ) -> tuple[Accumulated, float]:
         optimizer = self._parts.optimizer
-        update = plan.update(torch.tensor(rows))
+        update = plan.update(rows)
         accumulated = self._parts.learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
         return accumulated, optimizer.unscale_and_clip()
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """Which arithmetic a forward pass runs in: formats, flags and modes that are entered for it and left after it."""
 
 from collections.abc import Iterator

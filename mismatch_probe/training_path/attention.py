@@ -1,4 +1,3 @@
-# ruff: noqa: N803, N806 - shape suffixes
 """The reference's attention: the model's own eager formula, a block of queries at a time.
 
 Eager attention is the definition of each architecture, soft caps and attention sinks included, which fused kernels may

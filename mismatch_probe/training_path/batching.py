@@ -1,4 +1,3 @@
-# ruff: noqa: N806, N815 - shape suffixes
 """Which sequences share a forward pass, and how they are laid out in it."""
 
 from collections.abc import Sequence

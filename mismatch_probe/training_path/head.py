@@ -1,4 +1,3 @@
-# ruff: noqa: N803, N806 - shape suffixes
 """The language-model head on chunks of hidden states, through the model's own code."""
 
 from collections.abc import Callable, Iterator

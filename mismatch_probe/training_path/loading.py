@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """From a checkpoint's folder to a causal language model, or one sentence why not."""
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806, N815 - shape suffixes
 """From logits to what a leg records about each token."""
 
 from dataclasses import dataclass

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """What really runs: formats, kernels and flags read back from a loaded model and from a forward pass."""
 
 from collections import Counter

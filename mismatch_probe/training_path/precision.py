@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """The precision modes of trainers, applied to a freshly loaded model."""
 
 import atexit

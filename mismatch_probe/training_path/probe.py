@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """A short forward pass at load: which formats the products take, and whether the chunked head is the model's own."""
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N803, N806 - shape suffixes
 """Matrix products on the CPU: FP16 as tensor cores compute it, FP32 by oneDNN.
 
 Definition, for FP16 matrices A and B: C = fp16(sum_k A_ik B_kj), where each product is exact (its 22 significant bits

@@ -1,5 +1,3 @@
-# mypy: allow-untyped-calls
-# ruff: noqa: N806 - shape suffixes
 """Log-probs of recorded responses under the training policy pi, or under the high-precision reference."""
 
 import gc

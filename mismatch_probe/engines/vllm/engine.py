@@ -1,8 +1,8 @@
 """The started vLLM engine: sampling, prefill replay, settings."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
@@ -12,8 +12,12 @@ from mismatch_probe.engines.vllm.effective import check_applied, read_effective_
 from mismatch_probe.engines.vllm.failures import engine_failure
 from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
+from mismatch_probe.engines.vllm.weights import send_weights
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +152,12 @@ class VllmEngine(Engine):
         prompts = [list(context) for context in contexts]
         outputs = self._generate(prompts, [params] * len(prompts), "comparing distributions of")
         return whole_distributions(outputs, self.vocab_size)
+
+    def update_weights(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
+        try:
+            send_weights(self.llm, weights, in_process=not self._settings["multiprocessing"])
+        except Exception as error:
+            raise engine_failure(error, self._checkpoint, "sending weights to") from error
 
     def effective_settings(self) -> dict[str, Any]:
         return dict(self._settings)

@@ -34,7 +34,7 @@ _ENGINE = (
         least=1e-6,
         clear_after=5,
         actions=((_SKIP, _RESYNC), (_STOP,)),
-        source="relative to the run: on a few hundred fixed tokens one can move FP16's k3 twentyfold, not a hundredfold",
+        source="relative to the run: one of a few hundred fixed tokens can move FP16's k3 twentyfold, not a hundredfold",
     ),
     LimitSettings(
         name="temperature",
