@@ -60,6 +60,7 @@ def render_html(summary: Summary, manifest: Manifest) -> str:
         tool_version=manifest.tool_version,
         overview=overview(summary, manifest),
         sections=sections,
+        sources=["summary.json", "manifest.json"],
         summary_json=inert_json(_embedded(summary)),
     )
 

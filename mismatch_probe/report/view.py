@@ -111,3 +111,19 @@ class Section:
     title: str
     lede: str
     blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The top of a page: what it is about, the answer in a sentence, what to do, one row a thing measured, a figure."""
+
+    subject: str
+    model: str
+    headline: str
+    badge: Badge
+    facts: Sequence[str]
+    advice: Sequence[str]
+    table: Table
+    footnote: str
+    contrasts: Sequence[str]
+    figure: Figure

@@ -1,8 +1,5 @@
 """The top of the page: the answer, one row a pair, and the two figures that carry it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
@@ -13,20 +10,7 @@ from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.names import pair_label, pair_style
 from mismatch_probe.report.pairs import COLUMNS, budget_footnote, contrast_sentences, level, pair_row
 from mismatch_probe.report.sections.length import drift_sentence
-from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Table
-
-
-@dataclass(frozen=True)
-class Overview:
-    model: str
-    headline: str
-    badge: Badge
-    facts: Sequence[str]
-    advice: Sequence[str]
-    pairs: Table
-    footnote: str
-    contrasts: Sequence[str]
-    figure: Figure
+from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Table
 
 
 def overview(summary: Summary, manifest: Manifest) -> Overview:
@@ -46,12 +30,13 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
     notes = [f"Brackets: {level(summary)} intervals, clustered by response", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
+        subject="training-inference mismatch",
         model=summary.model,
         headline=summary.headline,
         badge=Badge.of(summary.verdict),
         facts=_facts(summary, manifest),
         advice=summary.verdict.advice,
-        pairs=Table("One row a pair of dtypes", COLUMNS, rows, text_columns=frozenset({1}), stacked=True),
+        table=Table("One row a pair of dtypes", COLUMNS, rows, text_columns=frozenset({1}), stacked=True),
         footnote=footnote,
         contrasts=contrast_sentences(summary),
         figure=_figure(summary),
