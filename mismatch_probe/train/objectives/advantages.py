@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, N815 - shape suffixes
+
 """Advantages from rewards: baselines over the batch or the samples of one prompt, and GAE with a critic."""
 
 from dataclasses import dataclass

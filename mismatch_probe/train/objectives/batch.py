@@ -1,4 +1,4 @@
-# ruff: noqa: N802, N803, N806, N815 - shape suffixes
+
 """What one sampling round brings to an objective."""
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, N815 - shape suffixes
+
 """The policy loss of an objective, in micro-batches that add up to the loss of the whole update."""
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, N815 - shape suffixes
+
 """The surrogate that a step climbs: log pi itself, or a clipped ratio of pi now to pi before the update."""
 
 from dataclasses import dataclass

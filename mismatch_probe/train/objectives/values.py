@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806 - shape suffixes
+
 """The critic's loss."""
 
 from collections.abc import Sequence
