@@ -29,14 +29,15 @@ Cell = str | Markup | Written | Badge
 class Table:
     """`rows` are as wide as `columns`, and the first cell of a row is its header.
 
-    `text_columns` are set flush left; `folded` tables open on request; `stacked` tables turn each row into a card on a
-    narrow screen.
+    `reading` tells under the caption how to read it; `text_columns` are set flush left; `folded` tables open on
+    request; `stacked` tables turn each row into a card on a narrow screen.
     """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     text_columns: frozenset[int] = frozenset()
+    reading: str = ""
     folded: bool = False
     stacked: bool = False
     anchor: str = ""

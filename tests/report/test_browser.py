@@ -14,6 +14,7 @@ BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 PAIRS: samples.Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+MOST_SHEETS = 14
 PROBE = "<script>document.documentElement.dataset.ran = 'yes'</script>"
 
 pytestmark = [
@@ -22,19 +23,23 @@ pytestmark = [
 ]
 
 
-def dom(page: str, folder: Path) -> str:
-    """The document as the browser has it after everything that runs has run."""
+def opened(path: Path, *flags: str) -> str:
+    """What the browser says of a file after everything that runs has run."""
     assert BROWSER is not None
-    path = folder / "page.html"
-    path.write_text(page, encoding="utf-8", errors="backslashreplace")
-    flags = [
+    common = [
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *(f"--user-data-dir={folder / 'profile'}", "--window-size=1280,2000", "--virtual-time-budget=2000"),
+        *(f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=3000"),
     ]
-    command = [BROWSER, *flags, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
+    command = [BROWSER, *common, *flags, path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def dom(page: str, folder: Path) -> str:
+    """The document as the browser has it."""
+    path = folder / "page.html"
+    path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    return opened(path, "--window-size=1280,2000", "--dump-dom")
 
 
 def hostile_page(payload: str) -> str:
@@ -72,18 +77,13 @@ def test_the_page_never_scrolls_sideways(width: int, tmp_path: Path) -> None:
       document.body.dataset.overflow = root.scrollWidth - root.clientWidth;
     }};
     </script></body>"""
-    assert 'data-overflow="0"' in dom_of_frame(frame, tmp_path)
-
-
-def dom_of_frame(frame: str, folder: Path) -> str:
-    """As `dom`, letting the outer document look into the inner one."""
-    assert BROWSER is not None
-    path = folder / "frame.html"
+    path = tmp_path / "frame.html"
     path.write_text(frame, encoding="utf-8")
-    flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000"),
-    ]
-    command = [BROWSER, *flags, "--dump-dom", path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert 'data-overflow="0"' in opened(path, "--allow-file-access-from-files", "--dump-dom")
+
+
+def test_the_page_prints_on_few_sheets(tmp_path: Path) -> None:
+    path, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    path.write_text(render_html(samples.summary(PAIRS), samples.manifest(PAIRS)), encoding="utf-8")
+    opened(path, f"--print-to-pdf={printed}")
+    assert 1 < printed.read_bytes().count(b"/Type /Page\n") <= MOST_SHEETS

@@ -25,6 +25,7 @@ from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, Es
 
 _BAND_ALPHA = 0.22
 _SPREAD_ALPHA = 0.10
+_FAINTEST_LINE = 4
 FEWEST_RESPONSES = 8
 _TOP = 1.04
 
@@ -153,7 +154,7 @@ def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> P
 def confidence_style(curve: ConfidenceCurve, curves: Sequence[ConfidenceCurve]) -> PairStyle:
     """The higher the bin, the stronger the colour; dash and marker tell neighbours apart."""
     number = curves.index(curve)
-    level = 2 + round((NUM_HEAT_LEVELS - 2) * number / max(1, len(curves) - 1))
+    level = _FAINTEST_LINE + round((NUM_HEAT_LEVELS - _FAINTEST_LINE) * number / max(1, len(curves) - 1))
     return PairStyle(f"heat-{level}", ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))[number % 4], "os^D"[number % 4])
 
 

@@ -125,11 +125,12 @@ def _law(shown: Shown) -> Table:
         ["median response", *(write_token_count(law.median_response) for law in laws)],
     ]
     return Table(
-        "The fitted law Var(S | T) = a τ^b: τ counts the first T tokens by how far their positions err, so that b near "
-        "1 is independent errors and b near 2 a bias of each response. A star marks a budget beyond the data, where "
-        "later tokens are taken to err as the last ones do, a dagger one by the closed form",
+        "The fitted law Var(S | T) = a τ^b",
         ["", *(pair_label(pair) for pair, _ in shown)],
         rows,
+        reading="τ counts the first T tokens by how far their positions err, so that b near 1 is independent errors "
+        "and b near 2 a bias of each response. A star marks a budget beyond the data, where later tokens are taken to "
+        "err as the last ones do, a dagger one by the closed form.",
         stacked=True,
     )
 
