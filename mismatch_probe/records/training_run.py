@@ -4,11 +4,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors, write_text
 from mismatch_probe.records.manifest import Entry, ModelIdentity
@@ -16,6 +17,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 
 TRAINING_VERSION = 1
 NONFINITE = "nonfinite"
+
+Outcome = Literal["finished", "stopped", "unfinished"]
 
 
 class TrainingManifest(Entry):
@@ -110,3 +113,61 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if text.endswith("\n"):
             yield json.loads(text)
+
+
+class MetricCourse(Entry):
+    """One metric over a run. `first` and `last` are means over the summary's `window` of steps; a step whose value is
+    not finite is counted and in none of them; None where nothing is left.
+    """
+
+    first: float | None
+    last: float | None
+    lowest: float | None
+    lowest_step: int | None
+    highest: float | None
+    highest_step: int | None
+    nonfinite_steps: int
+
+
+class GuardFirings(Entry):
+    """How often one guard fired, and what it said and asked for the first time."""
+
+    guard: str
+    metric: str
+    firings: int
+    first_step: int
+    last_step: int
+    actions: list[str]
+    sentence: str
+
+
+class TrainingSummary(Entry):
+    """What came of a training run, from its files; `train --json` and `report --json` print it.
+
+    best_reward: the highest mean reward of `window` steps in a row, the last of them at best_reward_step.
+    skipped_updates: steps whose gradients were not finite. seconds, num_tokens: of all recorded steps; the tokens are
+    those of responses.
+    """
+
+    training_version: int = TRAINING_VERSION
+    tool_version: str
+    model: str
+    task: str
+    objective: str
+    train_dtype: Dtype
+    infer_dtype: Dtype
+    seed: int
+    outcome: Outcome
+    diagnosis: str | None
+    steps: int
+    steps_asked: int
+    window: int
+    best_reward: float | None
+    best_reward_step: int | None
+    skipped_updates: int
+    seconds: float
+    num_tokens: int
+    num_events: int
+    guards: list[GuardFirings]
+    metrics: dict[str, MetricCourse]
+    report: str

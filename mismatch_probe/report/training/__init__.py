@@ -1,0 +1,5 @@
+"""What people look at while and after a model trains, made from the files of the run and nothing else."""
+
+from mismatch_probe.report.training.page import render_training, write_training_report
+
+__all__ = ["render_training", "write_training_report"]

@@ -1,0 +1,163 @@
+"""Curves over the steps, section by section, with the numbers behind them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_probe.notation import write_count, write_number, write_seconds
+from mismatch_probe.report.figures import course as drawing
+from mismatch_probe.report.figures.canvas import SMALL, WIDE
+from mismatch_probe.report.figures.course import Curve, Events
+from mismatch_probe.report.training.course import Course
+from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
+from mismatch_probe.report.training.summarise import OVERFLOW, finite_mean, metric_course, window_of
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.stats.sequences import Floats
+
+_ROWS = 10
+_PHASE = "time/"
+_SECONDS = "_seconds"
+_WHOLE = "step"
+
+
+def dynamics(courses: Sequence[Course]) -> list[Section]:
+    """A section for each group of drawings; what never changes is told in words."""
+    return [_section(section, courses) for section in SECTIONS]
+
+
+def figure(anchor: str, caption: str, plots: Sequence[Plot], courses: Sequence[Course], *extra: Panel) -> Figure:
+    """Drawings of some metrics of every run that has them, in one figure."""
+    names = [name for plot in plots for name in plot.metrics]
+    dense = len(plots) + len(extra) > 2
+    size = SMALL if dense else WIDE
+    return Figure(
+        f"figure-{anchor}",
+        f"How to read it: {' '.join([caption, *_smoothing(courses)])}",
+        [*(_panel(plot, courses, size) for plot in plots), *extra],
+        [_numbers(course, names) for course in courses],
+        key=[(course.label, course.style) for course in courses],
+        dense=dense,
+    )
+
+
+def _smoothing(courses: Sequence[Course]) -> list[str]:
+    width = max(drawing.neighbours(len(course.steps)) for course in courses)
+    return [f"Lines are means of {width} neighbouring steps, bands their range."] if width > 1 else []
+
+
+def _section(section: PlotSection, courses: Sequence[Course]) -> Section:
+    present = [plot for plot in section.plots if any(course.has(name) for course in courses for name in plot.metrics)]
+    still = {plot: value for plot in present if (value := _constant(plot, courses)) is not None}
+    moving = [plot for plot in present if plot not in still]
+    extra = [_phases(courses)] if section.anchor == TIME and any(map(_phase_seconds, courses)) else []
+    blocks: list[Block] = []
+    if moving or extra:
+        blocks.append(figure(section.anchor, section.caption, moving, courses, *extra))
+    if still:
+        words = [f"{plot.title}: {write_number(value)}" for plot, value in still.items()]
+        blocks.append(Note("The same in every step:", words))
+    if not blocks:
+        blocks.append(Note("No step recorded any of it."))
+    return Section(section.anchor, section.title, section.lede, blocks)
+
+
+def _constant(plot: Plot, courses: Sequence[Course]) -> float | None:
+    """The one value that a drawing would show in every step of every run."""
+    values = np.concatenate([course.metric(name) for course in courses for name in plot.metrics])
+    return float(values[0]) if len(values) and (values == values[0]).all() else None
+
+
+def _panel(plot: Plot, courses: Sequence[Course], size: tuple[float, float]) -> Panel:
+    curves = [
+        Curve(course.steps, course.metric(name), course.style, thin=name != plot.metrics[0])
+        for course in courses
+        for name in plot.metrics
+        if course.has(name)
+    ]
+    events = [_events(plot, course) for course in courses]
+    heading = Heading(
+        f"plot-{plot.anchor}", plot.title, _description(plot, courses), " ".join([plot.reading, *_legend(curves, plot)])
+    )
+    last = max((int(course.steps[-1]) for course in courses if len(course.steps)), default=1)
+    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, size)
+
+
+def _events(plot: Plot, course: Course) -> Events:
+    shown = [firing for firing in course.firings if firing.metric in plot.metrics]
+    if plot.scale == "log":
+        shown = [firing for firing in shown if firing.value > 0]
+    skipped = (
+        course.steps[course.metric(OVERFLOW) > 0] if any(name.startswith("optim/") for name in plot.metrics) else ()
+    )
+    return Events(
+        firings=[(firing.step, firing.value) for firing in shown],
+        changes=sorted({firing.step for firing in course.firings if firing.changed_the_run}),
+        skipped=list(skipped),
+    )
+
+
+def _legend(curves: Sequence[Curve], plot: Plot) -> list[str]:
+    """What the marks mean, where there are any."""
+    found = []
+    if any(not np.isfinite(curve.values).all() for curve in curves):
+        found.append("Crosses at the top: not finite.")
+    if plot.scale == "log" and any((curve.values <= 0).any() for curve in curves):
+        found.append("Circles at the foot: exactly 0.")
+    return found
+
+
+def _description(plot: Plot, courses: Sequence[Course]) -> str:
+    sentences = []
+    for course in courses:
+        values = course.metric(plot.metrics[0])
+        found = metric_course(course.steps, values, window_of(len(course.steps)))
+        sentences.append(
+            f"{course.label} goes from {write_number(found.first)} to {write_number(found.last)}, lowest "
+            f"{write_number(found.lowest)}, highest {write_number(found.highest)}"
+        )
+    return "; ".join(sentences)
+
+
+def _numbers(course: Course, names: Sequence[str]) -> Table:
+    """Means over stretches of the run."""
+    present = [name for name in names if course.has(name)]
+    rows: list[list[Cell]] = [
+        [_stretch(course.steps[rows]), *(_mean(course.metric(name)[rows]) for name in present)]
+        for rows in np.array_split(np.arange(len(course.steps)), min(_ROWS, len(course.steps)) or 1)
+        if len(rows)
+    ]
+    columns = ["steps", *present]
+    return Table(f"{course.label}: means over stretches of steps", columns, rows)
+
+
+def _stretch(steps: Floats) -> str:
+    first, last = write_count(int(steps[0])), write_count(int(steps[-1]))
+    return first if first == last else f"{first} to {last}"
+
+
+def _mean(values: Floats) -> str:
+    unfinite = int((~np.isfinite(values)).sum())
+    note = f" ({unfinite} of {len(values)} not finite)" if unfinite else ""
+    return write_number(finite_mean(values)) + note
+
+
+def _phase_seconds(course: Course) -> dict[str, float]:
+    """Mean seconds of a step by phase; `other` is what no phase claims."""
+    names = [name for name in course.metrics if name.startswith(_PHASE) and name.endswith(_SECONDS)]
+    means = {name[len(_PHASE) : -len(_SECONDS)]: finite_mean(course.metric(name)) or 0.0 for name in names}
+    whole = means.pop(_WHOLE, 0.0)
+    return {**means, "other": max(0.0, whole - sum(means.values()))} if means else {}
+
+
+def _phases(courses: Sequence[Course]) -> Panel:
+    found = [(course.label, course.style, _phase_seconds(course)) for course in courses]
+    heading = Heading(
+        "plot-phases",
+        "Where a step's time goes",
+        "; ".join(
+            f"{label}: {', '.join(f'{phase} {write_seconds(seconds)}' for phase, seconds in phases.items())}"
+            for label, _, phases in found
+        ),
+        "Mean over all steps; the share is of the step.",
+    )
+    return drawing.draw_phases(heading, found)

@@ -1,0 +1,50 @@
+"""The page of one training run, or of several with their curves in one figure, from their files alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
+from mismatch_probe.report.hostile import inert_json
+from mismatch_probe.report.rendering import rendered
+from mismatch_probe.report.training.course import Course, read_courses
+from mismatch_probe.report.training.details import guards, metrics, provenance, reproduce, settings
+from mismatch_probe.report.training.dynamics import dynamics
+from mismatch_probe.report.training.overview import overview
+from mismatch_probe.report.training.summarise import summarise_course
+
+_SOURCES = ["manifest.json", "metrics.jsonl", "events.jsonl"]
+
+
+def write_training_report(directories: Sequence[TrainingDirectory], path: Path) -> list[TrainingSummary]:
+    """Write the page of some runs, finished or not, to `path`; returns what came of each.
+
+    Raises:
+        RunDirectoryError: a folder holds no training run.
+        BrokenRecord: a file cannot be read by this version.
+        StorageError: the disk refused the write.
+    """
+    courses = read_courses(directories)
+    runs = [(course, summarise_course(course, str(path))) for course in courses]
+    write_text(path, render_training(runs))
+    return [summary for _, summary in runs]
+
+
+def render_training(runs: Sequence[tuple[Course, TrainingSummary]]) -> str:
+    """The page; the same records give the same bytes."""
+    courses = [course for course, _ in runs]
+    return rendered(
+        "report.html.j2",
+        tool_version=courses[0].manifest.tool_version,
+        overview=overview(runs),
+        sections=[
+            guards(courses),
+            *dynamics(courses),
+            metrics(runs),
+            settings(courses),
+            provenance(courses),
+            reproduce(courses),
+        ],
+        sources=_SOURCES,
+        summary_json=inert_json([summary.model_dump(mode="json") for _, summary in runs]),
+    )
