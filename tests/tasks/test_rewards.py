@@ -125,6 +125,7 @@ def test_an_interrupt_is_no_error_of_the_function():
     ("code", "name", "message"),
     [
         ("", "no_such_module:score", "there is no module 'no_such_module'"),
+        ("", "no_such_package.module:score", "there is no module 'no_such_package.module'"),
         ("", "my_rewards.deeper:score", "there is no module 'my_rewards.deeper'"),
         ("", ":score", "there is no module ''"),
         (

@@ -1,4 +1,3 @@
-
 """Advantages from rewards: baselines over the batch or the samples of one prompt, and GAE with a critic."""
 
 from dataclasses import dataclass

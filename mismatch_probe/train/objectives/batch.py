@@ -1,4 +1,3 @@
-
 """What one sampling round brings to an objective."""
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ class Responses:
     lengths_N: Tensor
 
     @cached_property
-    def of_token_T(self) -> Tensor:
+    def of_token_T(self) -> Tensor:  # noqa: N802 - shape suffix
         return torch.arange(len(self.lengths_N), device=self.lengths_N.device).repeat_interleave(self.lengths_N)
 
     def sums(self, values_T: Tensor) -> Tensor:
@@ -70,5 +69,5 @@ class RolloutBatch:
         return Responses(self.lengths_N)
 
     @cached_property
-    def included_T(self) -> Tensor:
+    def included_T(self) -> Tensor:  # noqa: N802 - shape suffix
         return self.responses.spread(self.included_N)

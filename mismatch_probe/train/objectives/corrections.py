@@ -1,4 +1,3 @@
-
 """Importance corrections: weights w = pi_old / mu, and what they leave of the batch. No gradient flows through them.
 
 The definitions of `mismatch_probe.stats.rules`, on tensors: log space, a bound of 20, float64.

@@ -1,4 +1,3 @@
-
 """The policy loss of an objective, in micro-batches that add up to the loss of the whole update."""
 
 from collections.abc import Sequence
@@ -112,11 +111,11 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
     if logprobs_T.shape != tokens.shape:
         raise ValueError(f"{tuple(logprobs_T.shape)} log-probs for responses with {len(tokens)} tokens")
     dtype = torch.promote_types(logprobs_T.dtype, torch.float32)
-    included_T, kept_T = (mask[tokens].to(device) for mask in (batch.included_T, plan.corrected.kept_T))
+    kept_T = plan.corrected.kept_T[tokens].to(device)
     found = surrogate(
         plan.objective.ratio,
-        torch.where(included_T, logprobs_T.to(dtype), 0.0),
-        torch.where(included_T, batch.old_logprobs_T[tokens].to(device, dtype), 0.0),
+        logprobs_T.to(dtype),
+        batch.old_logprobs_T[tokens].to(device, dtype),
         plan.advantages_T[tokens].to(device, dtype),
         Responses(batch.lengths_N[rows_B].to(device)),
     )

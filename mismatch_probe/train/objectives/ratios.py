@@ -1,4 +1,3 @@
-
 """The surrogate that a step climbs: log pi itself, or a clipped ratio of pi now to pi before the update."""
 
 from dataclasses import dataclass

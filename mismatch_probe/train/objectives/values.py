@@ -1,4 +1,3 @@
-
 """The critic's loss."""
 
 from collections.abc import Sequence

@@ -166,6 +166,16 @@ def test_a_reward_that_is_missing_reaches_the_loss(objective: Objective):
     assert whole_loss(objective, spoiled, moved(batch)).loss.isnan()
 
 
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "reinforce"])
+def test_a_reward_that_is_missing_reaches_nothing_once_its_prompt_is_left_out(name):
+    objective, batch = build_objective(name), random_batch(excluded=[0, 1, 2])
+    logprobs = moved(batch)
+    spoiled = replace(batch, rewards_N=batch.rewards_N.index_fill(0, torch.tensor([2]), torch.nan))
+    clean, loss = (whole_loss(objective, given, logprobs).loss for given in (batch, spoiled))
+    torch.testing.assert_close(loss, clean)
+    torch.testing.assert_close(gradient(loss, logprobs), gradient(clean, logprobs))
+
+
 @pytest.mark.parametrize("leg", ["old_logprobs_T", "mu_logprobs_T"])
 @pytest.mark.parametrize("name", ["grpo-token-tis", "grpo-seq-mis", "pg-seq-is", "pg-seq-tis", "pg-seq-mis"])
 def test_a_logprob_that_is_missing_is_neither_rejected_nor_truncated(name, leg):
@@ -195,7 +205,7 @@ def test_a_response_of_another_update_makes_the_loss_nan():
 
 def test_tokens_whose_gradient_the_clip_cuts_off_are_counted():
     batch = random_batch()
-    logprobs = moved(batch)
+    logprobs = moved(batch, by=0.5)
     result = whole_loss(build_objective("dr-grpo"), batch, logprobs)
     cut = gradient(result.loss, logprobs) == 0
     flat = planned(build_objective("dr-grpo"), batch).advantages_T == 0
