@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.compare.run import Listener, advance, write_summary
+from mismatch_probe.compare.recorder import Listener
+from mismatch_probe.compare.run import advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -41,7 +42,7 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
         extension = RunDirectory(run.path / FOLDER)
         _open(extension, preparation, preparation.prompts[len(recorded) :])
         with extension.locked():
-            added = advance(extension, listener)
+            added = advance(extension, listener, manifest.stages)
         _merge(run, extension, manifest)
         write_table(run.prompts_path, prompts_table(preparation.prompts))
         manifest = _extended(manifest, added, len(recorded))
@@ -57,7 +58,14 @@ def _check_continues(
     settings = manifest.settings.model_copy(update={"prompts": now.settings.prompts})
     same = {
         "model": manifest.content_keys["model"] == now.content_keys["model"],
-        "package versions": manifest.content_keys["versions"] == now.content_keys["versions"],
+        **{
+            name: manifest.content_keys.get(key) == now.content_keys.get(key)
+            for key, name in (
+                ("versions", "package versions"),
+                ("hardware", "hardware"),
+                ("environment", "environment"),
+            )
+        },
         "settings": settings == now.settings,
         "prompts": [(prompt.prompt_id, prompt.token_ids) for prompt in recorded]
         == [(prompt.prompt_id, prompt.token_ids) for prompt in preparation.prompts[: len(recorded)]],
@@ -94,7 +102,7 @@ def _append(path: Path, addition: Path) -> None:
 
 
 def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:
-    """The manifest of both parts: progress adds up, what was read back last stands."""
+    """The manifest of both parts: progress adds up, what was read back first stands."""
     return manifest.model_copy(
         update={
             "settings": added.settings,
@@ -112,5 +120,7 @@ def _both(before: StageRecord, added: StageRecord) -> StageRecord:
             "batches_done": before.batches_done + added.batches_done,
             "tokens": before.tokens + added.tokens,
             "seconds": before.seconds + added.seconds,
+            "effective_settings": before.effective_settings or added.effective_settings,
+            "later_settings": [*before.later_settings, *added.later_settings],
         }
     )

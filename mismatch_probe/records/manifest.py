@@ -26,7 +26,10 @@ class ModelIdentity(Entry):
 
 
 class StageRecord(Entry):
-    """One stage's progress; `effective_settings` were read back from what ran, not copied from the request."""
+    """One stage's progress; `effective_settings` were read back from what ran, not copied from the request.
+
+    later_settings: how those of parts after an interruption or in an extension differed, in what changes no number.
+    """
 
     state: Literal["pending", "running", "done", "skipped"] = "pending"
     batches: int = 0
@@ -35,12 +38,22 @@ class StageRecord(Entry):
     seconds: float = 0.0
     note: str = ""
     effective_settings: dict[str, Any] = {}
+    later_settings: list[str] = []
+
+
+class Continuation(Entry):
+    """A run taken up again: when, by which command, and what had changed by then that changes no number."""
+
+    at: str
+    command: list[str]
+    changed: list[str]
 
 
 class Manifest(Entry):
     """The record of a run; only the parent process writes it.
 
-    extended_from: how many prompts the run had before each time that a gate asked for more.
+    environment: variables that can have to do with what is computed. extended_from: how many prompts the run had before
+    each time that a gate asked for more.
     """
 
     manifest_version: int = MANIFEST_VERSION
@@ -52,6 +65,8 @@ class Manifest(Entry):
     content_keys: dict[str, str]
     versions: dict[str, str]
     hardware: dict[str, Any]
+    environment: dict[str, str] = {}
     git: dict[str, Any] | None
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []
+    continued: list[Continuation] = []

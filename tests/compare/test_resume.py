@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.compare.events import EffectiveSettings, StageStarted
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.recorder import Recorder
 from mismatch_probe.compare.run import resume_run
 from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.provenance.grounds import grounds_keys
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.run_directory import RunDirectory
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
 
 MADE = Simulation(num_prompts=2)
@@ -17,7 +22,7 @@ MADE = Simulation(num_prompts=2)
     ("change", "words"),
     [
         ({"num_prompts": 3}, r"prompts.num_prompts = 2 \(now 3\)"),
-        ({"vllm": "0.99"}, r"vllm 0.32.0 \(now 0.99\)"),
+        ({"vllm": "0.99"}, r"vllm = '0.32.0' \(now '0.99'\)"),
         ({"fingerprint": "checkpoint-b"}, "another model content"),
     ],
 )
@@ -34,6 +39,96 @@ def test_a_run_of_a_version_that_knew_other_settings_says_that(tmp_path: Path) -
     newer = now.model_copy(update={"content_keys": now.content_keys | {"settings": "of more settings"}})
     with pytest.raises(RunDirectoryError, match=r"a mismatch-probe \(.*\) that knew other settings"):
         resume_run(tmp_path / "run", Preparation(newer, simulated_prompts(MADE)))
+
+
+def on_other_grounds(manifest: Manifest, **change: dict[str, Any]) -> Manifest:
+    """The manifest as another process would have prepared it."""
+    parts = {
+        name: {**getattr(manifest, name), **change.get(name, {})} for name in ("versions", "hardware", "environment")
+    }
+    return manifest.model_copy(update={**parts, "content_keys": manifest.content_keys | grounds_keys(**parts)})
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunDirectory:
+    run = simulated_run(tmp_path / "run", MADE)
+    run.write_manifest(on_other_grounds(run.read_manifest(), environment={"OMP_NUM_THREADS": "4"}))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"versions": {"mismatch-probe": "9.9"}}, r"mismatch-probe = None \(now '9.9'\)"),
+        ({"hardware": {"gpus": ["NVIDIA H200"]}}, r"gpus = \[\] \(now \['NVIDIA H200'\]\)"),
+        ({"hardware": {"cpu_cores": 3}}, r"cpu_cores = None \(now 3\)"),
+        ({"environment": {"OMP_NUM_THREADS": "8"}}, r"OMP_NUM_THREADS = '4' \(now '8'\)"),
+        ({"environment": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}}, "VLLM_ATTENTION_BACKEND = None"),
+    ],
+)
+def test_what_can_change_a_number_is_refused_by_its_name(
+    made: RunDirectory, change: dict[str, dict[str, Any]], words: str
+) -> None:
+    now = on_other_grounds(made.read_manifest(), **change)
+    before = made.manifest_path.read_bytes()
+    with pytest.raises(RunDirectoryError, match=f"was made with {words}"):
+        resume_run(made.path, Preparation(now, simulated_prompts(MADE)))
+    assert made.manifest_path.read_bytes() == before
+
+
+def test_what_changes_no_number_is_recorded(made: RunDirectory) -> None:
+    now = on_other_grounds(
+        made.read_manifest(), hardware={"memory_bytes": 1}, environment={"VLLM_LOGGING_LEVEL": "DEBUG"}
+    )
+    [taken_up] = resume_run(made.path, Preparation(now, simulated_prompts(MADE))).read_manifest().continued
+    assert set(taken_up.changed) == {
+        "hardware.memory_bytes = None (now 1)",
+        "environment.VLLM_LOGGING_LEVEL = None (now 'DEBUG')",
+    }
+
+
+def test_a_run_that_another_process_writes_is_left_alone(made: RunDirectory) -> None:
+    files = {path: path.read_bytes() for path in (made.manifest_path, made.prompts_path)}
+    with made.locked(), pytest.raises(RunDirectoryError, match="another process"):
+        resume_run(made.path, Preparation(made.read_manifest(), simulated_prompts(Simulation(num_prompts=1))))
+    assert {path: path.read_bytes() for path in files} == files
+
+
+STAGE = "sample-bf16"
+BEGAN = {"dtype": "bf16", "num_threads": 4, "num_kv_blocks": 100}
+
+
+def went_on(run: RunDirectory, batches_done: int, earlier: StageRecord | None = None, **settings: Any) -> StageRecord:
+    """The stage's record once a child has read back BEGAN, changed by `settings`, and starts."""
+    recorder = Recorder(run, run.read_manifest(), lambda event: None, {STAGE: earlier} if earlier else {})
+    recorder(EffectiveSettings(stage=STAGE, settings=BEGAN | settings))
+    recorder(StageStarted(stage=STAGE, batches=2, batches_done=batches_done))
+    return run.read_manifest().stages[STAGE]
+
+
+def test_a_stage_keeps_the_settings_it_began_with_and_notes_what_changes_no_number(made: RunDirectory) -> None:
+    assert went_on(made, 0).effective_settings == BEGAN
+    record = went_on(made, 1, num_kv_blocks=50)
+    assert record.effective_settings == BEGAN
+    assert record.later_settings == ["num_kv_blocks = 100 (now 50)"]
+
+
+def test_a_stage_does_not_go_on_with_other_settings(made: RunDirectory) -> None:
+    went_on(made, 0)
+    with pytest.raises(RunDirectoryError, match=rf"{STAGE} began with num_threads = 4 \(now 1\)"):
+        went_on(made, 1, num_threads=1)
+    assert made.read_manifest().stages[STAGE].effective_settings == BEGAN
+
+
+def test_a_stage_of_which_nothing_is_recorded_begins_anew(made: RunDirectory) -> None:
+    went_on(made, 0)
+    assert went_on(made, 0, num_threads=1).effective_settings == BEGAN | {"num_threads": 1}
+
+
+def test_an_extension_runs_as_the_run_it_is_merged_into(made: RunDirectory) -> None:
+    with pytest.raises(RunDirectoryError, match="num_threads"):
+        went_on(made, 0, StageRecord(effective_settings=BEGAN), num_threads=1)
+    assert went_on(made, 0, StageRecord(effective_settings=BEGAN), max_model_len=9).later_settings
 
 
 def test_the_same_continues(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from mismatch_probe.dtypes import Dtype
 
-_RECORDED_PREFIXES: Final = ("VLLM_", "OMP_", "MKL_", "KMP_", "TRITON_F32", "NVIDIA_TF32", "CUDA_VISIBLE", "CUBLAS_")
-_RECORDED_NAMES: Final = ("LD_PRELOAD",)
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -29,13 +27,3 @@ def choose_processes(args: Mapping[str, Any]) -> None:
     """
     if all(args.get(size) in (None, 1) for size in _PARALLEL_SIZES):
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
-
-def recorded_environment() -> dict[str, str]:
-    """The variables that can change what the engine computes, secrets left out."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if (name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES)
-        and not any(word in name for word in ("KEY", "TOKEN", "SECRET"))
-    }

@@ -6,10 +6,11 @@ from typing import Any, Final
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype, vllm_name
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
-from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import, recorded_environment
+from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import
 from mismatch_probe.engines.vllm.limits import DTYPE_BYTES, check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
+from mismatch_probe.provenance.grounds import recorded_environment
 
 WHOLE_VOCABULARY: Final = -1
 

@@ -1,0 +1,92 @@
+"""What a run may be continued with: what can change a number is refused by name, what changes none is recorded."""
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.provenance.grounds import decisive
+from mismatch_probe.records.manifest import Continuation, Manifest
+
+_HARMLESS_SETTINGS: Final = (
+    "bounded_by_probe.kv_cache_memory_bytes",
+    "chunked_head_difference",
+    "environment",
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "num_kv_blocks",
+)
+"""Beginnings of effective settings that follow free memory or a part's own prompts, are measured anew, or are held to
+elsewhere.
+"""
+
+
+def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
+    """
+    Raises:
+        RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
+            environment.
+    """
+    for name, key in recorded.content_keys.items():
+        if now.content_keys.get(name) != key:
+            what = ", ".join(_what_changed(name, recorded, now).values())
+            what = what or f"a mismatch-probe ({recorded.tool_version}) that knew other {name}"
+            raise RunDirectoryError(f"{path} was made with {what}: resume with the same, or give another --out")
+
+
+def continuation(recorded: Manifest, now: Manifest) -> Continuation:
+    """The record of going on with a run, and of what is another now that changes no number."""
+    names = {"environment", "versions", "hardware", "git"}
+    return Continuation(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=["mismatch-probe", *sys.argv[1:]],
+        changed=list(_changes(recorded.model_dump(include=names), now.model_dump(include=names)).values()),
+    )
+
+
+def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+    """How a later part's effective settings differ from the first part's.
+
+    Raises:
+        RunDirectoryError: in something that can change a number.
+    """
+    changes = _changes(first, later)
+    refused = [change for name, change in changes.items() if not name.startswith(_HARMLESS_SETTINGS)]
+    if refused:
+        raise RunDirectoryError(
+            f"{stage} began with {', '.join(refused)}: go on where it runs as it did, or give another --out"
+        )
+    return list(changes.values())
+
+
+def _what_changed(name: str, recorded: Manifest, now: Manifest) -> dict[str, str]:
+    if name == "settings":
+        return _changes(*(one.settings.model_dump(mode="json") for one in (recorded, now)))
+    if name in ("model", "prompts"):
+        return {name: f"another {name} content"}
+    return _changes(*(decisive(one.versions, one.hardware, one.environment)[name] for one in (recorded, now)))
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """What differs by its name, nested names joined by dots, each as `name = before (now after)`."""
+    old, new = _flat(before), _flat(after)
+    return {
+        name: f"{name} = {old.get(name)!r} (now {new.get(name)!r})"
+        for name in old | new
+        if old.get(name) != new.get(name)
+    }
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key, below in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), below)
+        else:
+            flat[prefix] = value
+
+    walk("", settings)
+    return flat

@@ -1,0 +1,28 @@
+import pytest
+
+from mismatch_probe.provenance.grounds import decisive, grounds_keys, recorded_environment
+
+
+def test_variables_that_compute_are_recorded_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_ATTENTION_BACKEND", "OMP_NUM_THREADS", "LD_PRELOAD", "VLLM_API_KEY", "HOME"):
+        monkeypatch.setenv(name, "x")
+    found = recorded_environment()
+    assert {"VLLM_ATTENTION_BACKEND", "OMP_NUM_THREADS", "LD_PRELOAD"} <= found.keys()
+    assert not {"VLLM_API_KEY", "HOME"} & found.keys()
+
+
+def test_only_what_can_change_a_number_is_decisive() -> None:
+    versions = {"torch": "2.13", "pyarrow": "21"}
+    hardware = {"cpu": "Xeon", "memory_bytes": 1}
+    environment = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive", "VLLM_CACHE_ROOT": "/tmp"}
+    assert decisive(versions, hardware, environment) == {
+        "versions": {"torch": "2.13"},
+        "hardware": {"cpu": "Xeon"},
+        "environment": {"OMP_NUM_THREADS": "4"},
+    }
+
+
+def test_each_part_has_a_key_of_its_own() -> None:
+    one = grounds_keys({"torch": "2.13"}, {"cpu": "Xeon"}, {})
+    other = grounds_keys({"torch": "2.13"}, {"cpu": "Epyc"}, {})
+    assert {name for name in one if one[name] != other[name]} == {"hardware"}
