@@ -111,6 +111,9 @@ class Policy:
             f"halve policy.micro_batch_tokens (now {self._micro_batch_tokens}), or set policy.gradient_checkpointing",
         ):
             logprobs_T, entropy_T = self.module(padded)
+        if not torch.is_grad_enabled():
+            # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
+            self.module.reshard()
         return logprobs_T, entropy_T
 
     def weights(self, dtype: Dtype = "fp32") -> Iterator[tuple[str, torch.Tensor]]:

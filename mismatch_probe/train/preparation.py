@@ -92,5 +92,5 @@ def prepare_training(settings: TrainSettings) -> TrainingPreparation:
     return TrainingPreparation(settings, manifest, folder, tokenizer, problems, reward, guards)
 
 
-def default_training_path() -> Path:
-    return Path("runs") / f"train-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+def default_training_path(command: str = "train") -> Path:
+    return Path("runs") / f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}"

@@ -54,20 +54,28 @@ class Rollouts:
         self._sampling = SamplingSettings(max_new_tokens=settings.max_new_tokens, temperature=settings.temperature)
         self._seed = seed
 
+    def restrict(self, problems: Sequence[EncodedPrompt]) -> None:
+        """Sample no other problems from now on."""
+        self._problems = problems
+
     def sample(self, step: int) -> list[Rollout]:
-        """The step's responses, problem after problem, on every rank; each rank samples and scores its share.
+        """The step's responses, problem after problem, on every rank. Raises as `respond`."""
+        own = self._chosen(step)[rank() :: world_size()]
+        return self.respond(
+            [
+                SampleRequest(f"{step}/{problem.prompt_id}/{sample}", problem, self._request_seed(step, place, sample))
+                for place, problem in own
+                for sample in range(self._settings.samples)
+            ]
+        )
+
+    def respond(self, requests: Sequence[SampleRequest]) -> list[Rollout]:
+        """Responses to the requests of every rank, on every rank; each rank samples and scores its own.
 
         Raises:
             EngineError: the engine failed.
             UsageError: the reward function failed.
         """
-        chosen = self._chosen(step)
-        own = chosen[rank() :: world_size()]
-        requests = [
-            SampleRequest(f"{step}/{problem.prompt_id}/{sample}", problem, self._request_seed(step, place, sample))
-            for place, problem in own
-            for sample in range(self._settings.samples)
-        ]
         sampled = self._engine.sample(requests, self._sampling)
         texts = self._tokenizer.batch_decode([one.sequence.token_ids for one in sampled], skip_special_tokens=True)
         answered = [

@@ -13,7 +13,7 @@ from mismatch_probe.train.guards.decision import Decision
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.state import Adjustments
-from mismatch_probe.train.trainer import Listener, Trainer
+from mismatch_probe.train.trainer import Goal, Listener, Trainer
 from mismatch_probe.training_path.loading import choose_device
 
 
@@ -50,8 +50,10 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     return directory
 
 
-def execute_training(directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener) -> None:
-    """Train to the last step, from the newest checkpoint where there is one.
+def execute_training(
+    directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener, goal: Goal | None = None
+) -> None:
+    """Train to the last step or the goal, from the newest checkpoint where there is one.
 
     Raises:
         TrainingStopped: a guard ended the run.
@@ -78,7 +80,13 @@ def execute_training(directory: TrainingDirectory, preparation: TrainingPreparat
             with assembled(preparation, adjustments) as parts:
                 _record(directory, effective=parts.effective())
                 trainer = Trainer(
-                    parts, preparation.settings, GuardBook(preparation.guards), checkpoints, adjustments, listener
+                    parts,
+                    preparation.settings,
+                    GuardBook(preparation.guards),
+                    checkpoints,
+                    adjustments,
+                    listener,
+                    goal,
                 )
                 if newest is not None:
                     trainer.resume(newest)

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -30,6 +30,16 @@ _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK
 Listener = Callable[[int, Mapping[str, float], Decision], None]
 
 
+class Goal(Protocol):
+    """What ends a run before its last step; every rank asks it the same."""
+
+    def begin(self, parts: Parts, step: int) -> None:
+        """The parts stand, the engine still with the starting checkpoint's weights; `step` is the last one done."""
+
+    def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
+        """Whether the run may end after a step with these responses."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """One step up to its gradients."""
@@ -52,6 +62,7 @@ class Trainer:
         checkpoints: Checkpoints,
         adjustments: Adjustments,
         listener: Listener,
+        goal: Goal | None = None,
     ) -> None:
         self._parts = parts
         self._settings = settings
@@ -59,6 +70,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self.adjustments = adjustments
         self._listener = listener
+        self._goal = goal
         self._step = 0
         self._recent_rewards: list[float] = []
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
@@ -73,27 +85,32 @@ class Trainer:
         self._step = step
 
     def run(self) -> bool:
-        """Train to the last step. False where a guard asked for another precision: assemble again, and go on.
+        """Train to the last step or the goal. False where a guard asked for another precision: assemble again, go on.
 
         Raises:
             TrainingStopped: a guard ended the run.
         """
+        if self._goal is not None:
+            self._goal.begin(self._parts, self._step)
         if self._step == 0:
             self._save()
         while self._step < self._settings.steps:
             self._step += 1
             precisions = self.adjustments.train_dtype, self.adjustments.infer_dtype
-            quiet = self._run_step(self._step)
+            decision, rollouts = self._run_step(self._step)
+            reached = self._goal is not None and self._goal.reached(self._step, rollouts)
             due = self._step % self._settings.checkpoint.every == 0 or self._step == self._settings.steps
             asks_for_another = (self.adjustments.train_dtype, self.adjustments.infer_dtype) != precisions
-            if (due and quiet) or asks_for_another:
+            if (due and not decision.events) or reached or asks_for_another:
                 self._save()
+            if reached:
+                return True
             if asks_for_another:
                 return False
         return True
 
-    def _run_step(self, step: int) -> bool:
-        """One step; whether no guard fired."""
+    def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
+        """One step; what guards said to it, and its responses."""
         clock = Clock()
         with clock("sync"):
             metrics = self._parts.sync()
@@ -112,7 +129,7 @@ class Trainer:
         self._events.extend(decision.events)
         self._listener(step, metrics, decision)
         self._answer(decision)
-        return not decision.events
+        return decision, prepared.rollouts
 
     def _prepare(self, step: int, clock: Clock) -> Prepared:
         with clock("sample"):

@@ -1,0 +1,84 @@
+"""Does a sync tell whether the engine holds what it was sent? Each fault planted, and a sound engine beside it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mismatch_probe.config.train import PolicySettings
+from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.probe import WeightSync
+from mismatch_probe.train.rollouts import Rollout
+from tests.train.model_engine import ModelEngine
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def make_sync(llama: Path, rollouts: list[Rollout], *faults: str) -> tuple[Policy, ModelEngine, WeightSync]:
+    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    engine = ModelEngine(llama, *faults)
+    return policy, engine, WeightSync(policy, engine, "fp32", [rollout.sequence for rollout in rollouts[:4]])
+
+
+def move(policy: Policy, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trainable():
+            local = parameter.to_local()  # type: ignore[attr-defined]
+            local.add_(torch.randn(local.shape, generator=generator) * size)
+
+
+def test_a_sound_sync_brings_both_sides_together_after_every_move(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, _, sync = make_sync(llama, rollouts)
+    sync()
+    for _ in range(3):
+        move(policy, 0.01)
+        found = sync()
+        assert found["sync/engine_unchanged"] == 0
+        assert found["sync/probe_k3"] < 1e-10
+        assert found["update/policy_shift_k3"] > 1e-6
+
+
+def test_an_engine_that_keeps_its_old_weights_is_told_at_the_next_sync(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, _, sync = make_sync(llama, rollouts, "ignores_weights")
+    assert sync()["sync/engine_unchanged"] == 0
+    move(policy, 1e-4)
+    assert sync()["sync/engine_unchanged"] == 1
+
+
+def test_sending_the_same_weights_again_does_not_clear_a_stale_engine(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, engine, sync = make_sync(llama, rollouts, "ignores_weights")
+    sync()
+    move(policy, 1e-4)
+    sync()
+    assert sync()["sync/engine_unchanged"] == 1
+    engine.faults.clear()
+    assert sync()["sync/engine_unchanged"] == 0
+
+
+def test_weights_that_did_not_change_are_no_sign_of_a_stale_engine(llama: Path, rollouts: list[Rollout]) -> None:
+    _, _, sync = make_sync(llama, rollouts)
+    sync()
+    found = sync()
+    assert found["sync/engine_unchanged"] == 0
+    assert found["update/policy_shift_k3"] == 0
+
+
+def test_a_layer_perturbed_in_the_engine_shows_in_the_probe(llama: Path, rollouts: list[Rollout]) -> None:
+    _, engine, sync = make_sync(llama, rollouts)
+    sync()
+    engine.perturbation = 0.05
+    found = sync()
+    assert found["sync/probe_k3_canary_ratio"] > 100
+
+
+def test_a_restored_sync_compares_with_what_the_first_one_saw(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, engine, sync = make_sync(llama, rollouts)
+    sync()
+    saved = json.loads(json.dumps(sync.state()))
+    move(policy, 0.01)
+    expected = sync()
+    again = WeightSync(policy, engine, "fp32", [rollout.sequence for rollout in rollouts[:4]])
+    again.restore(saved)
+    assert again() == expected
