@@ -1,11 +1,13 @@
 """A metric over the steps of training runs, with what happened to the runs marked on it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from mismatch_probe.notation import write_percent, write_seconds
 from mismatch_probe.report.figures.canvas import SMALL, band, color, line, logarithmic, panel
@@ -13,16 +15,18 @@ from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.sequences import Floats
 
-MOST_POINTS = 120
-_POINTS_APART = 40
-"""A run of as many steps is drawn as means of three neighbouring steps, a longer one of more."""
+MOST_POINTS = 240
+"""Of a longer run, neighbouring means that share no step are drawn."""
+_SMOOTHING = 7.0
 
 Scale = Literal["linear", "log", "share"]
 
-_BAND_ALPHA = 0.2
+_BAND_ALPHA, _THIN_BAND_ALPHA = 0.2, 0.09
 _SHARE_LIMITS = (-0.02, 1.04)
 _FOOT, _HEAD = 0.02, 0.98
-_BAR = 0.34
+_PHASE_NAME, _BAR = 0.34, 0.26
+"""Inches of height."""
+_ROOM_FOR_WORDS = 1.6
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,14 @@ class Smoothed(NamedTuple):
 
 
 def neighbours(num_steps: int) -> int:
-    """How many steps a drawn point is the mean of."""
-    return 1 + 2 * (num_steps // _POINTS_APART)
+    """How many steps a drawn point is the mean of: 3 of 60, 9 of 1,000."""
+    return 1 + 2 * math.floor(math.sqrt(num_steps) / _SMOOTHING)
 
 
 def smoothed(steps: Floats, values: Floats) -> Smoothed:
-    """Values [steps] as running means with their range, at not much more than `MOST_POINTS` steps."""
+    """Values [steps] as running means with their range; every step is in one."""
     width = neighbours(len(steps))
-    every = max(1, len(steps) // MOST_POINTS)
+    every = 1 if len(steps) <= MOST_POINTS else width
     padded = np.pad(values, width // 2, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)[::every]
     known = np.isfinite(windows)
@@ -92,7 +96,9 @@ def draw(
     """
 
     def on(axes: Axes) -> None:
-        axes.set_xlim(1 - 0.02 * last_step, last_step * 1.02)
+        margin = max(0.5, 0.02 * last_step)
+        axes.set_xlim(1 - margin, last_step + margin)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
         axes.set_xlabel("step")
         axes.set_ylabel(y_label)
         drawn = [_draw_curve(axes, curve, logarithmic=scale == "log") for curve in curves]
@@ -110,10 +116,14 @@ def draw(
 
 def _draw_curve(axes: Axes, curve: Curve, *, logarithmic: bool) -> bool:
     """Whether anything of it can be drawn."""
+    if not len(curve.steps):
+        return False
     shown = curve.values if not logarithmic else np.where(curve.values > 0, curve.values, np.nan)
     points = smoothed(curve.steps, shown)
     x = points.steps.tolist()
-    band(axes, x, points.low.tolist(), points.high.tolist(), curve.style, _BAND_ALPHA)
+    band(
+        axes, x, points.low.tolist(), points.high.tolist(), curve.style, _THIN_BAND_ALPHA if curve.thin else _BAND_ALPHA
+    )
     if curve.thin:
         axes.plot(x, points.mean, color=color(curve.style.color), linewidth=0.9, alpha=0.75)
     else:
@@ -128,6 +138,8 @@ def _draw_events(axes: Axes, events: Events) -> None:
     for step in events.changes:
         axes.axvline(step, color=color("reject"), linewidth=0.9, alpha=0.6, linestyle=(0, (3, 2)), zorder=0)
     _row(axes, np.array(events.skipped, dtype=float), _FOOT, "|", "mask")
+    if not events.firings:
+        return
     axes.plot(
         [step for step, _ in events.firings],
         [value for _, value in events.firings],
@@ -143,6 +155,8 @@ def _draw_events(axes: Axes, events: Events) -> None:
 
 def _row(axes: Axes, steps: Floats, height: float, marker: str, role: str) -> None:
     """Marks at one height of the axes, whatever their scale."""
+    if not len(steps):
+        return
     axes.plot(
         steps,
         np.full(len(steps), height),
@@ -157,31 +171,32 @@ def _row(axes: Axes, steps: Floats, height: float, marker: str, role: str) -> No
     )
 
 
-def draw_phases(heading: Heading, runs: Sequence[tuple[str, PairStyle, Mapping[str, float]]]) -> Panel:
-    """Mean seconds of a step by phase, one bar a run; the longest phase first."""
-    phases = sorted(
-        {phase for _, _, seconds in runs for phase in seconds},
-        key=lambda phase: -max(seconds.get(phase, 0.0) for _, _, seconds in runs),
-    )
+def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, float], float]]) -> Panel:
+    """Seconds of a step by phase, one bar for each run's style, seconds by phase and seconds of a whole step; the
+    longest phase first.
+    """
+    phases = sorted({phase for _, seconds, _ in runs for phase in seconds}, key=lambda phase: -runs[0][1][phase])
+    height = _PHASE_NAME + len(runs) * _BAR
 
     def on(axes: Axes) -> None:
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("seconds of a step")
-        axes.set_ylim(len(phases) * (len(runs) * _BAR + 0.5), -0.1)
-        top = 0.0
-        for phase in phases:
-            axes.text(0, top + 0.3, phase, transform=axes.get_yaxis_transform(), fontsize=10.5)
-            for number, (_, style, seconds) in enumerate(runs):
-                _bar(axes, top + 0.42 + number * _BAR, seconds.get(phase, 0.0), sum(seconds.values()), style)
-            top += len(runs) * _BAR + 0.5
-        axes.set_xlim(0, 1.35 * max((max(seconds.values(), default=0) for _, _, seconds in runs), default=1))
+        axes.set_xlabel("seconds")
+        axes.set_xlim(0, _ROOM_FOR_WORDS * max(max(seconds.values()) for _, seconds, _ in runs))
+        axes.set_ylim(len(phases) * height, 0)
+        for row, phase in enumerate(phases):
+            axes.text(0, row * height + 0.75 * _PHASE_NAME, phase, transform=axes.get_yaxis_transform())
+            for number, (style, seconds, whole) in enumerate(runs):
+                middle = row * height + _PHASE_NAME + (number + 0.5) * _BAR
+                axes.barh(middle, seconds[phase], height=0.8 * _BAR, color=color(style.color), linewidth=0)
+                words = f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}"
+                axes.annotate(
+                    words,
+                    (seconds[phase], middle),
+                    (4, 0),
+                    textcoords="offset points",
+                    va="center",
+                    color=color("muted"),
+                )
 
-    height = 0.9 + 0.36 * len(phases) * (1 + 0.6 * len(runs))
-    return panel(heading, on, (SMALL[0], max(SMALL[1], height)))
-
-
-def _bar(axes: Axes, top: float, seconds: float, whole: float, style: PairStyle) -> None:
-    axes.barh(top + 0.12, seconds, height=0.2, color=color(style.color), linewidth=0)
-    words = f" {write_seconds(seconds)}, {write_percent(seconds / whole)}" if whole else ""
-    axes.text(seconds, top + 0.12, words, va="center", fontsize=9.5, color=color("muted"))
+    return panel(heading, on, (SMALL[0], max(SMALL[1], 0.8 + len(phases) * height)))

@@ -21,8 +21,11 @@ _MOST_FIRINGS = 100
 
 def guards(courses: Sequence[Course]) -> Section:
     blocks: list[Block] = []
-    for course in courses:
-        blocks += [_firings(course)] if course.firings else [Note(f"{course.label}: no guard fired.")]
+    silent = [course.label for course in courses if not course.firings]
+    if silent:
+        blocks.append(Note("No guard fired." if len(courses) == 1 else f"No guard fired in {' and '.join(silent)}."))
+    for course in (course for course in courses if course.firings):
+        blocks.append(_firings(course))
         if len(course.firings) > _MOST_FIRINGS:
             blocks.append(
                 Note(

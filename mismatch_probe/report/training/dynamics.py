@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_probe.notation import write_count, write_number, write_seconds
+from mismatch_probe.notation import write_count, write_number, write_percent
 from mismatch_probe.report.figures import course as drawing
 from mismatch_probe.report.figures.canvas import SMALL, WIDE
 from mismatch_probe.report.figures.course import Curve, Events
@@ -18,6 +18,7 @@ _ROWS = 10
 _PHASE = "time/"
 _SECONDS = "_seconds"
 _WHOLE = "step"
+_WORTH_A_BAR = 0.01
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:
@@ -150,14 +151,28 @@ def _phase_seconds(course: Course) -> dict[str, float]:
 
 
 def _phases(courses: Sequence[Course]) -> Panel:
-    found = [(course.label, course.style, _phase_seconds(course)) for course in courses]
+    """Phases that take a hundredth of any run's step have a bar, the others are named."""
+    found = [_phase_seconds(course) for course in courses]
+    wholes = [sum(seconds.values()) for seconds in found]
+    names = dict.fromkeys(name for seconds in found for name in seconds)
+    large = [
+        name
+        for name in names
+        if any(seconds.get(name, 0.0) >= _WORTH_A_BAR * whole for seconds, whole in zip(found, wholes, strict=True))
+    ]
+    small = [name for name in names if name not in large]
     heading = Heading(
         "plot-phases",
         "Where a step's time goes",
         "; ".join(
-            f"{label}: {', '.join(f'{phase} {write_seconds(seconds)}' for phase, seconds in phases.items())}"
-            for label, _, phases in found
+            f"{course.label}: {', '.join(f'{name} {write_number(one)} s' for name, one in seconds.items())}"
+            for course, seconds in zip(courses, found, strict=True)
         ),
-        "Mean over all steps; the share is of the step.",
+        "Mean over all steps, and the share of a step."
+        + (f" Below {write_percent(_WORTH_A_BAR)}: {', '.join(small)}." if small else ""),
     )
-    return drawing.draw_phases(heading, found)
+    bars = [
+        (course.style, {name: seconds.get(name, 0.0) for name in large}, whole)
+        for course, seconds, whole in zip(courses, found, wholes, strict=True)
+    ]
+    return drawing.draw_phases(heading, bars)

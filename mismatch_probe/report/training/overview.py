@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
+from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
 from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
@@ -52,38 +53,41 @@ def steps_averaged(window: int) -> str:
     return "step" if window == 1 else f"{window} steps"
 
 
-def _headline(runs: Runs) -> str:
+def _headline(runs: Runs) -> Markup:
     if len(runs) > 1:
-        return "; ".join(f"{course.label}: {_course(summary)}" for course, summary in runs) + "."
+        return (
+            Markup("; ").join(Markup("{}: {}").format(course.label, _course(summary)) for course, summary in runs) + "."
+        )
     [(_, summary)] = runs
     done, asked = write_count(summary.steps), write_count(summary.steps_asked)
     if not summary.steps:
-        return "No step is recorded yet."
+        return Markup("No step is recorded yet.")
     outcome = {
         "finished": f"Finished {done} steps",
         "stopped": f"A guard stopped the run at step {done} of {asked}",
         "unfinished": f"Unfinished after step {done} of {asked}",
     }[summary.outcome]
-    fired = sum(one.firings for one in summary.guards)
-    guards = f"guards fired {times(fired)}" if fired else "no guard fired"
-    return f"{outcome}: {_course(summary)}; {guards}."
+    guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
+    return Markup("{}: {}; {}.").format(outcome, _course(summary), guards)
 
 
 def times(number: int) -> str:
     return "once" if number == 1 else f"{write_count(number)} times"
 
 
-def _course(summary: TrainingSummary) -> str:
+def _course(summary: TrainingSummary) -> Markup:
     words = [
-        f"{name} {_from_to(summary.metrics[metric])}{unit}"
+        Markup("{} {}{}").format(name, _from_to(summary.metrics[metric]), unit)
         for name, metric, unit in (("reward", REWARD, ""), ("mismatch (k3)", MISMATCH, " nats a token"))
         if metric in summary.metrics
     ]
-    return ", ".join(words) or "no step yet"
+    return Markup(", ").join(words) if words else Markup("no step yet")
 
 
-def _from_to(course: MetricCourse) -> str:
-    return f"from {write_number(course.first)} to {write_number(course.last)}"
+def _from_to(course: MetricCourse) -> Markup:
+    """Two numbers that no line break may cut."""
+    number = Markup('<span class="whole">{}</span>').format
+    return Markup("from {} to {}").format(number(write_number(course.first)), number(write_number(course.last)))
 
 
 def _facts(runs: Runs) -> list[str]:
@@ -117,7 +121,7 @@ def _table(runs: Runs) -> Table:
         [
             course.label,
             _BADGES[summary.outcome],
-            f"{write_count(summary.steps)} of {write_count(summary.steps_asked)}",
+            Written(write_count(summary.steps), f"of {write_count(summary.steps_asked)}"),
             _last(summary, REWARD),
             _best(summary),
             _last(summary, MISMATCH),
@@ -134,7 +138,7 @@ def _table(runs: Runs) -> Table:
         "reward",
         "best reward",
         "KL (k3)",
-        "extremes of pi − mu",
+        "range of pi − mu",
         "guards",
         "skipped",
     ]
@@ -158,12 +162,11 @@ def _extremes(summary: TrainingSummary) -> Cell:
     low, high = (summary.metrics.get(f"mismatch/prob_diff_{end}") for end in ("min", "max"))
     if low is None or high is None or low.lowest is None or high.highest is None:
         return ABSENT
-    return f"{write_number(low.lowest)} to {write_number(high.highest)}"
+    return Written(f"{write_number(low.lowest)} to {write_number(high.highest)}")
 
 
 def _guards(summary: TrainingSummary) -> Cell:
-    fired = sum(one.firings for one in summary.guards)
-    return f"fired {times(fired)}" if fired else "silent"
+    return Written(write_count(summary.num_events), "firings") if summary.num_events else "silent"
 
 
 def _footnote(runs: Runs) -> str:

@@ -7,7 +7,7 @@ from mismatch_probe.report.figures.course import Scale
 
 @dataclass(frozen=True)
 class Plot:
-    """One drawing. The first metric is drawn strong, a second one thin."""
+    """One drawing. The first metric is drawn strong, a second one thin; skipped updates are marked where asked."""
 
     anchor: str
     title: str
@@ -15,6 +15,7 @@ class Plot:
     y_label: str
     scale: Scale
     reading: str
+    shows_skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ _OPTIMISATION = PlotSection(
             "norm before clipping",
             "log",
             "Unscaled, over all parameters.",
+            shows_skipped=True,
         ),
         Plot(
             "loss-scale",
@@ -139,6 +141,7 @@ _OPTIMISATION = PlotSection(
             "scale",
             "log",
             "What the loss is multiplied by so that small gradients survive FP16.",
+            shows_skipped=True,
         ),
         Plot(
             "shift",
