@@ -6,7 +6,7 @@ import traceback
 import typer
 
 from mismatch_probe import __version__
-from mismatch_probe.cli import compare, diff, doctor, gate, report, schema, train
+from mismatch_probe.cli import compare, diff, doctor, gate, headroom, report, sanity, schema, train
 from mismatch_probe.errors import ExitCode, MismatchProbeError
 
 app = typer.Typer(
@@ -38,6 +38,8 @@ def _root(
 
 app.command("compare", context_settings=_PASS_THROUGH)(compare.compare)
 app.command("train", context_settings=_PASS_THROUGH)(train.train)
+app.command("sanity", context_settings=_PASS_THROUGH)(sanity.sanity)
+app.command("headroom")(headroom.headroom)
 app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.add_typer(gate.app, name="gate")

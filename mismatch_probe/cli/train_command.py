@@ -1,5 +1,6 @@
 """What `train` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def run_train(
         raise UsageError("--resume needs --out: the run directory to continue")
     continuing = resume and out is not None and TrainingDirectory(out).is_run
     recorded = TrainingDirectory(out) if continuing and out is not None else None
-    preparation = prepare_training(_settings(flags, config, recorded))
+    preparation = prepare_training(parse_settings(TrainSettings, training_values(flags, config, recorded)))
     path = out or default_training_path()
     directory = resume_training(path, preparation) if continuing else start_training(path, preparation)
     try:
@@ -51,11 +52,18 @@ def run_train(
     return ExitCode.PASS
 
 
-def _settings(flags: dict[str, Any], config: Path | None, recorded: TrainingDirectory | None) -> TrainSettings:
+def training_values(
+    flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
+) -> dict[str, Any]:
+    """Settings before they are checked: those recorded, below the configuration file's, below the flags'.
+
+    Raises:
+        UsageError: the file cannot be read, or nothing names a model.
+    """
     base = recorded.read_training_manifest().settings.model_dump(mode="json") if recorded else {}
     if config is not None:
         base = merged(base, read_settings_file(config))
     values = merged(base, flags)
     if "model" not in values:
         raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
-    return parse_settings(TrainSettings, values)
+    return values

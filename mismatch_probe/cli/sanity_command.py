@@ -1,0 +1,87 @@
+"""What `sanity` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mismatch_probe.cli.noise import noise_in
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.train_command import training_values
+from mismatch_probe.cli.training_view import training_view
+from mismatch_probe.config.load import merged, parse_settings
+from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.notation import write_estimate
+from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
+from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.preparation import TrainingPreparation, default_training_path
+from mismatch_probe.train.run import resume_training, start_training
+from mismatch_probe.train.sanity import PASS_ACCURACY, execute_sanity, prepare_sanity
+
+
+def run_sanity(
+    flags: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
+) -> ExitCode:
+    """Parse, validate, choose problems, train, judge.
+
+    Raises:
+        MismatchProbeError: anything but a guard that stops the run, as one sentence.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = people()
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the run directory to continue")
+    directory = SanityDirectory(out or default_training_path("sanity"))
+    continuing = resume and directory.is_run
+    values = training_values(flags, config, directory if continuing else None)
+    recorded = directory.read_sanity() if continuing else None
+    base = {} if recorded is None else recorded.settings.model_dump(mode="json")
+    settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
+    preparation = prepare_sanity(parse_settings(TrainSettings, values), settings)
+    if recorded is None:
+        start_training(directory.path, preparation)
+        recorded = SanityRecord(settings=settings)
+    else:
+        resume_training(directory.path, preparation)
+    record = recorded if recorded.passed else _test(directory, preparation, recorded, console)
+    _show(record, console)
+    if json_output:
+        print_json(record)
+    return ExitCode.PASS if record.passed else ExitCode.GATE_FAILED
+
+
+def _test(
+    directory: SanityDirectory, preparation: TrainingPreparation, recorded: SanityRecord, console: Console
+) -> SanityRecord:
+    try:
+        with (
+            noise_in(directory.log_path("train")) as quiet,
+            training_view(quiet, directory, preparation.settings.steps) as view,
+        ):
+            return execute_sanity(directory, preparation, recorded, view, partial(_tell, quiet))
+    except UsageError:
+        raise
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print(
+            "What was done up to the last checkpoint is kept. Continue with: "
+            f"mismatch-probe sanity --resume --out {directory.path}",
+            soft_wrap=True,
+        )
+        raise
+
+
+def _tell(console: Console, sentence: str) -> None:
+    if is_main():
+        console.print(sentence, soft_wrap=True, highlight=False)
+
+
+def _show(record: SanityRecord, console: Console) -> None:
+    accuracy = "not every problem was seen" if record.accuracy is None else f"{write_estimate(record.accuracy)} solved"
+    _tell(
+        console,
+        f"sanity: {record.verdict}; of the latest responses to {len(record.kept or ())} kept problems {accuracy} "
+        f"(above {PASS_ACCURACY:g} passes)",
+    )

@@ -1,0 +1,69 @@
+"""`sanity.json`: which problems were kept and why, and how far training has come in solving them."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.summary import Record
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.stats.results import Estimate
+
+SANITY_VERSION = 1
+
+
+class Solved(Record):
+    """The responses to a problem in the latest step that sampled it: how many, how many right, and their tokens."""
+
+    step: int
+    responses: int
+    solved: int
+    tokens: int
+
+
+class SanityRecord(Record):
+    """The whole test.
+
+    rates: share of the starting checkpoint's responses solved, of every problem tried. kept: the problems trained on,
+    None until they are chosen. latest: of each kept problem sampled so far. accuracy: share solved of `latest` once
+    that holds every kept problem; its interval is clustered by problem. passed: None while training may still pass.
+    verdict: what came of it, as a sentence.
+    """
+
+    sanity_version: int = SANITY_VERSION
+    settings: SanitySettings
+    rates: dict[str, float] = {}
+    kept: list[str] | None = None
+    latest: dict[str, Solved] = {}
+    step: int = 0
+    accuracy: Estimate | None = None
+    passed: bool | None = None
+    verdict: str = "unfinished"
+
+
+class SanityDirectory(TrainingDirectory):
+    """A training run's directory with the test's record."""
+
+    @property
+    def sanity_path(self) -> Path:
+        return self.path / "sanity.json"
+
+    def write_sanity(self, record: SanityRecord) -> None:
+        write_text(self.sanity_path, record.model_dump_json(indent=2) + "\n")
+
+    def read_sanity(self) -> SanityRecord:
+        """
+        Raises:
+            RunDirectoryError: no sanity test was started here.
+            BrokenRecord: its record cannot be read by this version.
+        """
+        try:
+            return SanityRecord.model_validate_json(self.sanity_path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise RunDirectoryError(
+                f"{self.path} holds no sanity test: continue it with the command that started it, or give another --out"
+            ) from error
+        except (OSError, ValidationError) as error:
+            raise BrokenRecord(f"{self.sanity_path} cannot be read by this version; run the test again") from error

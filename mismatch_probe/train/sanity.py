@@ -1,0 +1,209 @@
+"""The sanity test [arXiv 2510.26788]: problems solved now and then, and training that must come to solve nearly all.
+
+Every kept problem can be solved and none is trivial, so a sound run drives training accuracy towards 100 %; one that
+stays below 95 % shows a fault of the algorithm or of its numbers, not of the data.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import TrainingStopped, UsageError
+from mismatch_probe.notation import write_estimate, write_percent
+from mismatch_probe.provenance.keys import content_key, sequence_seed
+from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Solved
+from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
+from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.train.distributed import is_main, rank, world_size
+from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
+from mismatch_probe.train.rollouts import Rollout
+from mismatch_probe.train.run import execute_training
+from mismatch_probe.train.trainer import Listener
+
+PASS_ACCURACY: Final = 0.95
+SOLVED_FROM: Final = 1.0
+"""The least reward of a right response."""
+_LEVEL: Final = 0.95
+
+Teller = Callable[[str], None]
+
+
+def prepare_sanity(settings: TrainSettings, sanity: SanitySettings) -> TrainingPreparation:
+    """A training run ready to start whose problems are the candidates.
+
+    Its content key `sanity` stands for what decides which of them are kept. Raises as `prepare_training`, and:
+
+    Raises:
+        UsageError: fewer problems are asked for than a step samples.
+    """
+    least, most = settings.rollout.prompts, settings.task.num_problems
+    for flag, number in (("--candidates", sanity.candidates), ("--num-problems", most)):
+        if number < least:
+            raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
+    task = settings.task.model_copy(update={"num_problems": sanity.candidates})
+    prepared = prepare_training(settings.model_copy(update={"task": task}))
+    keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
+    manifest = prepared.manifest.model_copy(update={"settings": settings, "content_keys": keys})
+    return replace(prepared, settings=settings, manifest=manifest)
+
+
+def within(rates: Mapping[str, float], settings: SanitySettings, most: int) -> list[str]:
+    """The first `most` problems, in the order of `rates`, whose solve rate lies within the settings' bounds."""
+    found = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
+    return found[:most]
+
+
+def solved_by_problem(step: int, rollouts: Sequence[Rollout]) -> dict[str, Solved]:
+    """What the responses of a step solved; one that earned less than 1, or no number, is wrong."""
+    found: dict[str, Solved] = {}
+    for rollout in rollouts:
+        before = found.get(rollout.prompt_id, Solved(step=step, responses=0, solved=0, tokens=0))
+        found[rollout.prompt_id] = Solved(
+            step=step,
+            responses=before.responses + 1,
+            solved=before.solved + (rollout.reward >= SOLVED_FROM),
+            tokens=before.tokens + rollout.length,
+        )
+    return found
+
+
+def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
+    """Share of responses solved, its interval clustered by problem."""
+    solved = np.array([one.solved for one in latest.values()], dtype=np.float64)
+    responses = np.array([one.responses for one in latest.values()], dtype=np.float64)
+    estimate = jackknife(ratio, np.stack([solved, responses]))
+    assert estimate is not None, "a share always exists"
+    found = share_interval(estimate, int(responses.sum()), _LEVEL)
+    return Estimate(
+        value=found.value,
+        low=found.low,
+        high=found.high,
+        level=_LEVEL,
+        num_sequences=int(responses.sum()),
+        num_tokens=sum(one.tokens for one in latest.values()),
+        by="sequence",
+    )
+
+
+@dataclass
+class SanityTest:
+    """The goal of a sanity run: chooses the problems before the first step, judges after every one.
+
+    `tell` is given sentences for people.
+    """
+
+    directory: SanityDirectory
+    preparation: TrainingPreparation
+    record: SanityRecord
+    tell: Teller
+
+    def begin(self, parts: Parts, step: int) -> None:
+        """Choose the problems, or take those chosen before.
+
+        Raises:
+            UsageError: too few problems are solved now and then.
+        """
+        if self.record.kept is None:
+            self._try_candidates(parts)
+        kept = set(self.record.kept or ())
+        parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in kept])
+        done = {key: solved for key, solved in self.record.latest.items() if solved.step <= step}
+        self._update(step=step, latest=done, passed=None, verdict="unfinished")
+
+    def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
+        """Whether the latest responses to every kept problem are right often enough."""
+        assert self.record.kept is not None, "chosen at the beginning"
+        seen_all_before = self.record.accuracy is not None
+        latest = {**self.record.latest, **solved_by_problem(step, rollouts)}
+        accuracy = accuracy_of(latest) if len(latest) == len(self.record.kept) else None
+        passed = accuracy is not None and accuracy.value > PASS_ACCURACY
+        self._update(step=step, latest=latest, accuracy=accuracy, passed=passed or None)
+        if passed:
+            self._update(verdict=f"passed at step {step}")
+        elif accuracy is not None and not seen_all_before:
+            self.tell(f"all {len(latest)} problems seen once: {write_estimate(accuracy)} of their responses solved")
+        return passed
+
+    def end(self, reason: str) -> None:
+        """Training is over; `reason` says why it did not pass, where it did not."""
+        if not self.record.passed:
+            self._update(passed=False, verdict=f"not passed: {reason}")
+
+    def _try_candidates(self, parts: Parts) -> None:
+        """Sample every candidate in batches of a step's size, until enough are kept; whole batches are recorded."""
+        settings, train = self.record.settings, self.preparation.settings
+        candidates = self.preparation.problems
+        size = max(1, train.rollout.prompts * train.rollout.samples // settings.solve_samples)
+        rates = dict(self.record.rates)
+        while len(within(rates, settings, train.task.num_problems)) < train.task.num_problems:
+            batch = candidates[len(rates) : len(rates) + size]
+            if not batch:
+                break
+            rates |= self._rates(parts, batch)
+            self._update(rates=rates)
+            num_kept = len(within(rates, settings, train.task.num_problems))
+            self.tell(f"{len(rates)} of {len(candidates)} candidates tried, {num_kept} kept")
+        kept = within(rates, settings, train.task.num_problems)
+        require_enough(kept, rates, settings, train.rollout.prompts)
+        at_start = np.mean([rates[key] for key in kept])
+        self.tell(f"{len(kept)} problems to train on, {write_percent(float(at_start))} solved before training")
+        self._update(kept=kept)
+
+    def _rates(self, parts: Parts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
+        seed = self.preparation.settings.seed
+        requests = [
+            SampleRequest(f"try/{problem.prompt_id}/{sample}", problem, sequence_seed(seed, problem.prompt_id, sample))
+            for problem in batch[rank() :: world_size()]
+            for sample in range(self.record.settings.solve_samples)
+        ]
+        solved = solved_by_problem(0, parts.rollouts.respond(requests))
+        return {problem.prompt_id: _share(solved[problem.prompt_id]) for problem in batch}
+
+    def _update(self, **changes: Any) -> None:
+        self.record = self.record.model_copy(update=changes)
+        if is_main():
+            self.directory.write_sanity(self.record)
+
+
+def execute_sanity(
+    directory: SanityDirectory, preparation: TrainingPreparation, record: SanityRecord, watch: Listener, tell: Teller
+) -> SanityRecord:
+    """Choose the problems, train until the test is passed or training ends, and say what came of it.
+
+    Raises:
+        MismatchProbeError: a part failed; what was computed is kept. A guard that ends training fails the test.
+    """
+    test = SanityTest(directory, preparation, record, tell)
+    try:
+        execute_training(directory, preparation, watch, test)
+        test.end(f"{preparation.settings.steps} steps were not enough")
+    except TrainingStopped as stop:
+        test.end(f"a guard stopped training: {stop}")
+    return test.record
+
+
+def require_enough(kept: Sequence[str], rates: Mapping[str, float], settings: SanitySettings, least: int) -> None:
+    """
+    Raises:
+        UsageError: fewer problems are kept than a step samples.
+    """
+    if len(kept) >= least:
+        return
+    easy = sum(rate > settings.keep_high for rate in rates.values())
+    hard = sum(rate < settings.keep_low for rate in rates.values())
+    advice = "an easier --task" if hard > easy else "a harder --task"
+    raise UsageError(
+        f"{len(kept)} of {len(rates)} candidates are solved {write_percent(settings.keep_low)} to "
+        f"{write_percent(settings.keep_high)} of the time ({easy} more often, {hard} less), fewer than the {least} "
+        f"problems of a step; give more --candidates, {advice}, or fewer --prompts-per-step"
+    )
+
+
+def _share(solved: Solved) -> float:
+    return solved.solved / solved.responses
