@@ -7,26 +7,27 @@ import typer
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directory; several training runs share one page.")],
+    out: Annotated[Path | None, typer.Option(help="Page of training runs to write instead of RUN/report.html.")] = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Compute statistics and verdict again from the recorded legs.")
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Render a run's report again from its files; needs neither engine nor accelerator."""
-    from mismatch_probe.cli.output import people, print_json
-    from mismatch_probe.compare.summarise import summarise
+    from mismatch_probe.cli.report_command import report_comparison, report_training
+    from mismatch_probe.errors import UsageError
     from mismatch_probe.records.run_directory import RunDirectory
-    from mismatch_probe.report import render_terminal, write_report
+    from mismatch_probe.records.training_run import TrainingDirectory
 
-    directory = RunDirectory(run)
-    if recompute:
-        with directory.locked():
-            directory.write_summary(summarise(directory, directory.read_manifest()))
-    summary = directory.read_summary()
-    console = people()
-    path = write_report(directory)
-    render_terminal(summary, console)
-    console.print(f"Report: {path}", soft_wrap=True)
-    if json_output:
-        print_json(summary)
+    other = [run for run in runs if not TrainingDirectory(run).is_training]
+    if len(other) < len(runs):
+        if other:
+            raise UsageError(f"{other[0]} is no training run, and only training runs share a page; leave it out")
+        if recompute:
+            raise UsageError("--recompute is for comparisons; a training run's report is always made from its metrics")
+        report_training([TrainingDirectory(run) for run in runs], out, json_output=json_output)
+    elif len(runs) > 1 or out is not None:
+        raise UsageError("only training runs share a page or go to --out; give one comparison alone")
+    else:
+        report_comparison(RunDirectory(runs[0]), recompute=recompute, json_output=json_output)

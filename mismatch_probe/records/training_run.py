@@ -42,6 +42,14 @@ class TrainingDirectory(RunDirectory):
     """Paths and documents of one training run."""
 
     @property
+    def is_training(self) -> bool:
+        """Whether a training run is here; False for a comparison, nothing, or what cannot be read."""
+        try:
+            return "training_version" in json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+
+    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 

@@ -34,7 +34,11 @@ def overview(runs: Runs) -> Overview:
         headline=_headline(runs),
         badge=_BADGES[min(outcomes, key=_WORST_FIRST.index)],
         facts=_facts(runs),
-        advice=[sentence for run in runs for sentence in _events(*run, alone=len(runs) == 1)],
+        advice=[
+            sentence if len(runs) == 1 else f"{course.label}: {sentence}"
+            for course, summary in runs
+            for sentence in events(summary)
+        ],
         table=_table(runs),
         footnote=_footnote(runs),
         contrasts=[sentence for one, other in combinations(courses, 2) for sentence in _contrast(one, other)],
@@ -48,17 +52,19 @@ def overview(runs: Runs) -> Overview:
     )
 
 
+def _headline(runs: Runs) -> Markup:
+    if len(runs) == 1:
+        return headline(runs[0][1])
+    return Markup("; ").join(Markup("{}: {}").format(course.label, _course(summary)) for course, summary in runs) + "."
+
+
 def steps_averaged(window: int) -> str:
     """`step`, or `5 steps`: after `first` and `last`."""
     return "step" if window == 1 else f"{window} steps"
 
 
-def _headline(runs: Runs) -> Markup:
-    if len(runs) > 1:
-        return (
-            Markup("; ").join(Markup("{}: {}").format(course.label, _course(summary)) for course, summary in runs) + "."
-        )
-    [(_, summary)] = runs
+def headline(summary: TrainingSummary) -> Markup:
+    """How a run ended, and what reward and mismatch did."""
     done, asked = write_count(summary.steps), write_count(summary.steps_asked)
     if not summary.steps:
         return Markup("No step is recorded yet.")
@@ -69,6 +75,16 @@ def _headline(runs: Runs) -> Markup:
     }[summary.outcome]
     guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
     return Markup("{}: {}; {}.").format(outcome, _course(summary), guards)
+
+
+def events(summary: TrainingSummary) -> list[str]:
+    """Why a run stopped, and each guard that fired."""
+    found = [summary.diagnosis] if summary.diagnosis else []
+    return found + [
+        f"Guard {one.guard} fired {times(one.firings)}, first at step {one.first_step}: {one.sentence} "
+        f"({', '.join(one.actions)})."
+        for one in summary.guards
+    ]
 
 
 def times(number: int) -> str:
@@ -103,17 +119,6 @@ def _facts(runs: Runs) -> list[str]:
         for _, one in runs
     ]
     return [facts[0] for facts in zip(*found, strict=True) if len(set(facts)) == 1]
-
-
-def _events(course: Course, summary: TrainingSummary, *, alone: bool) -> list[str]:
-    """Why a run stopped, and each guard that fired."""
-    whose = "" if alone else f"{course.label}: "
-    found = [f"{whose}{summary.diagnosis}"] if summary.diagnosis else []
-    return found + [
-        f"{whose}Guard {one.guard} fired {times(one.firings)}, first at step {one.first_step}: {one.sentence} "
-        f"({', '.join(one.actions)})."
-        for one in summary.guards
-    ]
 
 
 def _table(runs: Runs) -> Table:

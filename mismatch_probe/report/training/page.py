@@ -30,6 +30,12 @@ def write_training_report(directories: Sequence[TrainingDirectory], path: Path) 
     return [summary for _, summary in runs]
 
 
+def summarise_training(directory: TrainingDirectory) -> TrainingSummary:
+    """What came of a run. Raises as `write_training_report`."""
+    [course] = read_courses([directory])
+    return summarise_course(course, str(directory.report_path))
+
+
 def render_training(runs: Sequence[tuple[Course, TrainingSummary]]) -> str:
     """The page; the same records give the same bytes."""
     courses = [course for course, _ in runs]

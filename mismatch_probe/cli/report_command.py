@@ -1,0 +1,55 @@
+"""What `report` does for a comparison and for training runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.report import render_terminal, write_report
+from mismatch_probe.report.training import render_outcome, write_training_report
+
+
+def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: bool) -> None:
+    """Render a comparison again, its statistics computed anew where asked.
+
+    Raises:
+        RunDirectoryError: a record is missing.
+        BrokenRecord: a record cannot be read.
+        StorageError: the disk refused the write.
+    """
+    if recompute:
+        with directory.locked():
+            directory.write_summary(summarise(directory, directory.read_manifest()))
+    summary = directory.read_summary()
+    console = people()
+    path = write_report(directory)
+    render_terminal(summary, console)
+    console.print(f"Report: {path}", soft_wrap=True)
+    if json_output:
+        print_json(summary)
+
+
+def report_training(directories: Sequence[TrainingDirectory], out: Path | None, *, json_output: bool) -> None:
+    """Render one training run, or several on one page.
+
+    Raises:
+        UsageError: several runs without `out`, or with one JSON document asked for.
+        RunDirectoryError: a folder holds no training run.
+        BrokenRecord: a file cannot be read.
+        StorageError: the disk refused the write.
+    """
+    if len(directories) > 1 and out is None:
+        raise UsageError("several runs make one page; name it with --out FILE")
+    if len(directories) > 1 and json_output:
+        raise UsageError("--json prints what came of one run; give one run, or leave --json out")
+    path = directories[0].report_path if out is None else out
+    console = people()
+    summaries = write_training_report(directories, path)
+    for directory, summary in zip(directories, summaries, strict=True):
+        render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")
+    console.print(f"Report: {path}", soft_wrap=True)
+    if json_output:
+        print_json(summaries[0])
