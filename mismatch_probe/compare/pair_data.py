@@ -1,7 +1,8 @@
 """From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
+
+MOST_ROUNDED_UP: Final = 0.25
+"""Nats above 0 that a log-prob may reach by rounding: logits below 64 in BF16 are 0.25 apart."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
         missing_pi=_count(pi, np.isnan),
         nonfinite_mu=_count(mu, np.isinf),
         nonfinite_pi=_count(pi, np.isinf),
+        positive_mu=_count(mu, _above_zero),
+        positive_pi=_count(pi, _above_zero),
         void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
@@ -184,18 +190,26 @@ def _start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]
     if len(legs) < 3 or any(starts is None for starts in legs):
         return None
     of_legs = [[starts[row] for row in first_of_prompt if len(starts[row])] for starts in legs if starts is not None]
-    if not of_legs[0] or not all(np.isfinite(values).all() for starts in of_legs for values in starts):
+    if not of_legs[0] or not all(_are_log_probs(values) for starts in of_legs for values in starts):
         return None
     log_pi, log_mu, log_ref = (np.concatenate(starts) for starts in of_legs)
     return TokenPair(Sequences.of_lengths([len(values) for values in of_legs[0]]), log_pi, log_mu, log_ref)
 
 
 def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
-    """Rows of the leg with a log-prob that is missing or not finite."""
-    return np.asarray([not np.isfinite(logprobs).all() for logprobs in leg.logprobs], dtype=bool)
+    """Rows of the leg with a value that is missing, not finite, or no log-prob."""
+    return np.asarray([not _are_log_probs(logprobs) for logprobs in leg.logprobs], dtype=bool)
 
 
-def _count(leg: _Leg, test: np.ufunc) -> int:
+def _are_log_probs(values: Reals) -> bool:
+    return bool(np.isfinite(values).all() and not _above_zero(values).any())
+
+
+def _above_zero(values: Reals) -> npt.NDArray[np.bool_]:
+    return np.asarray((values > MOST_ROUNDED_UP) & np.isfinite(values))
+
+
+def _count(leg: _Leg, test: Callable[[Reals], npt.NDArray[np.bool_]]) -> int:
     return sum(int(test(logprobs).sum()) for logprobs in leg.logprobs)
 
 

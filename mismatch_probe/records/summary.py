@@ -78,7 +78,8 @@ class TokenInContext(Record):
 class Counts(Record):
     """What was there to measure, and what was not usable.
 
-    void_checks: responses whose prefill or reference log-probs are missing or not finite.
+    positive_mu, positive_pi: log-probs above 0 by more than rounding explains. void_checks: responses whose prefill or
+    reference log-probs are missing, not finite, or above 0.
     """
 
     num_sequences: int
@@ -87,6 +88,8 @@ class Counts(Record):
     missing_pi: int
     nonfinite_mu: int
     nonfinite_pi: int
+    positive_mu: int = 0
+    positive_pi: int = 0
     void_checks: int = 0
     mismatched_ids: int
     truncated_responses: int

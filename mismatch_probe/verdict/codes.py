@@ -32,10 +32,16 @@ class Code(StrEnum):
         "The data is broken: {count} log-probs are missing (NaN) on {side}.",
     )
     NONFINITE = "nonfinite", "broken", "The data is broken: {count} log-probs are infinite on {side}."
+    POSITIVE_LOGPROBS = (
+        "positive_logprobs",
+        "broken",
+        "The data is broken: {count} log-probs are above 0 on {side}, and no probability is above 1.",
+    )
     VOID_CHECKS = (
         "void_checks",
         "broken",
-        "The data is broken: {count} responses have prefill or reference log-probs that are missing or not finite.",
+        "The data is broken: {count} responses have prefill or reference log-probs that are missing, not finite or "
+        "above 0.",
     )
 
     RETOKENISED = (

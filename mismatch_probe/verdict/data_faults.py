@@ -33,6 +33,7 @@ def data_faults(case: Case) -> Iterator[Cause]:
     for code, of_pi, of_mu in (
         (Code.MISSING_LOGPROBS, counts.missing_pi, counts.missing_mu),
         (Code.NONFINITE, counts.nonfinite_pi, counts.nonfinite_mu),
+        (Code.POSITIVE_LOGPROBS, counts.positive_pi, counts.positive_mu),
     ):
         for side, count in zip(SIDES, (of_pi, of_mu), strict=True):
             if count:

@@ -157,13 +157,13 @@ def test_report_of_what_is_no_run(tmp_path: Path, flags: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def impossible_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run whose log-probs are positive, which no rule of the verdict foresees."""
+    """A run whose entropies are no numbers beside log-probs that are, which no rule of the verdict foresees."""
 
-    def positive(columns: dict[str, Any]) -> None:
-        columns["logprobs"] = [[5.0] * len(row) for row in columns["logprobs"]]
+    def without_entropy(columns: dict[str, Any]) -> None:
+        columns["entropy_nats"] = [[float("nan")] * len(row) for row in columns["logprobs"]]
 
     run = simulated_run(tmp_path_factory.mktemp("impossible") / "run", Simulation(num_prompts=2))
-    edit_leg(run, "train-bf16", positive)
+    edit_leg(run, "train-bf16", without_entropy)
     return run
 
 

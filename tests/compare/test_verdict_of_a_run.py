@@ -72,6 +72,33 @@ def test_void_reference_log_probs_break_the_verdict_and_are_counted(run: RunDire
     assert (pair.counts.void_checks, pair.counts.num_sequences) == (2, 22)
 
 
+@pytest.mark.parametrize(
+    ("leg", "code"),
+    [("train-bf16", "positive_logprobs"), ("infer-bf16-decode", "positive_logprobs"), ("ref-fp32", "void_checks")],
+)
+@pytest.mark.parametrize("value", [0.5, 5.0])
+def test_log_probs_above_0_break_the_verdict_and_are_left_out(
+    run: RunDirectory, leg: str, code: str, value: float
+) -> None:
+    def raise_tokens(columns: dict[str, Any]) -> None:
+        columns["logprobs"][1][:2] = [value, value]
+
+    edit_leg(run, leg, raise_tokens)
+    pair = judged(run).pairs[0]
+    assert (pair.verdict.kind, pair.verdict.code) == ("broken", code)
+    assert pair.counts.num_sequences == 23
+    if code == "positive_logprobs":
+        assert pair.verdict.sentence.startswith("The data is broken: 2 log-probs are above 0")
+
+
+def test_a_log_prob_rounded_up_a_little_is_measured(run: RunDirectory) -> None:
+    def round_up(columns: dict[str, Any]) -> None:
+        columns["logprobs"][1][0] = 1e-3
+
+    edit_leg(run, "train-bf16", round_up)
+    assert codes(run) == ["precision", "clean"]
+
+
 def test_bos_twice_on_one_side_is_seen_by_the_ids(run: RunDirectory) -> None:
     rollouts = read_table(run.rollouts_path)
     prompts, responses = (rollouts[name].to_pylist() for name in ("prompt_token_ids", "token_ids"))

@@ -129,6 +129,23 @@ def test_logits_read_late_are_a_label_offset_by_their_arg_max() -> None:
     assert "arg-max" in cause.evidence[0]
 
 
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_wild_token_at_the_edge_of_a_response_is_no_label_offset(place: int, dtype: Dtype) -> None:
+    found = clean(world(num_sequences=2), dtype)
+    log_pi = found.pair.log_pi.copy()
+    log_pi[place] = -400.0
+    assert label_offset(with_pair(found, log_pi=log_pi)) is None
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_label_offset_is_seen_beside_a_wild_token(dtype: Dtype) -> None:
+    found = clean(world(), dtype)
+    log_pi = np.roll(found.pair.log_pi, 1)
+    log_pi[0] = -400.0
+    assert label_offset(with_pair(found, log_pi=log_pi)) is not None
+
+
 def test_unrelated_log_probs_are_no_label_offset() -> None:
     given = world()
     assert label_offset(with_logits(given, pi=given.generator.permutation(given.logits))) is None

@@ -167,6 +167,7 @@ def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> 
         ({"counts": counts(None, num_tokens=1, mismatched_ids=3)}, Code.IDS_DIFFER),
         ({"counts": counts(None, num_tokens=1, missing_mu=1)}, Code.MISSING_LOGPROBS),
         ({"counts": counts(None, num_tokens=1, nonfinite_pi=1)}, Code.NONFINITE),
+        ({"counts": counts(None, num_tokens=1, positive_mu=2)}, Code.POSITIVE_LOGPROBS),
         ({"counts": counts(None, num_tokens=1, void_checks=1)}, Code.VOID_CHECKS),
         ({"ids": IdsFound("train-bf16", 9, 3, 3, 0, 0, 0)}, Code.MISPAIRED),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import Array, Sequences
+from mismatch_probe.stats.sequences import Array, Sequences, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
@@ -16,6 +16,9 @@ SHIFTS = (-2, -1, 1, 2)
 
 RESTORED_RMS = 0.25
 """Of the rms of d, the most that may be left after the shift."""
+
+RESTORED_SHARE = 0.75
+"""Of the uncertain tokens, the least that the shift must bring closer: one wild token at an edge makes an rms alone."""
 
 TOP1_RESTORED = 0.9
 TOP1_LOST = 0.6
@@ -33,11 +36,13 @@ def label_offset(found: Disagreement) -> Cause | None:
     ]
     for shift in SHIFTS:
         here, there = shifted(pair.sequences, shift)
-        left = root_mean_square(np.subtract(pair.log_pi[there], pair.log_mu[here], dtype=np.float64))
-        if here.size and left <= max(RESTORED_RMS * found.rms, 0.0):
+        left = difference(pair.log_pi[there], pair.log_mu[here])
+        closer = (np.abs(left) < pair.abs_diff[here])[found.uncertain[here]]
+        if closer.size and closer.mean() >= RESTORED_SHARE and root_mean_square(left) <= RESTORED_RMS * found.rms:
             evidence = [
                 f"shifting one side by {shift:+d} takes the rms deviation from {write_number(found.rms)} to "
-                f"{write_number(left)} nats"
+                f"{write_number(root_mean_square(left))} nats and brings {write_percent(closer.mean())} of the "
+                "uncertain tokens closer"
             ]
             return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
     if pair.top1_pi is None or pair.top1_mu is None:
