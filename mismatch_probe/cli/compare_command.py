@@ -73,9 +73,7 @@ def run_compare(
     console.print(f"Report: {run.report_path}", soft_wrap=True)
     if json_output:
         print_json(summary)
-    if code is not None:
-        return code
-    return ExitCode.ENVIRONMENT if summary.verdict.kind == "broken" else ExitCode.PASS
+    return summary.exit_code if code is None else code
 
 
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:

@@ -14,7 +14,7 @@ def report(
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Render a run's report again from its files; needs neither engine nor accelerator."""
+    """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
     from mismatch_probe.cli.report_command import report_comparison, report_training
     from mismatch_probe.errors import UsageError
     from mismatch_probe.records.run_directory import RunDirectory
@@ -30,4 +30,5 @@ def report(
     elif len(runs) > 1 or out is not None:
         raise UsageError("only training runs share a page or go to --out; give one comparison alone")
     else:
-        report_comparison(RunDirectory(runs[0]), recompute=recompute, json_output=json_output)
+        code = report_comparison(RunDirectory(runs[0]), recompute=recompute, json_output=json_output)
+        raise typer.Exit(int(code))

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.compare.summarise import summarise
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report import render_terminal, write_report
 from mismatch_probe.report.training import render_outcome, write_training_report
 
 
-def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: bool) -> None:
-    """Render a comparison again, its statistics computed anew where asked.
+def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: bool) -> ExitCode:
+    """Render a comparison again, its statistics computed anew where asked; the exit code is that of `compare`.
 
     Raises:
         RunDirectoryError: a record is missing.
@@ -30,6 +30,7 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: 
     console.print(f"Report: {path}", soft_wrap=True)
     if json_output:
         print_json(summary)
+    return summary.exit_code
 
 
 def report_training(directories: Sequence[TrainingDirectory], out: Path | None, *, json_output: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
@@ -136,3 +137,8 @@ class Summary(Record):
     preflight: list[SettingFinding] = []
     contrasts: list[Contrast]
     pairs: list[PairSummary]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a command that shows this answer ends with: broken data is never a pass, whatever the numbers say."""
+        return ExitCode.ENVIRONMENT if self.verdict.kind == "broken" else ExitCode.PASS

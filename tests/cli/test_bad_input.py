@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.cli.app import main
+from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.simulated_run import Simulation, edit_leg, simulated_run
@@ -176,6 +177,20 @@ def test_debug_shows_the_traceback(impossible_run: RunDirectory) -> None:
     answer = probe("report", impossible_run.path, "--recompute", "--debug")
     assert answer.returncode == ExitCode.ENVIRONMENT
     assert "Traceback" in answer.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--recompute"], ["--json"]])
+def test_a_report_of_broken_data_ends_as_compare_does(tmp_path: Path, flags: list[str]) -> None:
+    def lose_a_token(columns: dict[str, Any]) -> None:
+        columns["logprobs"][0][0] = float("nan")
+
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2))
+    edit_leg(run, "train-bf16", lose_a_token)
+    run.write_summary(summarise(run, run.read_manifest()))
+    answer = probe("report", run.path, *flags)
+    assert answer.returncode == ExitCode.ENVIRONMENT
+    assert "1 log-probs are missing" in answer.stderr
+    assert run.report_path.exists()
 
 
 def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
