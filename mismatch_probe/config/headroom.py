@@ -1,0 +1,41 @@
+"""What a headroom examination is: the frozen, typed settings that its document records."""
+
+from typing import Final
+
+from pydantic import PositiveInt
+
+from mismatch_probe.config.model import Attention, ModelSettings, PromptSettings, SamplingSettings, Settings
+from mismatch_probe.config.train import ObjectiveSettings
+
+DEFAULT_NUM_PROMPTS: Final = 8
+
+
+class HeadroomPrompts(PromptSettings):
+    """Prompts as `compare` takes them; num_prompts: unset, DEFAULT_NUM_PROMPTS or all of a smaller source."""
+
+    source: str = "sums:medium"
+
+
+class HeadroomSampling(SamplingSettings):
+    """How the FP32 model samples the responses; a group of several a prompt, as a policy gradient needs."""
+
+    samples_per_prompt: PositiveInt = 4
+    max_new_tokens: PositiveInt = 128
+
+
+class HeadroomSettings(Settings):
+    """One examination.
+
+    reward: as `train`'s; unset, the task's own check. attention: of the FP16 runs; the FP32 run is eager, where every
+    product is seen. batch_tokens: padded size of a forward pass.
+    """
+
+    model: ModelSettings
+    prompts: HeadroomPrompts = HeadroomPrompts()
+    sampling: HeadroomSampling = HeadroomSampling()
+    reward: str | None = None
+    objective: ObjectiveSettings = ObjectiveSettings()
+    attention: Attention = "sdpa"
+    device: str = "auto"
+    batch_tokens: PositiveInt = 1024
+    weights_only: bool = False

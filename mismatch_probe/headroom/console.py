@@ -1,0 +1,86 @@
+"""The answer on one screen; plain lines where the output is no terminal."""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mismatch_probe.notation import ABSENT, write_number
+from mismatch_probe.records.headroom import Headroom, HeadroomCode, LayerRange, Trial
+from mismatch_probe.report.hostile import plain
+
+_STYLES = {
+    HeadroomCode.FITS: "bold green",
+    HeadroomCode.FITS_WITH_LOSS_SCALE: "bold green",
+    HeadroomCode.FITS_EXCEPT: "bold yellow",
+    HeadroomCode.DOES_NOT_FIT: "bold red",
+}
+_MOST_LAYERS = 12
+_UNBOUNDED = 10_000
+
+
+def render_headroom(found: Headroom, console: Console) -> None:
+    """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
+    _print(console, "")
+    _print(console, f"{found.verdict.code}: {found.verdict.sentence}", _STYLES[found.verdict.code])
+    _print(console, "")
+    for line in found.verdict.evidence:
+        _print(console, line)
+    if found.activations is not None:
+        _layers(found.activations.layers, console)
+    if found.plain is not None and found.plain.scales:
+        _scales(found, found.plain, console)
+    if found.sampled_by is not None:
+        _print(console, f"responses sampled by {found.sampled_by}; device {found.device}", "dim")
+    for advice in found.verdict.advice:
+        _print(console, f"Advice: {advice}")
+
+
+def _layers(layers: list[LayerRange], console: Console) -> None:
+    """The layers with the least room, in the model's order."""
+    nearest = sorted(layers, key=lambda one: float("-inf") if one.margin_bits is None else one.margin_bits)
+    shown = {one.layer for one in nearest[:_MOST_LAYERS]}
+    table = _table(console, "layer", "residual", "bits left", "outlier ratio", "q k", "into softmax", "MLP product")
+    for one in layers:
+        if one.layer in shown:
+            bits = ABSENT if one.margin_bits is None else f"{one.margin_bits:.1f}"
+            numbers = (one.residual, one.outlier_ratio, one.attention_scores, one.attention_logits, one.mlp_product)
+            residual, *rest = map(write_number, numbers)
+            table.add_row(*map(Text, (plain(one.layer), residual, bits, *rest)))
+    _show(console, table, "Largest magnitudes in FP32, of 65,504")
+
+
+def _scales(found: Headroom, trial: Trial, console: Console) -> None:
+    assert found.gradients is not None
+    underflow = {one.exponent: one for one in found.gradients.underflow}
+    table = _table(console, "loss scale", "zero: activations", "zero: weights", "largest", "gradient error", "fits")
+    low, high = trial.from_exponent, trial.to_exponent
+    for one in trial.scales:
+        if one.exponent % 2 and one.exponent not in (low, high):
+            continue
+        at = underflow[one.exponent]
+        fits = low is not None and high is not None and low <= one.exponent <= high
+        error = "overflows" if one.relative_error is None else write_number(one.relative_error)
+        shares = (f"{100 * share:.2g} %" for share in (at.activations_flushed, at.parameters_flushed))
+        cells = (f"2^{one.exponent}", *shares, write_number(at.largest_scaled), error, "yes" if fits else "")
+        table.add_row(*map(Text, cells))
+    _show(
+        console, table, "FP16 gradients by loss scale: what underflows, the largest magnitude, the error of a true run"
+    )
+
+
+def _table(console: Console, *columns: str) -> Table:
+    return Table(*columns, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _show(console: Console, table: Table, title: str) -> None:
+    _print(console, "")
+    _print(console, title, "bold")
+    if not console.is_terminal:
+        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+    console.print(table, crop=False)
+    _print(console, "")
+
+
+def _print(console: Console, line: str, style: str = "") -> None:
+    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)

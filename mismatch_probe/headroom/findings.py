@@ -1,0 +1,159 @@
+# mypy: allow-untyped-calls
+"""From ranges to what the document says of activations and gradients."""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.headroom import models
+from mismatch_probe.headroom.fp16 import ROUNDS_TO_INFINITY, margin_bits
+from mismatch_probe.headroom.passes import Gradients
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged
+from mismatch_probe.headroom.responses import Responses
+from mismatch_probe.headroom.trial import EXPONENTS
+from mismatch_probe.headroom.watch import Operation
+from mismatch_probe.records.headroom import (
+    ActivationFindings,
+    GradientFindings,
+    GradientRange,
+    HeldAs,
+    LayerRange,
+    OperationRange,
+    ScaleUnderflow,
+)
+
+_NUM_TIGHTEST: Final = 12
+_MLP_NAMES: Final = ("mlp", "expert", "feed_forward", "ffn", "moe")
+_HELD_AS: Final[dict[torch.dtype, HeldAs]] = {torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def held_in_fp16(fp16: ForwardRanges) -> frozenset[Operation]:
+    """The operations whose results an FP16 run keeps in FP16."""
+    return frozenset(operation for operation, dtype in fp16.formats.items() if dtype == torch.float16)
+
+
+def activation_findings(
+    model: PreTrainedModel, fp32: ForwardRanges, fp16: ForwardRanges, responses: Responses, first_nonfinite: str | None
+) -> ActivationFindings:
+    """Ranges of the FP32 run, with what the FP16 run made of each operation."""
+    largest, found = fp32.largest(), fp16.largest()
+    ranges = sorted(
+        (_operation(one, value, fp16.formats.get(one), found.get(one)) for one, value in largest.items()),
+        key=lambda one: -math.inf if one.largest is None else margin_or_inf(one),
+    )
+    in_fp16 = [one for one in ranges if one.held_as == "fp16"]
+    modules: dict[str, OperationRange] = {}
+    for one in in_fp16:
+        modules.setdefault(one.module, one)
+    head = [value for one, value in largest.items() if model.get_submodule(one.module) is model.get_output_embeddings()]
+    return ActivationFindings(
+        num_sequences=len(responses.sequences),
+        num_tokens=sum(sequence.num_tokens for sequence in responses.sequences),
+        largest_logit=_finite(max(head, default=math.nan)),
+        first_nonfinite=first_nonfinite,
+        layers=[_layer(name, largest, fp32.channels().get(name)) for name in models.layer_names(model)],
+        tightest=in_fp16[:_NUM_TIGHTEST],
+        modules=list(modules.values()),
+    )
+
+
+def margin_or_inf(one: OperationRange) -> float:
+    return math.inf if one.margin_bits is None else one.margin_bits
+
+
+def gradient_findings(gradients: Gradients, responses: Responses, objective: str) -> GradientFindings:
+    """Ranges of the FP32 gradient, and what each loss scale would leave of it in FP16."""
+    parameters, operations = gradients.parameters, gradients.operations.binades
+    all_parameters, all_operations = merged(parameters.values()), gradients.operations.total()
+    assert gradients.optimizer is not None
+    return GradientFindings(
+        objective=objective,
+        num_responses=len(responses.sequences),
+        mean_reward=responses.mean_reward,
+        stand_in_rewards=responses.stand_in,
+        loss=gradients.loss,
+        norm=gradients.norm,
+        underflow=[_underflow(exponent, all_parameters, all_operations) for exponent in EXPONENTS],
+        parameters=_largest_of(parameters.items()),
+        activations=_largest_of((str(operation), seen) for operation, seen in operations.items()),
+        optimizer=gradients.optimizer,
+    )
+
+
+def _operation(one: Operation, value: float, dtype: torch.dtype | None, in_fp16: float | None) -> OperationRange:
+    largest = _finite(value)
+    return OperationRange(
+        module=one.module,
+        operation=f"{one.function} {one.number + 1}" if one.number else one.function,
+        held_as="kernel" if dtype is None else _HELD_AS[dtype],
+        largest=largest,
+        margin_bits=None if largest is None else margin_bits(largest),
+        finite_in_fp16=None if in_fp16 is None else math.isfinite(in_fp16),
+    )
+
+
+def _layer(name: str, largest: dict[Operation, float], channels: torch.Tensor | None) -> LayerRange:
+    inside = {one: value for one, value in largest.items() if one.module.startswith(f"{name}.")}
+    attention = {one.module for one in inside if one.function == "softmax input"} & {
+        one.module for one in inside if one.function == "matmul"
+    }
+    residual = _largest(value for one, value in largest.items() if one.module == name)
+    outlier, ratio = None, None
+    if channels is not None and bool(channels.isfinite().all()):
+        outlier = int(channels.argmax())
+        median = float(channels.median())
+        ratio = float(channels.max()) / median if median > 0 else None
+    return LayerRange(
+        layer=name,
+        residual=residual,
+        margin_bits=None if residual is None else margin_bits(residual),
+        outlier_ratio=ratio,
+        outlier_channel=outlier,
+        attention_scores=_largest(
+            value
+            for one, value in inside.items()
+            if one.module in attention and one.function == "matmul" and one.number == 0
+        ),
+        attention_logits=_largest(
+            value for one, value in inside.items() if one.module in attention and one.function == "softmax input"
+        ),
+        mlp_product=_largest(
+            value
+            for one, value in inside.items()
+            if one.function == "mul" and any(part in one.module.rpartition(".")[2] for part in _MLP_NAMES)
+        ),
+    )
+
+
+def _underflow(exponent: int, parameters: Binades, operations: Binades) -> ScaleUnderflow:
+    largest = max(parameters.largest, operations.largest) * 2.0**exponent
+    return ScaleUnderflow(
+        exponent=exponent,
+        parameters_flushed=parameters.flushed(exponent),
+        parameters_subnormal=parameters.subnormal(exponent),
+        activations_flushed=operations.flushed(exponent),
+        activations_subnormal=operations.subnormal(exponent),
+        largest_scaled=largest,
+        overflows=largest >= ROUNDS_TO_INFINITY,
+    )
+
+
+def _largest_of(named: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
+    found = sorted(named, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
+    return [
+        GradientRange(
+            name=name, largest=seen.largest, margin_bits=margin_bits(seen.largest), flushed_unscaled=seen.flushed(0)
+        )
+        for name, seen in found
+    ]
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    return _finite(max(values, default=math.nan))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,57 @@
+# ruff: noqa: N803, N806 - shape suffixes
+"""The loss of one RL update over the sampled responses, by `train`'s objectives, for a model of any format."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.headroom.responses import Responses
+from mismatch_probe.train.objectives.batch import RolloutBatch
+from mismatch_probe.train.objectives.catalogue import build_objective
+from mismatch_probe.train.objectives.choices import Objective
+from mismatch_probe.train.objectives.losses import policy_loss, prepare
+
+
+def load_objective(settings: HeadroomSettings) -> Objective:
+    """
+    Raises:
+        UsageError: no such objective, or one with a critic, whose values no checkpoint holds.
+    """
+    objective = build_objective(settings.objective.name, settings.objective.overrides)
+    if objective.critic is not None:
+        raise UsageError(
+            f"objective {objective.name} needs a critic, which a checkpoint does not hold; give --objective grpo or "
+            "another without one"
+        )
+    return objective
+
+
+class ResponseLoss:
+    """The first update after sampling: pi is the policy that sampled, so every importance ratio is 1."""
+
+    def __init__(self, objective: Objective, responses: Responses, max_new_tokens: int) -> None:
+        lengths = [len(sequence.token_ids) for sequence in responses.sequences]
+        nothing_T = torch.zeros(sum(lengths), dtype=torch.float64)
+        batch = RolloutBatch(
+            rewards_N=torch.tensor(responses.rewards, dtype=torch.float64),
+            group_ids_N=torch.from_numpy(np.unique(responses.prompt_ids, return_inverse=True)[1]),
+            lengths_N=torch.tensor(lengths),
+            included_N=torch.ones(len(lengths), dtype=torch.bool),
+            old_logprobs_T=nothing_T,
+            mu_logprobs_T=nothing_T,
+        )
+        self._update = prepare(objective, batch, max_new_tokens).update()
+
+    def __call__(self, logprobs_T: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """The share of some responses, with their log-probs in that order."""
+        update = self._update
+        batch = update.plan.batch
+        old_T = batch.old_logprobs_T.clone()
+        tokens = batch.responses.tokens_of(torch.tensor(rows))
+        old_T[tokens] = logprobs_T.detach().double().cpu()
+        plan = replace(update.plan, batch=replace(batch, old_logprobs_T=old_T))
+        return policy_loss(replace(update, plan=plan), logprobs_T, rows).loss

@@ -1,0 +1,110 @@
+# mypy: allow-untyped-calls
+"""The model in 16 bits, with chosen modules in FP32."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.training_path.arithmetic import torch_dtype
+from mismatch_probe.training_path.loading import choose_device, load_model
+from mismatch_probe.training_path.precision import decoder_layers
+
+
+def load(folder: Path, dtype: Dtype, settings: HeadroomSettings, *, attention: str | None = None) -> PreTrainedModel:
+    """The checkpoint in a format, parameters and all; raises as `load_model`."""
+    return load_model(
+        folder,
+        dtype=torch_dtype(dtype),
+        attention=attention or settings.attention,
+        device=choose_device(settings.device),
+        device_map=None,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+
+
+def layer_names(model: PreTrainedModel) -> list[str]:
+    """Names of the decoder layers, in order."""
+    layers = set(map(id, decoder_layers(model)))
+    return [name for name, module in model.named_modules() if id(module) in layers]
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """Number of token ids the model has embeddings for."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def mendable(model: PreTrainedModel, module: str) -> str:
+    """The module that has to compute in FP32 so that what `module` computes does.
+
+    Inside attention that is the whole attention, whose parts must agree on a format; for what the model itself does to
+    its embeddings, the embeddings; for a decoder layer's own additions the layer, which then means its residual stream.
+    """
+    path = module.split(".")
+    for length in range(1, len(path) + 1):
+        above = ".".join(path[:length])
+        if "attention" in type(model.get_submodule(above)).__name__.lower():
+            return above
+    if model.get_submodule(module) in (model, model.base_model):
+        embeddings = model.get_input_embeddings()
+        return next((name for name, one in model.named_modules() if one is embeddings), module)
+    return module
+
+
+def outermost(modules: Iterable[str], layers: Iterable[str]) -> list[str]:
+    """The modules, in order, without what others stand for.
+
+    A module stands for what lies inside it; a layer for the residual stream from there on, and for nothing inside it.
+    """
+    chosen = set(modules)
+    streams = [name for name in layers if name in chosen]
+    chosen -= set(streams[1:])
+    holders = chosen - set(streams)
+    return sorted(name for name in chosen if not any(name.startswith(f"{holder}.") for holder in holders))
+
+
+def raise_to_fp32(model: PreTrainedModel, reference: PreTrainedModel, modules: Iterable[str]) -> None:
+    """Let modules of a 16-bit model take FP32 inputs, compute in FP32 on the stored weights and answer in FP32.
+
+    A decoder layer takes FP32 inputs only, which makes its residual stream, and that of the layers after it, FP32.
+    What multiplies by 16-bit matrices has its inputs rounded to 16 bits; norms and additions compute in the wider
+    format of what they are given.
+    """
+    layers = set(layer_names(model))
+    low = next(model.parameters()).dtype
+    for name in modules:
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(_casting_inputs(torch.float32), with_kwargs=True)
+        if name not in layers:
+            _take_parameters(module, reference.get_submodule(name))
+    for module in model.modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == low]
+        is_matrix = any(parameter.dim() > 1 for parameter in own) and not isinstance(module, torch.nn.Embedding)
+        if is_matrix:
+            module.register_forward_pre_hook(_casting_inputs(low), with_kwargs=True)
+
+
+def _take_parameters(module: torch.nn.Module, reference: torch.nn.Module) -> None:
+    """Parameters of their own, untied from what else uses them."""
+    sources = dict(reference.named_modules())
+    for name, part in module.named_modules():
+        for key, parameter in list(part.named_parameters(recurse=False)):
+            stored = getattr(sources[name], key).detach()
+            setattr(part, key, torch.nn.Parameter(stored.to(torch.float32, copy=True), parameter.requires_grad))
+
+
+def _casting_inputs(dtype: torch.dtype) -> Callable[..., Any]:
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return tuple(map(cast, value)) if isinstance(value, tuple) else value
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return cast(args), {name: cast(value) for name, value in kwargs.items()}
+
+    return hook

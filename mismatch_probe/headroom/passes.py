@@ -1,0 +1,137 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N806 - shape suffixes
+"""Forward and backward passes over the responses: FP32 to look, 16 bits to try."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.train import OptimizerSettings
+from mismatch_probe.headroom.computing import computing
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges
+from mismatch_probe.headroom.watch import Operation, Watch
+from mismatch_probe.headroom.workload import Workload
+from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial
+
+
+def look_forward(
+    model: PreTrainedModel, workload: Workload, channels_of: Sequence[str] = ()
+) -> tuple[ForwardRanges, torch.Tensor]:
+    """Ranges of every operation, and the log-probs of all response tokens in the order of the batches."""
+    ranges = ForwardRanges(frozenset(channels_of))
+    with torch.no_grad(), computing(model.device), Watch(model, ranges.see):
+        logprobs = [workload.logprobs(model, rows).cpu() for rows in workload.batches]
+    return ranges, torch.cat(logprobs)
+
+
+@dataclass
+class Gradients:
+    """The FP32 gradient: binades by parameter, of each micro-batch, and by operation; the whole one's loss and norm."""
+
+    operations: GradientRanges
+    parameters: dict[str, Binades] = field(default_factory=dict)
+    loss: float = 0.0
+    norm: float = 0.0
+    optimizer: OptimizerFindings | None = None
+
+
+def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: frozenset[Operation]) -> Gradients:
+    """The gradient of the loss in FP32."""
+    found = Gradients(GradientRanges(held_in_fp16))
+    named = dict(model.named_parameters())
+    found.parameters = {name: Binades() for name in named}
+    totals = [torch.zeros_like(parameter) for parameter in named.values()]
+    with computing(model.device):
+        for rows in workload.batches:
+            with Watch(model, found.operations.see):
+                logprobs_T = workload.logprobs(model, rows)
+            loss = workload.loss_of(logprobs_T, rows)
+            found.loss += float(loss.detach())
+            gradients = _gradients(loss, list(named.values()), retain=False)
+            for binades, gradient, total in zip(found.parameters.values(), gradients, totals, strict=True):
+                binades.add(gradient)
+                total += gradient
+    found.norm = float(torch.stack(torch._foreach_norm(totals)).norm())
+    found.optimizer = _moments(totals, found.norm)
+    return found
+
+
+def try_backward(
+    model: PreTrainedModel, reference: PreTrainedModel, workload: Workload, exponents: Sequence[int]
+) -> list[ScaleTrial]:
+    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient."""
+    tally = _Tally(model, reference, list(exponents))
+    with computing(model.device):
+        for rows in workload.batches:
+            reference_loss = workload.loss_of(workload.logprobs(reference, rows), rows)
+            wanted = _gradients(reference_loss, tally.reference_parameters, retain=False)
+            loss = workload.loss_of(workload.logprobs(model, rows), rows)
+            for place, exponent in enumerate(exponents):
+                scaled = loss * 2.0**exponent
+                found = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)
+                tally.add(place, found, wanted)
+    return tally.trials()
+
+
+class _Tally:
+    """Sums of squares over micro-batches, and which parameters were not finite."""
+
+    def __init__(self, model: PreTrainedModel, reference: PreTrainedModel, exponents: list[int]) -> None:
+        named = dict(model.named_parameters())
+        self.parameters = list(named.values())
+        self.reference_parameters = list(reference.parameters())
+        places = {id(parameter): place for place, parameter in enumerate(self.reference_parameters)}
+        self._names = list(named)
+        tied = dict(reference.named_parameters(remove_duplicate=False))
+        self._place_of = [places[id(tied[name])] for name in named]
+        self._exponents = exponents
+        self._squares = 0.0
+        self._squared_errors = [0.0] * len(exponents)
+        self._nonfinite: list[dict[str, None]] = [{} for _ in exponents]
+
+    def add(self, trial: int, gradients: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+        """One micro-batch at one scale."""
+        if trial == 0:
+            self._squares += _squared_norm(wanted)
+        finite = [bool(norm.isfinite()) for norm in torch._foreach_norm(gradients, torch.inf)]
+        bad = [name for name, is_finite in zip(self._names, finite, strict=True) if not is_finite]
+        self._nonfinite[trial] |= dict.fromkeys(bad)
+        if bad:
+            return
+        errors = [-gradient for gradient in wanted]
+        for place, gradient in zip(self._place_of, gradients, strict=True):
+            errors[place].add_(gradient.float(), alpha=2.0 ** -self._exponents[trial])
+        self._squared_errors[trial] += _squared_norm(errors)
+
+    def trials(self) -> list[ScaleTrial]:
+        return [
+            ScaleTrial(
+                exponent=exponent,
+                relative_error=None if bad else math.sqrt(errors / self._squares),
+                num_nonfinite=len(bad),
+                nonfinite=list(bad)[:8],
+            )
+            for exponent, errors, bad in zip(self._exponents, self._squared_errors, self._nonfinite, strict=True)
+        ]
+
+
+def _gradients(loss: torch.Tensor, parameters: list[torch.nn.Parameter], *, retain: bool) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, parameters, retain_graph=retain, allow_unused=True, materialize_grads=True))
+
+
+def _squared_norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.stack(torch._foreach_norm(tensors)).double().square().sum())
+
+
+def _moments(gradients: list[torch.Tensor], norm: float) -> OptimizerFindings:
+    """AdamW's moments (1 - b1) g and (1 - b2) g^2 after a step on the clipped gradient, by `train`'s defaults."""
+    settings = OptimizerSettings()
+    clip = min(1.0, settings.max_grad_norm / norm) if norm > 0 else 1.0
+    first, second = Binades(), Binades()
+    for gradient in gradients:
+        first.add(gradient * (clip * (1 - settings.betas[0])))
+        second.add((gradient * clip).square() * (1 - settings.betas[1]))
+    return OptimizerFindings(first_moment_flushed=first.flushed(0), second_moment_flushed=second.flushed(0))

@@ -1,0 +1,124 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N806 - shape suffixes
+"""Prompts, the responses that the FP32 model samples to them, and what those earn."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from mismatch_probe.config.headroom import DEFAULT_NUM_PROMPTS, HeadroomSettings
+from mismatch_probe.headroom.computing import computing
+from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
+from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer
+from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
+
+SAMPLED_BY = "transformers generate, in fp32"
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Encoded prompts, the tokenizer, and the reward, None where the prompts come with none."""
+
+    prompts: list[EncodedPrompt]
+    tokenizer: Any
+    reward: Reward | None
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Sampled sequences with the prompt and the reward of each [N].
+
+    stand_in: the rewards say nothing (no prompt has two that differ), so every other response has 1 and the rest 0.
+    """
+
+    sequences: list[TokenSequence]
+    prompt_ids: list[str]
+    rewards: list[float]
+    mean_reward: float | None
+    stand_in: bool
+
+
+def load_problems(folder: Path, settings: HeadroomSettings, context_length: int | None) -> Problems:
+    """
+    Raises:
+        UsageError: the prompts, the tokenizer or the reward cannot be used.
+        MissingExtra: a package that they need is not installed.
+    """
+    tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
+    wanted = settings.prompts.num_prompts or DEFAULT_NUM_PROMPTS
+    prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:wanted]
+    has_reward = settings.reward is not None or prompts[0].task is not None
+    reward = load_reward(settings.reward, prompts) if has_reward else None
+    encoded = encode_prompts(prompts, tokenizer, settings.prompts.chat_template)
+    check_lengths(encoded, settings.sampling.max_new_tokens, context_length)
+    return Problems(encoded, tokenizer, reward)
+
+
+def sample_responses(model: PreTrainedModel, problems: Problems, settings: HeadroomSettings) -> Responses:
+    """Groups of responses, prompt after prompt, in FP32."""
+    sampling = settings.sampling
+    sequences, prompt_ids, answered = [], [], []
+    for number, prompt in enumerate(problems.prompts):
+        seed = int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0])
+        for sample, token_ids in enumerate(_generate(model, prompt.token_ids, settings, seed)):
+            text = problems.tokenizer.decode(token_ids, skip_special_tokens=True)
+            sequences.append(TokenSequence(f"{prompt.prompt_id}/{sample}", prompt.token_ids, token_ids))
+            prompt_ids.append(prompt.prompt_id)
+            answered.append(Answered(prompt, text, truncated=token_ids[-1] not in _ends(model)))
+    if problems.reward is None:
+        return _with_stand_in(sequences, prompt_ids, mean_reward=None)
+    rewards = score_responses(problems.reward, answered)
+    mean_reward = float(rewards.mean())
+    if not any(
+        len({reward for reward, of in zip(rewards, prompt_ids, strict=True) if of == one}) > 1 for one in prompt_ids
+    ):
+        return _with_stand_in(sequences, prompt_ids, mean_reward)
+    return Responses(sequences, prompt_ids, rewards.tolist(), mean_reward, stand_in=False)
+
+
+def _with_stand_in(sequences: list[TokenSequence], prompt_ids: list[str], mean_reward: float | None) -> Responses:
+    rewards = [float(index % 2 == 0) for index in range(len(sequences))]
+    return Responses(sequences, prompt_ids, rewards, mean_reward, stand_in=True)
+
+
+def _generate(
+    model: PreTrainedModel, prompt_token_ids: list[int], settings: HeadroomSettings, seed: int
+) -> list[list[int]]:
+    """Token ids of the responses to one prompt, the end included."""
+    sampling = settings.sampling
+    ends = _ends(model)
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.max_new_tokens if sampling.ignore_eos else None,
+        num_return_sequences=sampling.samples_per_prompt,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=min(ends, default=0),
+    )
+    input_ids_1S = torch.tensor([prompt_token_ids], device=model.device)
+    with torch.random.fork_rng(), torch.no_grad(), computing(model.device):
+        torch.manual_seed(seed)
+        generating: Any = model.generate
+        generated = generating(input_ids_1S, attention_mask=torch.ones_like(input_ids_1S), generation_config=config)
+    return [_up_to_end(row, ends) for row in generated[:, len(prompt_token_ids) :].tolist()]
+
+
+def _ends(model: PreTrainedModel) -> frozenset[int]:
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def _up_to_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
+    for place, token_id in enumerate(token_ids):
+        if token_id in ends:
+            return token_ids[: place + 1]
+    return token_ids

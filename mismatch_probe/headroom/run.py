@@ -1,0 +1,119 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N806 - shape suffixes
+"""The examination, stage after stage."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from mismatch_probe import __version__
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.headroom import models
+from mismatch_probe.headroom.advice import Seen, try_exceptions
+from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16
+from mismatch_probe.headroom.judge import judge, judge_weights
+from mismatch_probe.headroom.loss import ResponseLoss, load_objective
+from mismatch_probe.headroom.passes import look_backward, look_forward
+from mismatch_probe.headroom.responses import SAMPLED_BY, load_problems, sample_responses
+from mismatch_probe.headroom.trial import Bench, fits
+from mismatch_probe.headroom.weights import scan_weights
+from mismatch_probe.headroom.workload import Workload
+from mismatch_probe.provenance import checkpoint
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.tasks import resolve_model
+
+Tell = Callable[[str], None]
+
+
+class _Stages:
+    """Tells which stage begins, and keeps its seconds."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.seconds: dict[str, float] = {}
+        self._tell = tell
+
+    @contextmanager
+    def __call__(self, name: str, doing: str) -> Iterator[None]:
+        self._tell(doing)
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - begun, 3)
+
+
+def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
+    """Does the checkpoint fit FP16? `tell` hears a line at the start of each stage.
+
+    Raises:
+        UsageError: the checkpoint, the prompts, the reward or the objective cannot be used.
+        MissingExtra: a needed package is not installed.
+        OutOfMemory: a run does not fit.
+        BrokenRecord: the checkpoint's answers are not finite even in FP32.
+    """
+    stages = _Stages(tell)
+    objective = load_objective(settings)
+    folder = resolve_model(settings.model)
+    context = checkpoint.context_length(checkpoint.read_config(folder))
+    problems = None if settings.weights_only else load_problems(folder, settings, context)
+    with stages("weights", "weights: reading every tensor"):
+        weights = scan_weights(folder)
+    found = Headroom(
+        tool_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=settings.model.path,
+        model_fingerprint=checkpoint.fingerprint(folder),
+        settings=settings,
+        device=None,
+        sampled_by=None,
+        verdict=judge_weights(weights),
+        weights=weights,
+        seconds=stages.seconds,
+    )
+    if problems is None or weights.total.num_nonfinite:
+        return found
+    reference = models.load(folder, "fp32", settings, attention="eager")
+    with stages("responses", f"responses: {len(problems.prompts)} prompts, sampled in FP32"):
+        responses = sample_responses(reference, problems, settings)
+    workload = Workload.plan(
+        responses.sequences,
+        ResponseLoss(objective, responses, settings.sampling.max_new_tokens),
+        vocab_size=models.vocabulary(reference),
+        temperature=settings.sampling.temperature,
+        tokens=settings.batch_tokens,
+    )
+    with stages("fp32_forward", "activations: FP32"):
+        ranges, logprobs_T = look_forward(reference, workload, models.layer_names(reference))
+    if not bool(logprobs_T.isfinite().all()):
+        raise BrokenRecord(
+            f"the log-probs of {settings.model.path} are not finite even in FP32: give --model an intact checkpoint"
+        )
+    bench = Bench(folder, settings, reference, workload, logprobs_T)
+    with stages("bf16", "BF16, as the yardstick"):
+        bf16 = bench.run("bf16", exponents=(0,))
+    with stages("fp16", "FP16: forward, and backward at each loss scale"):
+        plain = bench.run("fp16", yardstick=bf16.trial)
+    held = held_in_fp16(plain.ranges)
+    with stages("fp32_backward", "gradients: FP32"):
+        gradients = look_backward(reference, workload, held)
+    advised = None
+    if not fits(plain.trial, bf16.trial):
+        with stages("advised", "advice: FP16 with modules in FP32"):
+            advised = try_exceptions(bench, Seen(ranges, gradients, held), plain, bf16)
+    first = plain.trial.first_nonfinite
+    activations = activation_findings(reference, ranges, plain.ranges, responses, first)
+    gradient = gradient_findings(gradients, responses, objective.name)
+    advised_trial = None if advised is None else advised.trial
+    return found.model_copy(
+        update={
+            "device": str(reference.device),
+            "sampled_by": SAMPLED_BY,
+            "activations": activations,
+            "gradients": gradient,
+            "plain": plain.trial,
+            "bf16": bf16.trial,
+            "advised": advised_trial,
+            "verdict": judge(weights, activations, gradient, plain.trial, bf16.trial, advised_trial),
+            "seconds": stages.seconds,
+        }
+    )

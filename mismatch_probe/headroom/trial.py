@@ -1,0 +1,111 @@
+# mypy: allow-untyped-calls
+# ruff: noqa: N803, N806, N815 - shape suffixes
+"""A 16-bit run over the responses, held against FP32: is it finite, how close is it, and which loss scales fit."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.headroom import models
+from mismatch_probe.headroom.passes import look_forward, try_backward
+from mismatch_probe.headroom.ranges import ForwardRanges
+from mismatch_probe.headroom.watch import Operation
+from mismatch_probe.headroom.workload import Workload
+from mismatch_probe.records.headroom import ScaleTrial, Trial
+
+EXPONENTS: Final = tuple(range(25))
+_NEAR_THE_BEST: Final = 1.25
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial, its forward ranges, and its first operation, in the order of execution, whose result is not finite."""
+
+    trial: Trial
+    ranges: ForwardRanges
+    first_nonfinite: Operation | None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every trial is held against: the FP32 model and its log-probs [T] of the responses."""
+
+    folder: Path
+    settings: HeadroomSettings
+    reference: PreTrainedModel
+    workload: Workload
+    logprobs_T: torch.Tensor
+
+    def run(
+        self,
+        dtype: Literal["fp16", "bf16"],
+        *,
+        modules: Sequence[str] = (),
+        exponents: Sequence[int] = EXPONENTS,
+        yardstick: Trial | None = None,
+    ) -> Tried:
+        """Load the model in `dtype` with some modules in FP32, and try it.
+
+        `yardstick` is the trial that a loss scale's gradient has to match, that of BF16. The backward passes are left
+        out where the forward pass is not finite.
+        """
+        model = models.load(self.folder, dtype, self.settings)
+        if modules:
+            models.raise_to_fp32(model, self.reference, modules)
+        ranges, found_T = look_forward(model, self.workload)
+        error = self._error(found_T)
+        scales = [] if error is None else try_backward(model, self.reference, self.workload, exponents)
+        low, high = scales_that_fit(scales, yardstick)
+        first = _first_nonfinite(ranges)
+        trial = Trial(
+            dtype=dtype,
+            modules_in_fp32=list(modules),
+            first_nonfinite=None if first is None else str(first),
+            logprob_error_nats=error,
+            scales=scales,
+            from_exponent=low,
+            to_exponent=high,
+        )
+        return Tried(trial, ranges, first)
+
+    def _error(self, found_T: torch.Tensor) -> float | None:
+        error = float((found_T.double() - self.logprobs_T.double()).square().mean().sqrt())
+        return error if math.isfinite(error) else None
+
+
+def _first_nonfinite(ranges: ForwardRanges) -> Operation | None:
+    return next((operation for operation, value in ranges.largest().items() if not math.isfinite(value)), None)
+
+
+def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tuple[int | None, int | None]:
+    """The range of exponents around the most accurate one whose gradients are finite and nearly as accurate.
+
+    Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick.
+    """
+    errors = {one.exponent: one.relative_error for one in scales if one.relative_error is not None}
+    if not errors:
+        return None, None
+    best = min(errors, key=errors.__getitem__)
+    limit = None if yardstick is None else yardstick.gradient_error
+    if limit is not None and errors[best] > limit:
+        return None, None
+    low = high = best
+    while errors.get(low - 1, math.inf) <= _NEAR_THE_BEST * errors[best]:
+        low -= 1
+    while errors.get(high + 1, math.inf) <= _NEAR_THE_BEST * errors[best]:
+        high += 1
+    return low, high
+
+
+def fits(trial: Trial, yardstick: Trial) -> bool:
+    """Everything finite, a loss scale that fits, and log-probs at least as close to FP32 as the yardstick's."""
+    if trial.first_nonfinite is not None or trial.logprob_error_nats is None or trial.from_exponent is None:
+        return False
+    limit = yardstick.logprob_error_nats
+    return limit is None or trial.logprob_error_nats <= limit

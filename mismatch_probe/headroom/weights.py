@@ -1,0 +1,145 @@
+# mypy: allow-untyped-calls
+"""What FP16 would make of every stored weight, read from the files a slice at a time: memory stays bounded."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.headroom.fp16 import SMALLEST_NORMAL_EXPONENT
+from mismatch_probe.provenance.checkpoint import weight_files
+from mismatch_probe.records.headroom import WeightFindings, WeightRange
+from mismatch_probe.training_path.weight_cast import measure_weight_cast
+
+_SLICE_VALUES: Final = 2**22
+_NUM_WORST: Final = 8
+_STORED: Final = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_NO_WEIGHTS: Final = ("I", "U", "BOOL")
+
+LOSSY: Final = 2.0**-9
+"""BF16's unit roundoff: a tensor with a larger relative error in FP16 is one that BF16 may hold better."""
+
+
+@dataclass
+class _Totals:
+    """What `measure_weight_cast` does not count, of the slices that pass through."""
+
+    largest: float = 0.0
+    num_nonfinite: int = 0
+    num_subnormal: int = 0
+    squares: float = 0.0
+    squared_errors: float = 0.0
+
+    def passing(self, slices: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for weights in slices:
+            self._add(weights[weights.isfinite()].double())
+            self.num_nonfinite += int((~weights.isfinite()).sum())
+            yield weights
+
+    def merge(self, other: "_Totals") -> None:
+        self.largest = max(self.largest, other.largest)
+        self.num_nonfinite += other.num_nonfinite
+        self.num_subnormal += other.num_subnormal
+        self.squares += other.squares
+        self.squared_errors += other.squared_errors
+
+    @property
+    def relative_error(self) -> float:
+        return math.sqrt(self.squared_errors / self.squares) if self.squares else 0.0
+
+    def _add(self, weights: torch.Tensor) -> None:
+        if not weights.numel():
+            return
+        rounded = weights.half().double()
+        size = rounded.abs()
+        self.largest = max(self.largest, float(weights.abs().max()))
+        self.num_subnormal += int(((size > 0) & (size < 2.0**SMALLEST_NORMAL_EXPONENT)).sum())
+        kept = rounded.isfinite()
+        self.squares += float(weights[kept].square().sum())
+        self.squared_errors += float((rounded - weights)[kept].square().sum())
+
+
+def scan_weights(folder: Path) -> WeightFindings:
+    """Every floating-point tensor of a checkpoint's safetensors files, rounded to FP16 to nearest even.
+
+    Raises:
+        UsageError: there are no intact safetensors files, or a tensor is stored in a quantised format.
+    """
+    sums = _Totals()
+    ranges: list[WeightRange] = []
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                stored = tensors.get_slice(name)
+                code = stored.get_dtype()
+                if code.startswith(_NO_WEIGHTS):
+                    continue
+                if code not in _STORED:
+                    raise UsageError(
+                        f"tensor {name} of {path} is stored as {code}, a quantised format whose values only its own "
+                        "kernels know; give --model the checkpoint in bf16, fp16 or fp32"
+                    )
+                ranges.append(_scan_tensor(name, _STORED[code], _slices(stored), sums))
+    total = _sum(ranges, sums)
+    ranges.sort(key=_badness, reverse=True)
+    return WeightFindings(num_tensors=len(ranges), total=total, worst=ranges[:_NUM_WORST])
+
+
+def is_lossy(weights: torch.Tensor) -> bool:
+    """Whether rounding to FP16 changes a tensor by more than LOSSY of its norm."""
+    error = (weights.half().to(weights.dtype) - weights).norm()
+    return not bool(error <= LOSSY * weights.norm())
+
+
+def _scan_tensor(name: str, stored_as: str, slices: Iterator[torch.Tensor], sums: _Totals) -> WeightRange:
+    own = _Totals()
+    cast = measure_weight_cast(own.passing(slices), "fp16")
+    sums.merge(own)
+    return WeightRange(
+        tensor=name,
+        stored_as=stored_as,
+        num_values=cast.num_weights,
+        largest=own.largest,
+        num_nonfinite=own.num_nonfinite,
+        num_overflowed=cast.num_overflowed,
+        num_subnormal=own.num_subnormal,
+        num_flushed=cast.num_flushed,
+        relative_error=own.relative_error,
+    )
+
+
+def _sum(ranges: list[WeightRange], sums: _Totals) -> WeightRange:
+    def added(field: str) -> int:
+        return sum(getattr(one, field) for one in ranges)
+
+    return WeightRange(
+        tensor="all",
+        stored_as="/".join(sorted({one.stored_as for one in ranges})),
+        num_values=added("num_values"),
+        largest=sums.largest,
+        num_nonfinite=sums.num_nonfinite,
+        num_overflowed=added("num_overflowed"),
+        num_subnormal=sums.num_subnormal,
+        num_flushed=added("num_flushed"),
+        relative_error=sums.relative_error,
+    )
+
+
+def _badness(one: WeightRange) -> tuple[float, ...]:
+    return one.num_nonfinite, one.num_overflowed, one.num_flushed / max(one.num_values, 1), one.relative_error
+
+
+def _slices(stored: Any) -> Iterator[torch.Tensor]:
+    """A tensor in blocks of whole rows with about _SLICE_VALUES values."""
+    shape = stored.get_shape()
+    if len(shape) < 2:
+        yield stored[...]
+        return
+    rows = max(1, _SLICE_VALUES // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        yield stored[start : start + rows]

@@ -1,0 +1,41 @@
+# ruff: noqa: N803 - shape suffixes
+"""The responses as every run computes them: the same batches, log-probs and loss in each precision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.headroom.computing import response_logprobs
+from mismatch_probe.headroom.loss import ResponseLoss
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path.batching import plan_batches
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`batches` are numbers of sequences that share a forward pass."""
+
+    sequences: list[TokenSequence]
+    batches: list[list[int]]
+    loss: ResponseLoss
+    vocab_size: int
+    temperature: float
+
+    @classmethod
+    def plan(
+        cls, sequences: list[TokenSequence], loss: ResponseLoss, *, vocab_size: int, temperature: float, tokens: int
+    ) -> "Workload":
+        """Batches of up to `tokens` padded tokens."""
+        batches = plan_batches([sequence.num_tokens for sequence in sequences], tokens)
+        return cls(sequences, batches, loss, vocab_size, temperature)
+
+    def logprobs(self, model: PreTrainedModel, rows: Sequence[int]) -> torch.Tensor:
+        """Log-probs [T] of a batch's response tokens, FP32, nats. Raises as `response_logprobs`."""
+        chosen = [self.sequences[row] for row in rows]
+        return response_logprobs(model, chosen, vocab_size=self.vocab_size, temperature=self.temperature)
+
+    def loss_of(self, logprobs_T: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """The batch's share of the loss."""
+        return self.loss(logprobs_T, rows)

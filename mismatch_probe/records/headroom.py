@@ -1,0 +1,208 @@
+"""`headroom.json`: whether a checkpoint fits FP16, what was seen, and what was tried."""
+
+from enum import StrEnum
+from typing import Literal
+
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.summary import Record
+
+HEADROOM_VERSION = 1
+
+HeldAs = Literal["fp16", "fp32", "kernel"]
+"""Where an FP16 run keeps an operation's result: in FP16, in FP32, or inside a fused kernel, which adds up in FP32."""
+
+
+class HeadroomCode(StrEnum):
+    FITS = "fits"
+    FITS_WITH_LOSS_SCALE = "fits_with_loss_scale"
+    FITS_EXCEPT = "fits_except"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+class HeadroomVerdict(Record):
+    code: HeadroomCode
+    sentence: str
+    evidence: list[str] = []
+    advice: list[str] = []
+
+
+class WeightRange(Record):
+    """What rounding stored weights to FP16 does to one tensor, or to all of them.
+
+    largest: the largest finite magnitude. num_nonfinite: stored as infinity or NaN. num_overflowed: finite, infinite in
+    FP16. num_subnormal: not zero and below 2^-14 after rounding. num_flushed: not zero, zero in FP16. relative_error:
+    root of the squared errors over the squared weights, overflows left out.
+    """
+
+    tensor: str
+    stored_as: str
+    num_values: int
+    largest: float
+    num_nonfinite: int
+    num_overflowed: int
+    num_subnormal: int
+    num_flushed: int
+    relative_error: float
+
+
+class WeightFindings(Record):
+    """All floating-point tensors of the checkpoint; `worst` are those that lose most, worst first."""
+
+    num_tensors: int
+    total: WeightRange
+    worst: list[WeightRange]
+
+
+class OperationRange(Record):
+    """Largest magnitude of one operation of one module in FP32; None where it is not finite even there.
+
+    margin_bits: log2(65504 / largest). finite_in_fp16: None where the FP16 run has no such operation.
+    """
+
+    module: str
+    operation: str
+    held_as: HeldAs
+    largest: float | None
+    margin_bits: float | None
+    finite_in_fp16: bool | None
+
+
+class LayerRange(Record):
+    """One decoder layer in FP32: largest magnitudes, and how far the residual stream's largest channel stands out.
+
+    attention_scores: query times key before the scale; attention_logits: what enters the softmax. outlier_ratio: the
+    largest channel maximum over the median of the channel maxima. None where a layer has no such operation.
+    """
+
+    layer: str
+    residual: float | None
+    margin_bits: float | None
+    outlier_ratio: float | None
+    outlier_channel: int | None
+    attention_scores: float | None
+    attention_logits: float | None
+    mlp_product: float | None
+
+
+class ActivationFindings(Record):
+    """`tightest` are the operations held in FP16 nearest to its limit; `modules` the tightest of each module."""
+
+    num_sequences: int
+    num_tokens: int
+    largest_logit: float | None
+    first_nonfinite: str | None
+    layers: list[LayerRange]
+    tightest: list[OperationRange]
+    modules: list[OperationRange]
+
+
+class ScaleUnderflow(Record):
+    """What FP16 would make of the FP32 gradients times 2^exponent: shares of the values that are not zero.
+
+    flushed: at most 2^-25, so zero. subnormal: not flushed, at most 2^-14. Parameters are those of one micro-batch, as
+    its backward pass leaves them; activations the gradients of every operation held in FP16.
+    """
+
+    exponent: int
+    parameters_flushed: float
+    parameters_subnormal: float
+    activations_flushed: float
+    activations_subnormal: float
+    largest_scaled: float
+    overflows: bool
+
+
+class GradientRange(Record):
+    """The gradient of a parameter, or of an operation's result, unscaled, in FP32."""
+
+    name: str
+    largest: float
+    margin_bits: float | None
+    flushed_unscaled: float
+
+
+class OptimizerFindings(Record):
+    """AdamW's moments after one step: shares that are not zero in FP32 and would be zero in FP16."""
+
+    held_as: Literal["fp32"] = "fp32"
+    first_moment_flushed: float
+    second_moment_flushed: float
+
+
+class GradientFindings(Record):
+    """The gradient of an RL loss over the sampled responses.
+
+    stand_in_rewards: no prompt's rewards differed, so every other response was given reward 1 and the rest 0.
+    """
+
+    objective: str
+    num_responses: int
+    mean_reward: float | None
+    stand_in_rewards: bool
+    loss: float
+    norm: float
+    underflow: list[ScaleUnderflow]
+    parameters: list[GradientRange]
+    activations: list[GradientRange]
+    optimizer: OptimizerFindings
+
+
+class ScaleTrial(Record):
+    """A true FP16 backward pass of the loss times 2^exponent.
+
+    relative_error: norm of its difference from the FP32 gradient over that one's norm, None where it is not finite.
+    nonfinite: parameters whose gradient holds an infinity or NaN.
+    """
+
+    exponent: int
+    relative_error: float | None
+    num_nonfinite: int
+    nonfinite: list[str]
+
+
+class Trial(Record):
+    """A 16-bit run over the same responses, with some modules in FP32.
+
+    logprob_error_nats: root mean square of its log-probs' difference from FP32, None where one is not finite.
+    `from_exponent` to `to_exponent` are the loss scales that fit, None where none does.
+    """
+
+    dtype: Literal["fp16", "bf16"]
+    modules_in_fp32: list[str]
+    first_nonfinite: str | None
+    logprob_error_nats: float | None
+    scales: list[ScaleTrial]
+    from_exponent: int | None = None
+    to_exponent: int | None = None
+
+    @property
+    def gradient_error(self) -> float | None:
+        """The smallest at any scale."""
+        errors = [one.relative_error for one in self.scales if one.relative_error is not None]
+        return min(errors, default=None)
+
+
+class Headroom(Record):
+    """The whole answer."""
+
+    schema_version: int = HEADROOM_VERSION
+    tool_version: str
+    created_at: str
+    model: str
+    model_fingerprint: str
+    settings: HeadroomSettings
+    device: str | None
+    sampled_by: str | None
+    verdict: HeadroomVerdict
+    weights: WeightFindings
+    activations: ActivationFindings | None = None
+    gradients: GradientFindings | None = None
+    plain: Trial | None = None
+    bf16: Trial | None = None
+    advised: Trial | None = None
+    seconds: dict[str, float] = {}
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.GATE_FAILED if self.verdict.code == HeadroomCode.DOES_NOT_FIT else ExitCode.PASS
