@@ -50,9 +50,11 @@ def write_tokens(estimate: Estimate | None) -> Written:
 
 
 def write_number(number: float | None) -> str:
-    """A number that has no interval, to three significant digits."""
+    """A number that has no interval, to three significant digits; `nan` or `inf` where it is none."""
     if number is None:
         return ABSENT
+    if not math.isfinite(number):
+        return str(number)
     return _write_at(number, _default_place(number), _exponent(number))
 
 

@@ -1,5 +1,7 @@
 """Numbers are written with the digits their interval allows, and never read as zero when they are not."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +82,7 @@ def test_what_is_written_is_within_half_its_interval_of_the_value(value: float, 
 @given(value=st.floats(1e-14, 1e14))
 def test_a_positive_number_is_never_written_as_zero(value: float) -> None:
     assert float(write_number(value).replace(",", "")) > 0
+
+
+def test_what_is_no_number_is_named_and_breaks_nothing() -> None:
+    assert [write_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]

@@ -68,15 +68,16 @@ def smoothed(steps: Floats, values: Floats) -> Smoothed:
     """Values [steps] as running means with their range; every step is in one."""
     width = neighbours(len(steps))
     every = 1 if len(steps) <= MOST_POINTS else width
+    chosen = np.unique(np.append(np.arange(0, len(steps), every), len(steps) - 1))
     padded = np.pad(values, width // 2, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width)[::every]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)[chosen]
     known = np.isfinite(windows)
     some = known.any(axis=1)
     mean = np.full(len(windows), np.nan)
     mean[some] = np.where(known, windows, 0.0).sum(axis=1)[some] / known.sum(axis=1)[some]
     low = np.where(some, np.where(known, windows, np.inf).min(axis=1), np.nan)
     high = np.where(some, np.where(known, windows, -np.inf).max(axis=1), np.nan)
-    return Smoothed(steps[::every], mean, low, high)
+    return Smoothed(steps[chosen], mean, low, high)
 
 
 def draw(

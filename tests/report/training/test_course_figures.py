@@ -1,0 +1,46 @@
+"""Curves over steps lose no step and no spike, however long the run."""
+
+import numpy as np
+import pytest
+
+from mismatch_probe.report.figures.course import MOST_POINTS, neighbours, smoothed
+
+
+def test_a_short_run_is_drawn_step_by_step() -> None:
+    steps, values = np.arange(1.0, 21), np.arange(20.0)
+    found = smoothed(steps, values)
+    assert (found.mean == values).all()
+    assert (found.low == values).all()
+    assert (found.high == values).all()
+
+
+def test_a_longer_run_is_drawn_as_means_of_neighbours() -> None:
+    values = np.random.default_rng(0).normal(size=60)
+    found = smoothed(np.arange(1.0, 61), values)
+    assert neighbours(60) == 3
+    assert found.mean[10] == pytest.approx(values[9:12].mean())
+    assert found.mean[0] == pytest.approx(values[:2].mean())
+    assert (found.low <= found.mean).all()
+    assert (found.mean <= found.high).all()
+
+
+@pytest.mark.parametrize("num_steps", [5, 60, MOST_POINTS, MOST_POINTS + 1, 1_000, 20_000])
+def test_one_spike_is_seen_wherever_it_is(num_steps: int) -> None:
+    for place in (0, num_steps // 3, num_steps - 1):
+        values = np.zeros(num_steps)
+        values[place] = 7.0
+        assert smoothed(np.arange(1.0, num_steps + 1), values).high.max() == 7.0
+
+
+def test_a_very_long_run_has_few_points() -> None:
+    assert len(smoothed(np.arange(100_000.0), np.zeros(100_000)).steps) < 2_000
+
+
+def test_steps_that_are_not_finite_are_in_no_mean_and_alone_leave_a_gap() -> None:
+    values = np.ones(60)
+    values[30] = np.inf
+    values[40:45] = np.nan
+    found = smoothed(np.arange(60.0), values)
+    assert found.mean[30] == 1
+    assert np.isnan(found.mean[42])
+    assert np.isfinite(found.mean[46])

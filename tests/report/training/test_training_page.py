@@ -1,0 +1,212 @@
+"""The page of a training run: the answer first, every curve with its numbers, nothing that runs or loads."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
+from mismatch_probe.report.training import summarise_training, write_training_report
+from tests.report.test_hostile import PAYLOADS
+from tests.report.test_page import parsed
+from tests.report.training.training_runs import TrainingSample, firing, training_run
+
+DIAGNOSIS = "The mismatch of the two sides grows with equal weights. Use fp16 or fp32 on both sides."
+COLLAPSE = TrainingSample(
+    dtype="bf16",
+    steps=44,
+    asked=200,
+    outcome=f"stopped: {DIAGNOSIS}",
+    grows_at=10,
+    overflows=(20, 21),
+    changes={44: {"reward/mean": float("nan")}},
+    firings=(
+        firing(31, ["warn"], guard="mismatch-drift"),
+        firing(38, ["skip_update", "resync"]),
+        firing(44, ["stop"], value="nan"),
+    ),
+)
+
+
+def page_of(folder: Path, *samples: TrainingSample) -> str:
+    directories = [training_run(folder / str(number), sample) for number, sample in enumerate(samples)]
+    path = folder / "page.html"
+    write_training_report(directories, path)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(tmp_path_factory.mktemp("clean"), TrainingSample())
+
+
+@pytest.fixture(scope="module")
+def collapsed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(tmp_path_factory.mktemp("collapsed"), COLLAPSE)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(tmp_path_factory.mktemp("pair"), TrainingSample(), TrainingSample(dtype="bf16"))
+
+
+def headline(page: str) -> str:
+    found = re.search(r"<h1>(.*?)</h1>", page, re.DOTALL)
+    assert found is not None
+    return re.sub(r"<[^>]+>", "", found[1])
+
+
+def svg(page: str, anchor: str) -> str:
+    found = re.search(rf'<div class="panel" id="plot-{anchor}">.*?</svg>', page, re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("page", ["clean", "collapsed", "pair"])
+def test_the_page_is_well_formed_and_leads_somewhere(page: str, request: pytest.FixtureRequest) -> None:
+    found = parsed(request.getfixturevalue(page))
+    assert found.open == []
+    assert len(found.ids) == len(set(found.ids))
+    assert set(found.links) <= set(found.ids)
+
+
+@pytest.mark.parametrize("page", ["clean", "collapsed", "pair"])
+def test_nothing_is_loaded_and_nothing_runs(page: str, request: pytest.FixtureRequest) -> None:
+    text = request.getfixturevalue(page)
+    assert re.findall(r"<script[^>]*>", text) == ['<script type="application/json" id="summary">']
+    assert not re.search(r"https?://|@import|url\((?!#)|<img|<link", text)
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("page", ["clean", "collapsed", "pair"])
+def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str, request: pytest.FixtureRequest) -> None:
+    figures = re.findall(r"<figure.*?</figure>", request.getfixturevalue(page), re.DOTALL)
+    assert len(figures) >= 5
+    for one in figures:
+        assert "<figcaption>How to read it: " in one
+        assert "<table" in one
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    directory = training_run(tmp_path / "run", COLLAPSE)
+    pages = []
+    for _ in range(2):
+        write_training_report([directory], directory.report_path)
+        pages.append(directory.report_path.read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_a_clean_run_says_so_first(clean: str) -> None:
+    assert re.fullmatch(
+        r"Finished 60 steps: reward from 0\.\d+ to 0\.9\d+, mismatch \(k3\) from \S+ to \S+ nats a token; "
+        r"no guard fired\.",
+        headline(clean),
+    )
+    assert "No guard fired." in clean
+    assert "var(--fig-reject)" not in "".join(re.findall(r"<svg.*?</svg>", clean, re.DOTALL))
+
+
+def test_a_stopped_run_says_why_and_which_guards_fired(collapsed: str) -> None:
+    assert headline(collapsed).startswith("A guard stopped the run at step 44 of 200")
+    assert DIAGNOSIS in collapsed
+    assert "Guard mismatch-drift fired once, first at step 31" in collapsed
+    assert "Guard mismatch-limit fired 2 times, first at step 38" in collapsed
+    assert "stopped by a guard" in collapsed
+
+
+def test_a_run_that_was_cut_off_is_called_unfinished(tmp_path: Path) -> None:
+    page = page_of(tmp_path, TrainingSample(steps=7, outcome="unfinished"))
+    assert headline(page).startswith("Unfinished after step 7 of 60")
+
+
+def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, TrainingSample(steps=0, outcome="unfinished"))
+    assert headline(page) == "No step is recorded yet."
+    assert parsed(page).open == []
+    assert "Nothing to draw" in page
+
+
+def test_a_run_of_one_step_has_a_page(tmp_path: Path) -> None:
+    assert headline(page_of(tmp_path, TrainingSample(steps=1, outcome="unfinished"))).startswith("Unfinished after")
+
+
+def test_firings_are_marked_on_the_curve_of_their_metric_and_nowhere_else(collapsed: str) -> None:
+    diamonds = re.compile(r"<use[^>]*stroke: var\(--fig-reject\)")
+    assert len(diamonds.findall(svg(collapsed, "kl"))) == 2
+    assert diamonds.findall(svg(collapsed, "entropy")) == []
+
+
+def test_only_guards_that_changed_the_run_draw_a_line(collapsed: str, clean: str) -> None:
+    line = re.compile(r"stroke-dasharray[^>]*stroke: var\(--fig-reject\)")
+    assert len(line.findall(svg(collapsed, "entropy"))) == 2
+    assert line.findall(svg(clean, "entropy")) == []
+
+
+def test_skipped_updates_are_marked_and_counted(collapsed: str, clean: str) -> None:
+    assert svg(collapsed, "gradient").count("var(--fig-mask)") >= 2
+    assert "var(--fig-mask)" not in svg(clean, "gradient")
+    assert summary_of(collapsed)[0]["skipped_updates"] == 2
+
+
+def test_values_that_are_not_finite_are_named(collapsed: str, clean: str) -> None:
+    assert "Crosses at the top: not finite." in collapsed
+    assert "Crosses at the top" not in clean
+    assert summary_of(collapsed)[0]["metrics"]["reward/mean"]["nonfinite_steps"] == 1
+
+
+def test_what_never_changes_is_told_in_words(clean: str) -> None:
+    assert "The same in every step:" in clean
+    assert 'id="plot-weights-clipped"' not in clean
+
+
+def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> None:
+    for anchor in ("reward", "kl", "extremes", "gradient"):
+        drawing = svg(pair, anchor)
+        assert "var(--fig-fp16)" in drawing
+        assert "var(--fig-bf16)" in drawing
+    assert '<ul class="key"' in pair
+    assert re.search(r"What differs between the runs.*train_dtype.*fp16.*bf16", pair, re.DOTALL)
+    ratio = re.search(r"kl_k3 of BF16 is (\S+) times that of FP16 \(median over 60 shared steps", pair)
+    assert ratio is not None
+    assert 30 < float(ratio[1]) < 120
+
+
+def test_runs_of_the_same_dtypes_are_told_apart_by_folder_and_style(tmp_path: Path) -> None:
+    page = page_of(tmp_path, TrainingSample(), TrainingSample(seed=1))
+    assert {"0", "1"} <= set(re.findall(r"</svg>(\w+)</li>", page))
+    assert "var(--fig-bf16)" in svg(page, "reward")
+
+
+def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
+    hostile = "".join(PAYLOADS.values())
+    model = hostile.encode(errors="ignore").decode()
+    sample = TrainingSample(model=model, firings=(firing(3, ["warn"], sentence=hostile, guard=hostile),))
+    page = page_of(tmp_path, sample)
+    assert parsed(page).open == []
+    assert page.count("<script") == 1
+
+
+def test_the_summary_is_embedded_and_is_the_one_of_json(tmp_path: Path) -> None:
+    directory = training_run(tmp_path / "run", COLLAPSE)
+    [written] = write_training_report([directory], directory.report_path)
+    [embedded] = summary_of(directory.report_path.read_text(encoding="utf-8"))
+    assert TrainingSummary.model_validate(embedded) == written == summarise_training(directory)
+
+
+def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="it is not a training run"):
+        write_training_report([TrainingDirectory(tmp_path)], tmp_path / "page.html")
+
+
+def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
+    assert len(page.encode()) < 500_000
+
+
+def summary_of(page: str) -> list[dict[str, object]]:
+    found = re.search(r'<script type="application/json" id="summary">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    embedded: list[dict[str, object]] = json.loads(found[1])
+    return embedded
