@@ -1,7 +1,8 @@
 """What an inference engine (mu) must do: sample, score given ids by prefill, and say what it really ran with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,6 +11,9 @@ from mismatch_probe.records.sequences import FloatArray, SampledSequence, Sample
 
 if TYPE_CHECKING:
     import torch
+
+Products = Callable[[], AbstractContextManager[Any]]
+"""What defines matrix products while it is entered."""
 
 
 class Engine(ABC):

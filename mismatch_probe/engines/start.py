@@ -1,8 +1,10 @@
 """Start an engine by name; only then is its library loaded."""
 
+from contextlib import nullcontext
+
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.base import Engine, Products
 
 
 def start_engine(
@@ -15,11 +17,13 @@ def start_engine(
     revision: str | None = None,
     trust_remote_code: bool = False,
     seed: int = 0,
+    products: Products = nullcontext,
 ) -> Engine:
     """Load `checkpoint` (a folder or a hub id) in `dtype` into the engine that `engine.name` names.
 
     `max_model_len` [tokens] is the longest prompt + response plus one position, which replay's obligatory output token
-    takes; it must not exceed the checkpoint's context.
+    takes; it must not exceed the checkpoint's context. `products` is entered around every computation of an engine that
+    runs eagerly in this process: who trains on a CPU can give both sides the same matrix products.
 
     Raises:
         MissingExtra: the engine's library is not installed.
@@ -40,4 +44,5 @@ def start_engine(
                 revision=revision,
                 trust_remote_code=trust_remote_code,
                 seed=seed,
+                products=products,
             )

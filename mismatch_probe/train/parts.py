@@ -1,12 +1,13 @@
 """Everything a run holds in memory: policy, optimizer, engine, tasks; put together and taken apart here."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
@@ -19,6 +20,7 @@ from mismatch_probe.train.probe import WeightSync
 from mismatch_probe.train.rollouts import Rollouts
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.products import CpuProducts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +67,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         max_model_len=preparation.longest_sequence,
         trust_remote_code=settings.model.trust_remote_code,
         seed=settings.seed,
+        products=CpuProducts if _shares_products(settings, infer_dtype) else nullcontext,
     ) as engine:
         probe = _probe_sequences(engine, preparation, sampling)
         policy = Policy(
@@ -100,13 +103,23 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
 
 
 def _engine_settings(settings: TrainSettings) -> EngineSettings:
-    """The user's engine with what sharing a device and a process group asks for."""
+    """The user's engine with what sharing a device and a process group asks for.
+
+    On a CPU it runs eagerly unless told otherwise: compiling takes longer there than many steps.
+    """
     args = dict(settings.engine.args)
     if choose_device(settings.policy.device).type == "cuda":
         args.setdefault("gpu_memory_utilization", _GPU_MEMORY_SHARE)
+    else:
+        args.setdefault("enforce_eager", True)
     if world_size() > 1:
         args.setdefault("distributed_executor_backend", "external_launcher")
     return settings.engine.model_copy(update={"args": args})
+
+
+def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:
+    """Whether the engine is to multiply FP16 as the policy does: a CPU has no kernel of its own for that."""
+    return dtype == "fp16" and choose_device(settings.policy.device).type == "cpu"
 
 
 def _probe_sequences(

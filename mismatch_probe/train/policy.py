@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -113,7 +113,7 @@ class Policy:
             logprobs_T, entropy_T = self.module(padded)
         if not torch.is_grad_enabled():
             # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
-            self.module.reshard()
+            cast(FSDPModule, self.module).reshard()
         return logprobs_T, entropy_T
 
     def weights(self, dtype: Dtype = "fp32") -> Iterator[tuple[str, torch.Tensor]]:

@@ -62,6 +62,8 @@ def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return _matmul(*args)
     if func is aten.addmm.default:
         return _matmul(args[1], args[2], addend=args[0], **kwargs)
+    if func is aten.linear.default:
+        return _linear(*args)
     if func is aten.bmm.default:
         return _batched_matmul(*args)
     if func is aten._grouped_mm.default and args[0].dim() == 2 and args[1].dim() == 3:
@@ -117,6 +119,12 @@ def _matmul(
                 block.mul_(alpha).add_(addend_MN[rows, columns].float(), alpha=beta)
             output_MN[rows, columns] = block
     return output_MN
+
+
+def _linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+    """What inference mode leaves whole."""
+    output_MN = _matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
+    return output_MN.unflatten(0, input_XK.shape[:-1])
 
 
 def _product_of_rows(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from mismatch_probe.training_path.products import CpuProducts
 
@@ -191,3 +191,15 @@ def test_empty_products_are_zero() -> None:
     with CpuProducts():
         assert torch.equal(halves(3, 0) @ halves(0, 2), torch.zeros(3, 2).half())
         assert (halves(0, 4) @ halves(4, 2)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_linear_of_inference_mode_is_that_of_a_training_step(with_bias: bool) -> None:
+    inputs, weight = halves(3, 5, 64), halves(16, 64, seed=1)
+    bias = halves(16, seed=2) if with_bias else None
+    with CpuProducts():
+        trained = F.linear(inputs, weight, bias)
+        with torch.inference_mode():
+            inferred = F.linear(inputs, weight, bias)
+    assert inferred.shape == (3, 5, 16)
+    assert torch.equal(trained, inferred)

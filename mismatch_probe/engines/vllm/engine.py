@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.base import Engine, Products
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.failures import engine_failure
@@ -32,6 +33,7 @@ def start_vllm(
     revision: str | None = None,
     trust_remote_code: bool = False,
     seed: int = 0,
+    products: Products = nullcontext,
 ) -> "VllmEngine":
     """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.start.start_engine`."""
     launch = plan_launch(
@@ -51,7 +53,7 @@ def start_vllm(
     except Exception as error:
         raise engine_failure(error, checkpoint, "starting") from error
     start = {"bounded_by_probe": launch.bounds, "environment": launch.environment}
-    started = VllmEngine(llm, checkpoint, sampling, start)
+    started = VllmEngine(llm, checkpoint, sampling, start, products)
     try:
         check_applied(started.effective_settings(), dtype)
     except BaseException:
@@ -69,8 +71,16 @@ class VllmEngine(Engine):
     nothing else should compute there.
     """
 
-    def __init__(self, llm: Any, checkpoint: str, sampling: SamplingSettings, start: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        checkpoint: str,
+        sampling: SamplingSettings,
+        start: dict[str, Any],
+        products: Products = nullcontext,
+    ) -> None:
         self.llm = llm
+        self._products = products
         self._checkpoint = checkpoint
         self._sampling = sampling
         self._longest: int = llm.model_config.max_model_len - 1
@@ -177,7 +187,8 @@ class VllmEngine(Engine):
             self.llm.reset_prefix_cache()
         try:
             inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
-            outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=False)
+            with self._products():
+                outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=False)
         except Exception as error:
             raise engine_failure(error, self._checkpoint, doing) from error
         return outputs

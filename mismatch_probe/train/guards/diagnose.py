@@ -16,6 +16,7 @@ _LARGE_SHIFT_NATS = 0.1
 _OTHER_TEMPERATURE = 0.1
 _GROWN = 3.0
 _EXTREME = 0.9
+_RECENT_STEPS = 4
 _LAST_EVENTS = 3
 
 
@@ -137,7 +138,8 @@ def _nonfinite_gradient(window: Window) -> Diagnosis | None:
 
 def _stale_sync(window: Window) -> Diagnosis | None:
     """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
-    unchanged = [step for step, values in window.history.items() if values.get("sync/engine_unchanged", 0.0) > 0]
+    recent = sorted(window.history)[-_RECENT_STEPS:]
+    unchanged = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
     advice = ("Check that each update is followed by a weight sync, and that the engine's caches are reset after it.",)
     if unchanged:
         return Diagnosis(
@@ -147,7 +149,7 @@ def _stale_sync(window: Window) -> Diagnosis | None:
             advice,
         )
     for event in window.events:
-        if any(action.kind is ActionKind.RESYNC for action in event.actions):
+        if event.step in recent and any(action.kind is ActionKind.RESYNC for action in event.actions):
             before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
             after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
             if before > _JUMP * after:
