@@ -48,6 +48,12 @@ class MissingExtra(EngineError, ImportError):
     """A part of the tool that is installed on request only is needed and absent."""
 
 
+class Interrupted(MismatchProbeError):
+    """Ctrl-C."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 class BrokenRecord(MismatchProbeError):
     """Recorded data that must not be trusted: missing or non-finite log-probs, other token ids."""
 

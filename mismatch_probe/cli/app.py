@@ -2,15 +2,29 @@
 
 import sys
 import traceback
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from mismatch_probe import __version__
 from mismatch_probe.cli import compare, diff, doctor, gate, headroom, report, sanity, schema, train
-from mismatch_probe.errors import ExitCode, MismatchProbeError
+from mismatch_probe.errors import ExitCode, Interrupted, MismatchProbeError
+
+
+class _Commands(TyperGroup):
+    """Keeps Ctrl-C from typer, which would end without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted") from error
+
 
 app = typer.Typer(
     name="mismatch-probe",
+    cls=_Commands,
     help="Measure, explain and gate the training-inference mismatch of language models trained with RL.",
     no_args_is_help=True,
     add_completion=True,
@@ -65,6 +79,3 @@ def main() -> None:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         typer.echo(f"mismatch-probe: unexpected {what}; the same command with --debug shows where", err=True)
         sys.exit(ExitCode.ENVIRONMENT)
-    except KeyboardInterrupt:
-        typer.echo("mismatch-probe: interrupted", err=True)
-        sys.exit(ExitCode.INTERRUPTED)

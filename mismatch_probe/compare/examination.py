@@ -13,7 +13,8 @@ from mismatch_probe.provenance.pins import pin_conflicts
 from mismatch_probe.records.examination import Examination, Import
 
 _PACKAGES = ("torch", "transformers", "vllm")
-_IMPORT_SECONDS = 180
+_IMPORT_SECONDS = 900
+"""A slow disk takes minutes over the first import of vLLM; this long, nothing is to be hoped for."""
 
 
 def examine(model: str | None, dtype: str) -> Examination:
@@ -36,13 +37,16 @@ def examine(model: str | None, dtype: str) -> Examination:
 
 
 def _import(package: str) -> Import:
-    answer = subprocess.run(
-        [sys.executable, "-c", f"import {package}"],
-        capture_output=True,
-        text=True,
-        timeout=_IMPORT_SECONDS,
-        check=False,
-    )
+    words = [sys.executable, "-c", f"import {package}"]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Import(
+            package=package,
+            ok=False,
+            problem=f"still importing after {_IMPORT_SECONDS} s: it hangs, or the machine is very busy; see where with "
+            f"python -X importtime -c 'import {package}'",
+        )
     if answer.returncode == 0:
         return Import(package=package, ok=True)
     lines = [line for line in answer.stderr.splitlines() if line.strip()]

@@ -21,7 +21,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         UsageError: the file is missing, of another kind, or malformed.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".toml":
             content = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):

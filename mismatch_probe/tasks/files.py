@@ -18,7 +18,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
         UsageError: the file cannot be read, or a line is no JSON object.
     """
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _parse_line(path, number, line)

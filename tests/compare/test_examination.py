@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.compare import examination
 from mismatch_probe.compare.examination import examine
 from mismatch_probe.errors import ExitCode
 
@@ -21,4 +22,17 @@ def test_packages_that_do_not_import_are_named_with_what_they_say(
         (False, "ImportError: operator torchvision::nms does not exist"),
         (True, ""),
     ]
+    assert found.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_an_import_that_does_not_end_is_told_from_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("torch", "transformers", "vllm"):
+        (tmp_path / f"{package}.py").write_text("import time; time.sleep(0 if __name__ == 'vllm' else 600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(examination, "_IMPORT_SECONDS", 2)
+    found = examine(None, "bf16")
+    assert [one.ok for one in found.imports] == [False, False, True]
+    assert found.imports[0].problem.startswith("still importing after 2 s: it hangs, or the machine is very busy")
     assert found.exit_code == ExitCode.ENVIRONMENT

@@ -14,6 +14,12 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
     assert parse_settings(CompareSettings, toml) == parse_settings(CompareSettings, yaml)
 
 
+@pytest.mark.parametrize(("name", "text"), [("run.toml", "a = 1"), ("run.yaml", "a: 1")])
+def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_settings_file(tmp_path / name) == {"a": 1}
+
+
 def test_a_flag_wins_over_the_file_and_leaves_its_neighbours() -> None:
     base = {"sampling": {"seed": 3, "temperature": 0.5}, "model": {"path": "a"}}
     assert merged(base, {"sampling": {"seed": 4}}) == {

@@ -37,6 +37,12 @@ def test_a_conversation_is_asked_again_without_its_last_assistant_turn(jsonl):
     assert prompt.messages == QUESTION
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "windows.jsonl"
+    path.write_text('{"prompt": "Hi"}\n', encoding="utf-8-sig")
+    assert load(path) == [Prompt("row-0", text="Hi")]
+
+
 def test_recorded_token_ids_are_taken_as_they_are(jsonl):
     [prompt] = load(jsonl({"prompt_token_ids": [5, 0, 7], "data_source": "logs"}))
     assert prompt.token_ids == [5, 0, 7]
