@@ -56,6 +56,15 @@ class OptimizerSettings(Settings):
     warmup_steps: NonNegativeInt = 0
 
 
+class CriticSettings(Settings):
+    """The critic of an objective that has one; AdamW and its schedule are the policy's but for the highest rate.
+
+    learning_rate: default of verl.
+    """
+
+    learning_rate: PositiveFloat = 1e-5
+
+
 class LossScaleSettings(Settings):
     """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps."""
 
@@ -100,6 +109,7 @@ class TrainSettings(Settings):
     policy: PolicySettings = PolicySettings()
     engine: EngineSettings = EngineSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    critic: CriticSettings = CriticSettings()
     loss_scale: LossScaleSettings = LossScaleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     guards: Path | None = None
