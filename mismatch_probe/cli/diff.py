@@ -9,15 +9,29 @@ import typer
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to set against it.")],
+    rescore: Annotated[
+        bool,
+        typer.Option("--rescore", help="Score A's responses with B's settings first: the same tokens on both sides."),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Run directory that --rescore writes, or continues.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
     from mismatch_probe.cli.output import people, print_json
     from mismatch_probe.difference.console import render_difference
     from mismatch_probe.difference.runs import difference_of
+    from mismatch_probe.errors import UsageError
     from mismatch_probe.records.run_directory import RunDirectory
 
-    found = difference_of(RunDirectory(first), RunDirectory(second))
+    old, new = RunDirectory(first), RunDirectory(second)
+    if rescore != (out is not None):
+        raise UsageError("--rescore and --out go together: the run that A's responses are scored into needs a place")
+    if out is None:
+        found = difference_of(old, new)
+    else:
+        from mismatch_probe.cli.rescoring import rescored
+
+        found = difference_of(old, rescored(old, new, out), rescored_with=new)
     render_difference(found, people())
     if json_output:
         print_json(found)

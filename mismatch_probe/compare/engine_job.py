@@ -51,6 +51,8 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
     ) as engine:
         effective = engine.effective_settings()
         for stage in job.stages:
+            if manifest.stages[stage.name].state == "skipped":
+                continue
             if not isinstance(stage, DistributionsStage) and _is_recorded(run, stage):
                 continue
             send(events, EffectiveSettings(stage=stage.name, settings=effective))

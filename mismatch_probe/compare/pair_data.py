@@ -77,9 +77,12 @@ class RunReader:
         sampler = np.asarray(self._rollouts["sampler"].to_pylist()) == f"infer-{infer}"
         rollouts = self._rollouts.filter(pa.array(sampler)).combine_chunks()
         reference = f"ref-{self._manifest.settings.reference.dtype}"
-        legs = {"mu": f"infer-{infer}-decode", "pi": f"train-{train}", "ref": reference}
+        decoded, replayed = f"infer-{infer}-decode", f"infer-{infer}-prefill"
+        sampling = self._manifest.stages.get(f"sample-{infer}")
+        is_rescored = sampling is not None and sampling.state == "skipped"
+        legs = {"mu": replayed if is_rescored else decoded, "pi": f"train-{train}", "ref": reference}
         optional = {
-            "mu_prefill": f"infer-{infer}-prefill",
+            **({} if is_rescored else {"mu_prefill": replayed}),
             "ref_rounded_pi": self._rounded(reference, train),
             "ref_rounded_mu": self._rounded(reference, infer),
         }

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatch_probe.difference.changes import Change
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_count, write_estimate
 from mismatch_probe.report.hostile import plain
@@ -30,14 +31,36 @@ def render_difference(found: Difference, console: Console) -> None:
     """What changed, then every pair: its sentence, its metrics, and its deviation by position."""
     _print(console, f"first:  {found.first.run} ({found.first.model}, {found.first.created_at})")
     _print(console, f"second: {found.second.run} ({found.second.model}, {found.second.created_at})")
+    if found.rescored_with is not None:
+        _print(
+            console,
+            f"        the first run's responses with the settings of {found.rescored_with}; mu by prefill in both",
+        )
     _print(console, "changed: nothing that the manifests record" if not found.changes else "changed:")
-    for change in found.changes:
-        _print(console, f"  {change.kind}: {change}")
+    for line in _changed(found.changes):
+        _print(console, f"  {line}")
     for pair in found.pairs:
         _render_pair(pair, console)
     for which, names in (("first", found.only_first), ("second", found.only_second)):
         if names:
             _print(console, f"only in the {which} run: {', '.join(names)}")
+
+
+def _changed(changes: Sequence[Change]) -> list[str]:
+    """One line for each change; what changed alike in several stages is said once."""
+    stages: dict[str, list[str]] = {}
+    for change in changes:
+        stage, _, setting = change.name.partition(".")
+        if change.kind == "effective settings":
+            stages.setdefault(f"{setting} {change.first} -> {change.second}", []).append(stage)
+        else:
+            stages[f"{change.kind}: {change}"] = []
+    return [f"{line} in {_first_of(where)}" if where else line for line, where in stages.items()]
+
+
+def _first_of(stages: Sequence[str]) -> str:
+    others = len(stages) - 1
+    return stages[0] + (f" and {others} other stage{'s' if others > 1 else ''}" if others else "")
 
 
 def _render_pair(pair: PairDifference, console: Console) -> None:

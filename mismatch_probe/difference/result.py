@@ -59,12 +59,17 @@ class PairDifference(Record):
 
 
 class Difference(Record):
-    """Two runs side by side."""
+    """Two runs side by side.
+
+    rescored_with: the run whose settings the second was made with, from the first run's responses; mu's log-probs are
+    then those of a prefill in both. None where the second run sampled its own.
+    """
 
     schema_version: int = SCHEMA_VERSION
     tool_version: str
     first: Side
     second: Side
+    rescored_with: str | None = None
     changes: list[Change]
     pairs: list[PairDifference]
     only_first: list[str]

@@ -7,7 +7,7 @@ from mismatch_probe import __version__
 from mismatch_probe.difference.changes import changes
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference, Side
 from mismatch_probe.difference.same_tokens import side_against_itself
-from mismatch_probe.difference.samples import Meeting, PairName, Sample, meet, pair_text, read_samples
+from mismatch_probe.difference.samples import Meeting, PairName, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.difference.slices import Span, part_of
 from mismatch_probe.difference.traced import TracingEstimator, plain, traced_metrics
 from mismatch_probe.difference.versus import difference, ratio
@@ -22,22 +22,30 @@ from mismatch_probe.stats.sequences import TokenPair
 HEADLINE = "abs_logprob_diff"
 
 
-def difference_of(first: RunDirectory, second: RunDirectory) -> Difference:
+def difference_of(
+    first: RunDirectory, second: RunDirectory, *, rescored_with: RunDirectory | None = None
+) -> Difference:
     """Every pair of dtypes that both runs have; where they share none and each has one, those two.
+
+    rescored_with: the run whose settings scored the first run's responses in the second. Its engine knows them by
+    prefill alone, so the first run's prefill is set against it.
 
     Raises:
         RunDirectoryError: there is no run.
         BrokenRecord: a run is damaged, or has no usable response.
-        UsageError: no pair of one run has a counterpart in the other.
+        UsageError: no pair of one run has a counterpart in the other, or the first lacks the prefill.
     """
     old, new = first.read_manifest(), second.read_manifest()
     old_samples, new_samples = read_samples(first, old), read_samples(second, new)
+    if rescored_with is not None:
+        old_samples = {name: by_prefill(sample) for name, sample in old_samples.items()}
     matches = _matched(old_samples, new_samples)
     level = old.settings.confidence
     return Difference(
         tool_version=__version__,
         first=_side(first, old),
         second=_side(second, new),
+        rescored_with=None if rescored_with is None else str(rescored_with.path),
         changes=changes(old, new),
         pairs=[_pair(_usable(old_samples[a], first), _usable(new_samples[b], second), level) for a, b in matches],
         only_first=[pair_text(name) for name in old_samples if name not in {a for a, _ in matches}],

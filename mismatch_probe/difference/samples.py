@@ -7,6 +7,7 @@ import numpy as np
 
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
@@ -61,6 +62,21 @@ class Sample:
             prompt_id: ids_key(token_ids, ())
             for prompt_id, token_ids in zip(columns["prompt_id"], columns["prompt_token_ids"], strict=True)
         }
+
+
+def by_prefill(sample: Sample) -> Sample:
+    """The sample with mu's log-probs from a prefill of the ids, as a rescored run has them.
+
+    Raises:
+        UsageError: no prefill was recorded.
+    """
+    pair, legs = sample.data.pair, sample.data.legs
+    if pair is None or legs["mu"].endswith("-prefill"):
+        return sample
+    if pair.log_mu_prefill is None:
+        raise UsageError(f"{pair_text(sample.name)} has no prefill; make it with engine.prefill = true")
+    replayed = replace(pair, log_mu=pair.log_mu_prefill, log_mu_prefill=None)
+    return replace(sample, data=replace(sample.data, pair=replayed, legs=legs | {"mu": legs["mu_prefill"]}))
 
 
 @dataclass(frozen=True)

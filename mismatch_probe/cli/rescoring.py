@@ -1,0 +1,29 @@
+"""What `diff --rescore` does before it compares; imported only then, because it loads the heavy parts."""
+
+from pathlib import Path
+
+from mismatch_probe.cli.output import people
+from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.rescoring import open_rescoring, rescore
+from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import write_report
+
+
+def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path) -> RunDirectory:
+    """A run at `out` of one run's responses with the other's settings, with its report.
+
+    Raises:
+        MismatchProbeError: it cannot be made; what was computed stays.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = people()
+    run = open_rescoring(out, responses, settings_of)
+    try:
+        with progress_listener(console, run) as listener:
+            rescore(run, listener)
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
+        raise
+    console.print(f"Report: {write_report(run)}", soft_wrap=True)
+    return run

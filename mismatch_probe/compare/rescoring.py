@@ -1,0 +1,139 @@
+"""One run's responses scored with the settings of another: the same token ids on both sides of a comparison of runs.
+
+The new run samples nothing. Its engine's log-probs are those of a prefill of the ids, the training path scores them as
+ever, and it can be resumed, reported and judged like any other.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_probe.compare.plan import ReplayStage, SampleStage
+from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.compare.recorder import Listener
+from mismatch_probe.compare.run import advance, resume_run, start_run, write_summary
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.grounds import decisive
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Summary
+from mismatch_probe.records.tables import read_table, write_table
+
+_SHAPE_MU = ("temperature", "top_p", "top_k")
+
+
+def open_rescoring(path: Path, responses: RunDirectory, settings_of: RunDirectory) -> RunDirectory:
+    """Make, or continue, the run at `path`: the responses of one run, to be scored with the settings of another.
+
+    Raises:
+        UsageError: the settings do not fit the responses, or belong to other packages than are installed.
+        RunDirectoryError: a run is not there, or `path` holds something else.
+        BrokenRecord: the responses cannot be read.
+    """
+    first, second = responses.read_manifest(), settings_of.read_manifest()
+    settings = _settings(first, second, responses.path, settings_of.path)
+    sources = {infer: _source(first, infer, responses) for infer in settings.infer_dtypes}
+    preparation = prepare(settings)
+    _check_same_prompts(first, preparation, responses.path, settings_of.path)
+    _check_same_packages(second, preparation.manifest, settings_of.path)
+    rollouts = _rollouts(read_table(responses.rollouts_path), sources)
+    manifest = _without_sampling(preparation.manifest, responses.path, rollouts)
+    preparation = Preparation(manifest, preparation.prompts)
+    run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
+    write_table(run.rollouts_path, rollouts)
+    return run
+
+
+def rescore(run: RunDirectory, listener: Listener) -> Summary:
+    """Run every stage that is not recorded yet, then summarise.
+
+    Raises:
+        MismatchProbeError: a stage failed; whatever was recorded stays, and the same call continues from it.
+    """
+    with run.locked():
+        manifest = advance(run, listener)
+        for dtype in manifest.settings.infer_dtypes:
+            replayed = manifest.stages[ReplayStage(dtype).name].effective_settings
+            manifest.stages[SampleStage(dtype).name].effective_settings = replayed
+        run.write_manifest(manifest)
+        return write_summary(run, manifest)
+
+
+def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: Path) -> CompareSettings:
+    """The second run's, on the prompts and with the sampling of the first."""
+    for name in _SHAPE_MU:
+        was, now = getattr(first.settings.sampling, name), getattr(second.settings.sampling, name)
+        if was != now:
+            raise UsageError(
+                f"{responses} was sampled with {name} = {was}, {settings_of} with {now}: the same tokens have other "
+                f"probabilities by intent; give two runs with the same {name}"
+            )
+    engine = second.settings.engine.model_copy(update={"prefill": True})
+    return second.settings.model_copy(
+        update={"prompts": first.settings.prompts, "sampling": first.settings.sampling, "engine": engine}
+    )
+
+
+def _source(first: Manifest, infer: Dtype, responses: RunDirectory) -> Dtype:
+    """Whose responses stand for those of an engine: its own dtype's, or the only ones there are."""
+    there = first.settings.infer_dtypes
+    source = infer if infer in there else there[0]
+    if source != infer and len(there) > 1:
+        raise UsageError(
+            f"{responses.path} has responses of {', '.join(there)} and none of {infer}: which to score with {infer} "
+            "is open; give a run with that dtype, or with one dtype alone"
+        )
+    if not responses.leg_path(ReplayStage(source).leg).exists():
+        raise UsageError(
+            f"{responses.path} has no log-probs of its engine by prefill, and another engine's prefill cannot be set "
+            "against its decoding; make it again with engine.prefill = true"
+        )
+    return source
+
+
+def _check_same_prompts(first: Manifest, preparation: Preparation, responses: Path, settings_of: Path) -> None:
+    if first.content_keys["prompts"] != preparation.manifest.content_keys["prompts"]:
+        raise UsageError(
+            f"the prompts of {responses} come out with other token ids under the settings of {settings_of} (another "
+            "tokenizer, chat template or source): its responses cannot be scored there"
+        )
+
+
+def _check_same_packages(second: Manifest, now: Manifest, settings_of: Path) -> None:
+    was, here = (decisive(one.versions, {}, {})["versions"] for one in (second, now))
+    changed = [f"{name} {was.get(name, 'absent')}" for name in was | here if was.get(name) != here.get(name)]
+    if changed:
+        raise UsageError(
+            f"{settings_of} was made with {', '.join(changed)}, which is not what is installed here: rescore where it "
+            "was made, or make it again here"
+        )
+
+
+def _rollouts(recorded: pa.Table, sources: dict[Dtype, Dtype]) -> pa.Table:
+    """The responses of each source under the name of the engine that is to score them."""
+    tables = []
+    for infer, source in sources.items():
+        old, new = SampleStage(source).sampler, SampleStage(infer).sampler
+        rows = recorded.filter(pc.equal(recorded["sampler"], old))
+        ids = [f"{row_id.rpartition('@')[0]}@{new}" for row_id in rows["id"].to_pylist()]
+        columns = {"id": pa.array(ids), "sampler": pa.array([new] * rows.num_rows)}
+        for name, column in columns.items():
+            rows = rows.set_column(rows.schema.get_field_index(name), recorded.schema.field(name), column)
+        tables.append(rows)
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _without_sampling(manifest: Manifest, responses: Path, rollouts: pa.Table) -> Manifest:
+    """The manifest of a run that is given its responses."""
+    note = f"the responses are those of {responses}, and mu's log-probs those of a prefill"
+    sampled = {
+        SampleStage(dtype).name: StageRecord(state="skipped", note=note) for dtype in manifest.settings.infer_dtypes
+    }
+    key = content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist())
+    return manifest.model_copy(
+        update={"stages": manifest.stages | sampled, "content_keys": manifest.content_keys | {"responses": key}}
+    )
