@@ -9,17 +9,17 @@ import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
+from mismatch_probe.engines.vllm.hooks import ActivationHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 
 
-class ProbeWorker:
+class ProbeWorker(ActivationHooks):
     """Methods vLLM mixes into its worker class (`worker_extension_cls`), whose attributes are declared here."""
 
-    get_model: Callable[[], Any]
     model_runner: Any
     vllm_config: Any
     device: Any

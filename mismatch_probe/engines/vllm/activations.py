@@ -1,0 +1,166 @@
+# ruff: noqa: N806 - shape suffixes
+"""Activations of a running vLLM on given token ids, written under the names that transformers has for them.
+
+vLLM cuts a batch into steps as it likes; which rows of a step belong to which sequence is told by the token ids and
+positions that the model was given, so that recorded rows are of the tokens asked for or there is an error.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.vllm.engine import VllmEngine
+from mismatch_probe.engines.vllm.hooks import TOKENS_FILE
+from mismatch_probe.errors import EngineError
+from mismatch_probe.records.activations import ATTENTION, HEAD, INFER, ActivationBatch, ActivationStore, key
+from mismatch_probe.records.sequences import ScoredSequence
+
+_RENAMED: Final = {"block_sparse_moe": "mlp"}
+_OWN_NAMES: Final = {"self_attn.attn": ATTENTION}
+
+
+def record_activations(
+    engine: Engine, batches: Sequence[ActivationBatch], store: ActivationStore, *, modules: bool
+) -> list[ScoredSequence]:
+    """Replay the batches one by one and record each; the scores of all sequences in order.
+
+    Raises:
+        EngineError: the engine is of another kind, has several workers, or ran other tokens than those given.
+    """
+    if not isinstance(engine, VllmEngine) or engine.effective_settings()["num_workers"] != 1:
+        raise EngineError(
+            "activations are read inside one vLLM worker, and this engine has several; "
+            "leave --vllm.tensor_parallel_size and its like at 1"
+        )
+    (layout,) = engine.llm.collective_rpc("probe_layout")
+    scored: list[ScoredSequence] = []
+    for batch in batches:
+        target = store.file(INFER, batch.number, None).parent
+        target.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(dir=store.root) as steps:
+            engine.llm.collective_rpc("probe_record", args=(steps, modules))
+            try:
+                scored += engine.replay(batch.sequences)
+            finally:
+                engine.llm.collective_rpc("probe_record_stop")
+            _gather(Path(steps), batch, store, layout)
+        if modules:
+            _record_logits(engine, batch, store)
+    return scored
+
+
+def infer_names(layout: Mapping[str, Any]) -> dict[str, str]:
+    """For each place inside a layer, under transformers' name, what a person finds in vLLM."""
+    found = {}
+    for path in layout["module_paths"]:
+        for name, part in _places(path, layout):
+            found[name] = path if part is None else f"{path}[{part}]"
+    return found
+
+
+def canonical_tensors(raw: Mapping[str, Tensor], layout: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A layer's tensors under transformers' names: fused modules cut into the parts that the checkpoint has."""
+    found: dict[str, Tensor] = {}
+    for stored, tensor in raw.items():
+        path, _, end = stored.rpartition(".")
+        places = _places(path, layout)
+        is_cut = len(places) > 1 and end == "out"
+        parts = torch.split(tensor, layout["part_sizes"][path], dim=1) if is_cut else [tensor] * len(places)
+        for (name, _), part in zip(places, parts, strict=True):
+            found[key(name, end)] = part.clone(memory_format=torch.contiguous_format)
+    return found
+
+
+def _places(path: str, layout: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """The places that a module of vLLM covers, each with its part's name where it is one of several."""
+    if path in _OWN_NAMES:
+        return [(_OWN_NAMES[path], None)]
+    above, dot, last = path.rpartition(".")
+    prefix = ".".join(_RENAMED.get(word, word) for word in above.split(".")) + dot
+    parts = layout["fused"].get(last, [])
+    if len(parts) > 1 and path in layout["part_sizes"]:
+        return [(f"{prefix}{part}", part) for part in parts]
+    return [(prefix + _RENAMED.get(last, last), None)]
+
+
+def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout: Mapping[str, Any]) -> None:
+    """The steps of one batch as files of one row a token."""
+    folders = sorted(steps.iterdir())
+    sources = [load_file(folder / TOKENS_FILE) for folder in folders]
+    targets = rows_of_steps([(one["input_ids"], one["positions"]) for one in sources], batch)
+    for name in sorted(path.name for path in folders[0].iterdir() if path.name != TOKENS_FILE):
+        layer = None if name.startswith("outside") else int(name.removeprefix("layer-").removesuffix(".safetensors"))
+        merged: dict[str, Tensor] = {}
+        for folder, target_T in zip(folders, targets, strict=True):
+            kept_T = target_T >= 0
+            for stored, tensor in load_file(folder / name).items():
+                if stored not in merged:
+                    merged[stored] = tensor.new_empty(sum(batch.rows_per_sequence), tensor.shape[1])
+                merged[stored][target_T[kept_T]] = tensor[kept_T]
+        save_file(canonical_tensors(merged, layout), store.file(INFER, batch.number, layer))
+
+
+def rows_of_steps(steps: Sequence[tuple[Tensor, Tensor]], batch: ActivationBatch) -> list[Tensor]:
+    """For each token of each step (ids and positions [T]), its row in the batch; -1 for what is not asked for.
+
+    Raises:
+        EngineError: a token is of no sequence of the batch, or a row was never computed.
+    """
+    ids = [[*sequence.prompt_token_ids, *sequence.token_ids] for sequence in batch.sequences]
+    starts = [0]
+    for rows in batch.rows_per_sequence:
+        starts.append(starts[-1] + rows)
+    done = [0] * len(ids)
+    targets = []
+    for input_ids, positions in steps:
+        step_ids, step_positions = input_ids.tolist(), positions.tolist()
+        target, at = torch.full_like(input_ids, -1), 0
+        while at < len(step_ids):
+            number, length = _next_run(ids, done, step_ids[at:], step_positions[at:])
+            last = len(ids[number]) - 1
+            for offset in range(length):
+                if done[number] + offset < last:
+                    target[at + offset] = starts[number] + done[number] + offset
+            done[number] += length
+            at += length
+        targets.append(target)
+    if any(count < len(one) for count, one in zip(done, ids, strict=True)):
+        raise EngineError("vLLM did not compute every token of a batch; leave prefix caching off")
+    return targets
+
+
+def _next_run(ids: list[list[int]], done: list[int], step_ids: list[int], step_positions: list[int]) -> tuple[int, int]:
+    """The sequence that goes on with these ids at these positions, and how many of them it takes."""
+    best, first = (-1, 0), step_positions[0]
+    for number, one in enumerate(ids):
+        if done[number] != first:
+            continue
+        length = 0
+        for asked in zip(one[first:], range(first, len(one)), strict=True):
+            if length == len(step_ids) or asked != (step_ids[length], step_positions[length]):
+                break
+            length += 1
+        if length > best[1]:
+            best = (number, length)
+    if best[1] == 0:
+        raise EngineError("vLLM computed a token that was not asked for, so its activations cannot be read")
+    return best
+
+
+def _record_logits(engine: VllmEngine, batch: ActivationBatch, store: ActivationStore) -> None:
+    """The engine's own head on the final hidden states of the chosen rows."""
+    path = store.file(INFER, batch.number, None)
+    outside = load_file(path)
+    hidden = outside[key("norm", "out")][batch.logit_rows].contiguous()
+    with tempfile.TemporaryDirectory(dir=store.root) as folder:
+        source, target = Path(folder) / "hidden.safetensors", Path(folder) / "logits.safetensors"
+        save_file({"hidden": hidden}, source)
+        engine.llm.collective_rpc("probe_logits", args=(str(source), str(target)))
+        logits = load_file(target)["logits"]
+    save_file({**outside, key(HEAD, "in0"): hidden, key(HEAD, "out"): logits}, path)

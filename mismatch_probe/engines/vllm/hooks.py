@@ -1,0 +1,172 @@
+"""Forward hooks inside each vLLM worker that record activations to files, called by name through `collective_rpc`.
+
+vLLM adds the residual stream inside its norms and changes tensors in place later, so everything is copied when seen: a
+norm's input is the FP32 sum of what it is given, a layer's output the sum of the two tensors it returns.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_probe.records.activations import BLOCK, key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+_LAYER: Final = re.compile(r"(.*\.)?layers\.(\d+)")
+_CORE: Final = ".attn"
+TOKENS_FILE: Final = "tokens.safetensors"
+
+
+class ActivationHooks:
+    """Methods vLLM mixes into its worker class through `ProbeWorker`."""
+
+    get_model: Callable[[], Any]
+
+    def probe_layout(self) -> dict[str, Any]:
+        """What it takes to match this model with its checkpoint's own names: modules, fused ones, the sizes of parts."""
+        model = self.get_model()
+        layers = _layers(model)
+        first = layers[0]
+        inside = [path for path, _ in first.module.named_modules() if path]
+        return {
+            "layer_paths": [layer.path for layer in layers],
+            "module_paths": inside,
+            "fused": dict(getattr(model, "packed_modules_mapping", {})),
+            "part_sizes": {
+                path: list(module.output_sizes)
+                for path, module in first.module.named_modules()
+                if hasattr(module, "output_sizes")
+            },
+        }
+
+    def probe_record(self, folder: str, modules: bool) -> None:
+        """Record every forward pass from now on into `folder`, a folder a step; `modules` besides the blocks."""
+        self.probe_recorder = _Recorder(self.get_model(), Path(folder), modules=modules)
+
+    def probe_record_stop(self) -> None:
+        self.probe_recorder.close()
+
+    @torch.inference_mode()
+    def probe_logits(self, source: str, target: str) -> None:
+        """Logits of the final hidden states in one file, written to another."""
+        model = self.get_model()
+        hidden = load_file(source)["hidden"].to(next(model.parameters()).device)
+        save_file({"logits": model.compute_logits(hidden).cpu().contiguous()}, target)
+
+
+class _Layer:
+    def __init__(self, path: str, module: torch.nn.Module) -> None:
+        self.path = path
+        self.module = module
+
+
+def _layers(model: torch.nn.Module) -> list[_Layer]:
+    """The decoder layers in order: the first list of modules that is called `layers`."""
+    found = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
+    if not found:
+        raise RuntimeError(f"{type(model).__name__} has no modules called layers.0, layers.1, …")
+    prefix = found[0][0].removesuffix("0")
+    return [_Layer(path, module) for path, module in found if path.startswith(prefix)]
+
+
+class _Recorder:
+    """Hooks on one model; what a layer gives is written when the layer is done, so memory holds one layer's tensors."""
+
+    def __init__(self, model: torch.nn.Module, folder: Path, *, modules: bool) -> None:
+        self._folder = folder
+        self._step = -1
+        self._layer: dict[str, Tensor] = {}
+        self._outside: dict[str, Tensor] = {}
+        layers = _layers(model)
+        base = layers[0].path.removesuffix("layers.0")
+        self._handles = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end),
+        ]
+        for number, layer in enumerate(layers):
+            if modules:
+                for path, module in layer.module.named_modules():
+                    if path and "rotary" not in path:
+                        self._watch(module, path, self._layer)
+            self._watch_layer(layer.module, number)
+        if modules:
+            self._watch(model.get_submodule(f"{base}embed_tokens"), "embed_tokens", self._outside)
+        self._watch(model.get_submodule(f"{base}norm"), "norm", self._outside)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, module: torch.nn.Module, path: str, into: dict[str, Tensor]) -> None:
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = _floating([*args, *kwargs.values()])
+            if path.endswith(_CORE):
+                for number, tensor in enumerate(given[:3]):
+                    into[key(path, f"in{number}")] = _copy(tensor)
+            elif given:
+                is_fused_norm = len(given) == 2 and given[0].shape == given[1].shape and "norm" in path
+                into[key(path, "in0")] = _copy(given[0].float() + given[1].float() if is_fused_norm else given[0])
+
+        def after(_: Any, args: tuple[Any, ...], output: Any) -> None:
+            given = _floating(output if isinstance(output, (tuple, list)) else [output])
+            if given:
+                into[key(path, "out")] = _copy(given[0])
+
+        self._handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ]
+
+    def _watch_layer(self, layer: torch.nn.Module, number: int) -> None:
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if number == 0:
+                self._outside[key(BLOCK, "in0")] = _copy(_stream(_floating([*args, *kwargs.values()])))
+
+        def after(_: Any, args: tuple[Any, ...], output: Any) -> None:
+            returned = _floating(output if isinstance(output, (tuple, list)) else [output])
+            self._layer[key(BLOCK, "out")] = _copy(_stream(returned))
+            save_file(self._layer, self._step_folder / f"layer-{number:03d}.safetensors")
+            self._layer.clear()
+
+        self._handles += [
+            layer.register_forward_pre_hook(before, with_kwargs=True),
+            layer.register_forward_hook(after),
+        ]
+
+    @property
+    def _step_folder(self) -> Path:
+        return self._folder / f"step-{self._step:04d}"
+
+    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._step += 1
+        self._step_folder.mkdir(parents=True)
+        tokens = {name: kwargs[name].long().cpu().contiguous() for name in ("input_ids", "positions")}
+        save_file(tokens, self._step_folder / TOKENS_FILE)
+
+    def _end(self, *_: Any) -> None:
+        save_file(self._outside, self._step_folder / "outside.safetensors")
+        self._outside.clear()
+
+
+def _floating(values: Any) -> list[Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+
+def _stream(tensors: list[Tensor]) -> Tensor:
+    """The residual stream from what a layer is given or returns, in the format it is kept in."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return (tensors[0].float() + tensors[1].float()).to(tensors[0].dtype)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy on the host, one row a token."""
+    return tensor.detach().flatten(1).to("cpu", copy=True).contiguous()

@@ -1,0 +1,1 @@
+"""Inside a model of transformers: what each place computes, recorded, held against FP32, or raised in precision."""

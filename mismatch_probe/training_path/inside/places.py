@@ -1,0 +1,198 @@
+# mypy: allow-untyped-calls
+
+"""The places of a transformers model that are looked at, and what is done where a forward pass comes by.
+
+A visit gets the tensors a place is given and returns, and a way to compute the place again on other tensors.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, ROTARY_KEYS, ROTARY_QUERIES
+from mismatch_probe.training_path.precision import decoder_layers
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A forward pass at one place: tensors [B, S, ...] or [B * S, C]; `recompute` takes ones shaped like `given`.
+
+    What rotation and activation are given is not seen: `given` then has its shape and not its values.
+    """
+
+    layer: int | None
+    place: str
+    given: list[Tensor]
+    returned: Tensor
+    recompute: Callable[[Sequence[Tensor]], Tensor]
+
+
+OnVisit = Callable[[Visit], None]
+
+
+@contextmanager
+def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator[None]:
+    """Call `on_visit` at the end of every decoder layer and, with `modules`, of everything inside and around them.
+
+    What `on_visit` computes on the model is not visited in turn.
+    """
+    watch = _Watch(model, on_visit)
+    with ExitStack() as stack:
+        stack.callback(watch.remove)
+        watch.layers(modules=modules)
+        if modules:
+            stack.enter_context(watch.attention())
+        yield
+
+
+class _Watch:
+    def __init__(self, model: PreTrainedModel, on_visit: OnVisit) -> None:
+        self._model = model
+        self._on_visit = on_visit
+        self._handles: list[Any] = []
+        self._layer: int | None = None
+        self._rotation: tuple[Tensor, Tensor] | None = None
+        self._visiting = False
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def layers(self, *, modules: bool) -> None:
+        for number, layer in enumerate(decoder_layers(self._model)):
+            self._handles.append(layer.register_forward_pre_hook(self._entering(number), with_kwargs=True))
+            if modules:
+                for path, module in layer.named_modules():
+                    if path and ".experts." not in path and not path.endswith("act_fn"):
+                        self._watch(module, number, path)
+                self._watch_activation(layer, number)
+            self._watch(layer, number, BLOCK)
+        base: Any = self._model.base_model
+        if modules:
+            self._watch(self._model.get_input_embeddings(), None, "embed_tokens")
+        self._watch(base.norm, None, "norm")
+
+    def _entering(self, number: int) -> Callable[..., None]:
+        def entering(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._visiting:
+                self._layer, self._rotation = number, kwargs.get("position_embeddings")
+
+        return entering
+
+    def _watch(self, module: torch.nn.Module, layer: int | None, place: str) -> None:
+        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            where, given = _first_floating(args, kwargs)
+            returned = first_tensor(output)
+            if returned is not None:
+                self._visit(
+                    Visit(layer, place, given, returned, lambda tensors: _again(module, args, kwargs, where, tensors))
+                )
+
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+
+    def _watch_activation(self, layer: torch.nn.Module, number: int) -> None:
+        """Gate times up in a feed-forward part, seen where its product goes into the last projection."""
+        mlp: Any = getattr(layer, "mlp", None)
+        if not all(hasattr(mlp, name) for name in ("act_fn", "gate_proj", "up_proj", "down_proj")):
+            return
+
+        def before(_: Any, args: tuple[Tensor, ...]) -> None:
+            product = args[0]
+            self._visit(
+                Visit(number, ACTIVATION, [product, product], product, lambda pair: mlp.act_fn(pair[0]) * pair[1])
+            )
+
+        self._handles.append(mlp.down_proj.register_forward_pre_hook(before))
+
+    @contextmanager
+    def attention(self) -> Iterator[None]:
+        """Watch the attention function that the model's layers call, which is no module."""
+        name = self._model.config.get_text_config()._attn_implementation
+        registered = ALL_ATTENTION_FUNCTIONS.get(name)
+
+        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+            function = registered or sys.modules[type(module).__module__].eager_attention_forward
+            if not self._visiting:
+                self._visit_rotation(module, *args[:2])
+            output, weights = function(module, *args, **kwargs)
+
+            def again(tensors: Sequence[Tensor]) -> Tensor:
+                heads_first = [tensor.transpose(1, 2) for tensor in tensors]
+                found: Tensor = function(module, *heads_first, *args[3:], **kwargs)[0]
+                return found
+
+            given = [tensor.transpose(1, 2) for tensor in args[:3]]
+            self._visit(Visit(self._layer, ATTENTION, given, output, again))
+            return output, weights
+
+        own = name in ALL_ATTENTION_FUNCTIONS._local_mapping
+        ALL_ATTENTION_FUNCTIONS[name] = watched
+        try:
+            yield
+        finally:
+            if own:
+                ALL_ATTENTION_FUNCTIONS[name] = registered
+            else:
+                del ALL_ATTENTION_FUNCTIONS[name]
+
+    def _visit_rotation(self, module: torch.nn.Module, query_BHSD: Tensor, key_BHSD: Tensor) -> None:
+        rotate = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+        if rotate is None or self._rotation is None:
+            return
+        cos, sin = self._rotation
+        for place, rotated_BHSD in ((ROTARY_QUERIES, query_BHSD), (ROTARY_KEYS, key_BHSD)):
+
+            def again(tensors: Sequence[Tensor]) -> Tensor:
+                heads_first = tensors[0].transpose(1, 2)
+                found: Tensor = rotate(heads_first, heads_first, cos, sin)[0]
+                return found.transpose(1, 2)
+
+            rotated = rotated_BHSD.transpose(1, 2)
+            self._visit(Visit(self._layer, place, [rotated], rotated, again))
+
+    def _visit(self, visit: Visit) -> None:
+        if self._visiting:
+            return
+        self._visiting = True
+        try:
+            self._on_visit(visit)
+        finally:
+            self._visiting = False
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The first floating tensor of what a module returns."""
+    values = output if isinstance(output, (tuple, list)) else [output]
+    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+
+
+def _first_floating(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str | None, list[Tensor]]:
+    """Where a module's floating input stands among its arguments, and the input."""
+    named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for where, value in named:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return where, [value]
+    return None, []
+
+
+def _again(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    where: int | str | None,
+    tensors: Sequence[Tensor],
+) -> Tensor:
+    if isinstance(where, int):
+        args = (*args[:where], tensors[0], *args[where + 1 :])
+    elif isinstance(where, str):
+        kwargs = {**kwargs, where: tensors[0]}
+    found = first_tensor(module(*args, **kwargs))
+    assert found is not None
+    return found
