@@ -1,0 +1,181 @@
+"""Experiment trackers, each imported only where it is asked for; `metrics.jsonl` is written without any of them."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from mismatch_probe.config.train import Tracker, TrainSettings
+from mismatch_probe.errors import MismatchProbeError, MissingExtra, UsageError
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.aliases import with_aliases
+from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.trainer import Listener
+
+_PROJECT: Final = "mismatch-probe"
+
+Tell = Callable[[str], object]
+
+
+class TrackerRun(Protocol):
+    """One run at one tracker. Any exception of its methods is said once, and the run goes on without that tracker."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of a step, those that are not finite as they are."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+@contextmanager
+def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: Tell) -> Iterator[Listener]:
+    """A listener that sends each step to the trackers of `settings.report_to`, under our names and other frameworks'.
+
+    Only the first rank sends. `tell` says a sentence to the user, for a tracker that fails while the run goes on.
+
+    Raises:
+        MissingExtra: a tracker is not installed.
+        UsageError: a tracker needs an account that is not set up.
+    """
+    trackers = [Guarded(name, tell) for name in settings.report_to if is_main()]
+    for tracker in trackers:
+        tracker.open(lambda name: _RUNS[name](directory, settings))
+
+    def send(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+        everything = with_aliases(metrics) | {"guards/firings": float(len(decision.events))}
+        for tracker in trackers:
+            tracker.act(lambda run: run.log(step, everything))
+
+    try:
+        yield send
+    finally:
+        for tracker in trackers:
+            tracker.act(lambda run: run.close())
+
+
+class Guarded:
+    """A tracker until it fails; what it failed with is said once."""
+
+    def __init__(self, name: Tracker, tell: Tell) -> None:
+        self._name = name
+        self._tell = tell
+        self._run: TrackerRun | None = None
+
+    def open(self, start: Callable[[Tracker], TrackerRun]) -> None:
+        """
+        Raises:
+            MismatchProbeError: what the user has to mend before the run starts.
+        """
+        with self._survived():
+            self._run = start(self._name)
+
+    def act(self, what: Callable[[TrackerRun], None]) -> None:
+        if self._run is not None:
+            with self._survived():
+                what(self._run)
+
+    @contextmanager
+    def _survived(self) -> Iterator[None]:
+        try:
+            yield
+        except MismatchProbeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - another program's failure is no reason to end a training run
+            self._run = None
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._tell(f"{self._name} failed ({reason}); the run goes on without it, metrics.jsonl has every step")
+
+
+class _Tensorboard:
+    """Event files in RUN/tensorboard; opened at the first step, so that a resumed run hides the steps it repeats."""
+
+    def __init__(self, directory: TrainingDirectory, settings: TrainSettings) -> None:
+        self._folder = directory.path / "tensorboard"
+        self._writer_class = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._settings = settings.model_dump_json(indent=2)
+        self._writer: Any = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = self._writer_class(str(self._folder), purge_step=step)
+            self._writer.add_text("settings", f"```json\n{self._settings}\n```", step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Wandb:
+    """A run of Weights & Biases; a resumed run continues it. WANDB_PROJECT, WANDB_MODE and the like are heard."""
+
+    def __init__(self, directory: TrainingDirectory, settings: TrainSettings) -> None:
+        wandb = _imported("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", _PROJECT),
+                name=directory.path.name,
+                id=_identity(directory),
+                resume="allow",
+                dir=str(directory.path),
+                config=settings.model_dump(mode="json"),
+            )
+        except wandb.errors.UsageError as error:
+            raise UsageError(
+                f"wandb cannot be used: {str(error).splitlines()[0]} Or set WANDB_MODE=offline, or leave it out of "
+                "--report-to."
+            ) from error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    """A run of trackio, kept on this machine unless TRACKIO_SPACE_ID says otherwise."""
+
+    def __init__(self, directory: TrainingDirectory, settings: TrainSettings) -> None:
+        self._run = _imported("trackio", "trackio").init(
+            project=os.environ.get("TRACKIO_PROJECT", _PROJECT),
+            name=f"{directory.path.name}-{_identity(directory)}",
+            resume="allow",
+            config=settings.model_dump(mode="json"),
+            embed=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_RUNS: Final[dict[Tracker, Callable[[TrainingDirectory, TrainSettings], TrackerRun]]] = {
+    "wandb": _Wandb,
+    "tensorboard": _Tensorboard,
+    "trackio": _Trackio,
+}
+
+
+def _identity(directory: TrainingDirectory) -> str:
+    """The same for every start of a run, another for every run."""
+    manifest = directory.read_training_manifest()
+    return content_key([manifest.created_at, manifest.content_keys])
+
+
+def _imported(module: str, package: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(
+            f"--report-to {package} needs a package that is not installed: pip install 'mismatch-probe[trackers]', or "
+            f"leave {package} out"
+        ) from error
