@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -118,17 +117,28 @@ def packed(folder: Path, per_row: int) -> OpenScorer:
 def labels_off_by_one(folder: Path) -> OpenScorer:
     """Logits are read one position too late, so a token is scored after it was seen."""
 
+    def late(*args: Any, **kwargs: Any) -> PaddedBatch:
+        padded = pad_batch(*args, **kwargs)
+        last = padded.input_ids_BS.shape[1] - 1
+        return replace(padded, positions_T=(padded.positions_T + 1).clamp(max=last))
+
     @contextmanager
     def open_one(dtype: Dtype, reference: bool) -> Iterator[TrainingSide]:
-        def late(*args: Any, **kwargs: Any) -> PaddedBatch:
-            padded = pad_batch(*args, **kwargs)
-            last = padded.input_ids_BS.shape[1] - 1
-            return replace(padded, positions_T=(padded.positions_T + 1).clamp(max=last))
-
-        with patch.object(scorer_module, "pad_batch", late), opened(folder, dtype, reference=reference) as side:
+        with padding_by(late), opened(folder, dtype, reference=reference) as side:
             yield side
 
     return open_one
+
+
+@contextmanager
+def padding_by(pad: Callable[..., PaddedBatch]) -> Iterator[None]:
+    """Scorers pad their batches with `pad` in place of the product's own function."""
+    own = scorer_module.pad_batch
+    scorer_module.pad_batch = pad
+    try:
+        yield
+    finally:
+        scorer_module.pad_batch = own
 
 
 def with_dropout(folder: Path, share: float) -> OpenScorer:
