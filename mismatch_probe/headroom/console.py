@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatch_probe.headroom.sentences import raised
 from mismatch_probe.notation import ABSENT, write_number
 from mismatch_probe.records.headroom import Headroom, HeadroomCode, LayerRange, Trial
 from mismatch_probe.report.hostile import plain
@@ -28,8 +29,9 @@ def render_headroom(found: Headroom, console: Console) -> None:
         _print(console, line)
     if found.activations is not None:
         _layers(found.activations.layers, console)
-    if found.plain is not None and found.plain.scales:
-        _scales(found, found.plain, console)
+    tried = next((one for one in (found.plain, found.advised) if one is not None and one.scales), None)
+    if tried is not None:
+        _scales(found, tried, console)
     if found.sampled_by is not None:
         _print(console, f"responses sampled by {found.sampled_by}; device {found.device}", "dim")
     for advice in found.verdict.advice:
@@ -64,9 +66,8 @@ def _scales(found: Headroom, trial: Trial, console: Console) -> None:
         shares = (f"{100 * share:.2g} %" for share in (at.activations_flushed, at.parameters_flushed))
         cells = (f"2^{one.exponent}", *shares, write_number(at.largest_scaled), error, "yes" if fits else "")
         table.add_row(*map(Text, cells))
-    _show(
-        console, table, "FP16 gradients by loss scale: what underflows, the largest magnitude, the error of a true run"
-    )
+    above = f", with {raised(trial)} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
+    _show(console, table, f"FP16 gradients: what underflows, the largest, and the error of a true run{above}")
 
 
 def _table(console: Console, *columns: str) -> Table:

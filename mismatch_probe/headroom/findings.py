@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.fp16 import ROUNDS_TO_INFINITY, margin_bits
+from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, margin_bits
 from mismatch_probe.headroom.passes import Gradients
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged
 from mismatch_probe.headroom.responses import Responses
@@ -39,10 +39,10 @@ def activation_findings(
     model: PreTrainedModel, fp32: ForwardRanges, fp16: ForwardRanges, responses: Responses, first_nonfinite: str | None
 ) -> ActivationFindings:
     """Ranges of the FP32 run, with what the FP16 run made of each operation."""
-    largest, found = fp32.largest(), fp16.largest()
+    largest, errors, found = fp32.largest(), fp32.rounding_errors(), fp16.largest()
     ranges = sorted(
-        (_operation(one, value, fp16.formats.get(one), found.get(one)) for one, value in largest.items()),
-        key=lambda one: -math.inf if one.largest is None else margin_or_inf(one),
+        (_operation(one, value, errors[one], fp16.formats.get(one), found.get(one)) for one, value in largest.items()),
+        key=_bits_left,
     )
     in_fp16 = [one for one in ranges if one.held_as == "fp16"]
     modules: dict[str, OperationRange] = {}
@@ -56,12 +56,9 @@ def activation_findings(
         first_nonfinite=first_nonfinite,
         layers=[_layer(name, largest, fp32.channels().get(name)) for name in models.layer_names(model)],
         tightest=in_fp16[:_NUM_TIGHTEST],
+        too_small=sorted(filter(_is_too_small, in_fp16), key=_relative_error, reverse=True)[:_NUM_TIGHTEST],
         modules=list(modules.values()),
     )
-
-
-def margin_or_inf(one: OperationRange) -> float:
-    return math.inf if one.margin_bits is None else one.margin_bits
 
 
 def gradient_findings(gradients: Gradients, responses: Responses, objective: str) -> GradientFindings:
@@ -83,7 +80,23 @@ def gradient_findings(gradients: Gradients, responses: Responses, objective: str
     )
 
 
-def _operation(one: Operation, value: float, dtype: torch.dtype | None, in_fp16: float | None) -> OperationRange:
+def _bits_left(one: OperationRange) -> float:
+    if one.largest is None:
+        return -math.inf
+    return math.inf if one.margin_bits is None else one.margin_bits
+
+
+def _relative_error(one: OperationRange) -> float:
+    return 0.0 if one.relative_error is None else one.relative_error
+
+
+def _is_too_small(one: OperationRange) -> bool:
+    return _relative_error(one) > LOSSY
+
+
+def _operation(
+    one: Operation, value: float, error: float, dtype: torch.dtype | None, in_fp16: float | None
+) -> OperationRange:
     largest = _finite(value)
     return OperationRange(
         module=one.module,
@@ -91,6 +104,7 @@ def _operation(one: Operation, value: float, dtype: torch.dtype | None, in_fp16:
         held_as="kernel" if dtype is None else _HELD_AS[dtype],
         largest=largest,
         margin_bits=None if largest is None else margin_bits(largest),
+        relative_error=_finite(error),
         finite_in_fp16=None if in_fp16 is None else math.isfinite(in_fp16),
     )
 

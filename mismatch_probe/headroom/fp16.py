@@ -10,6 +10,9 @@ SMALLEST_NORMAL_EXPONENT: Final = -14
 FLUSHED_EXPONENT: Final = -25
 """Magnitudes up to this power of two round to zero (ties to even): half of the smallest subnormal, 2^-24."""
 
+LOSSY: Final = 2.0**-9
+"""BF16's unit roundoff: what FP16 holds with a larger relative error is held better by BF16."""
+
 
 def margin_bits(largest: float) -> float | None:
     """log2(65504 / largest): how often a magnitude can double before it overflows; None for 0."""

@@ -1,9 +1,21 @@
-"""From findings to a verdict: a code, a sentence, what shows it, and what to do."""
+"""From findings to a verdict; every claim is of a run that was made."""
 
-from mismatch_probe.headroom.fp16 import LARGEST
+from typing import Final
+
+from mismatch_probe.config.train import LossScaleSettings
+from mismatch_probe.headroom.fp16 import LOSSY
+from mismatch_probe.headroom.sentences import (
+    activation_sentences,
+    gradient_sentences,
+    listed,
+    logprob_sentence,
+    raised,
+    scales,
+    trial_sentence,
+    weights_sentence,
+)
 from mismatch_probe.headroom.trial import fits
-from mismatch_probe.headroom.weights import LOSSY
-from mismatch_probe.notation import write_count, write_number, write_share
+from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,
@@ -13,19 +25,19 @@ from mismatch_probe.records.headroom import (
     WeightFindings,
 )
 
-_INITIAL_SCALE = "loss_scale.initial"
+_BF16: Final = "train and sample in BF16 (--train-dtype bf16 --infer-dtype bf16)"
 
 
 def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
     """What the stored weights alone say."""
     total = weights.total
-    shown = [weights_sentence(weights)]
+    evidence = [weights_sentence(weights)]
     if total.num_nonfinite:
         return HeadroomVerdict(
             code=HeadroomCode.DOES_NOT_FIT,
-            sentence=f"{write_count(total.num_nonfinite)} stored weights are infinite or NaN, first in "
+            sentence=f"{write_count(total.num_nonfinite)} stored weights are infinite or NaN, most of them in "
             f"{weights.worst[0].tensor}: the checkpoint is damaged in any format.",
-            evidence=shown,
+            evidence=evidence,
             advice=["download or write the checkpoint again"],
         )
     bad = [one.tensor for one in weights.worst if one.num_overflowed or one.relative_error > LOSSY]
@@ -33,15 +45,14 @@ def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
         what = "overflow FP16" if total.num_overflowed else "are too small for FP16 to hold as well as BF16 does"
         return HeadroomVerdict(
             code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"The weights fit FP16 except {_listed(bad)}, which {what}; activations and gradients were not "
-            "looked at.",
-            evidence=shown,
-            advice=["run headroom without --weights-only: it tries these modules in FP32"],
+            sentence=f"The weights fit FP16 except {listed(bad)}, which {what}; nothing was run.",
+            evidence=evidence,
+            advice=["run headroom without --weights-only, which tries these modules in FP32", f"or {_BF16}"],
         )
     return HeadroomVerdict(
         code=HeadroomCode.FITS,
         sentence="The weights fit FP16; activations and gradients were not looked at.",
-        evidence=shown,
+        evidence=evidence,
         advice=["run headroom without --weights-only before training in FP16"],
     )
 
@@ -54,162 +65,72 @@ def judge(
     bf16: Trial,
     advised: Trial | None,
 ) -> HeadroomVerdict:
-    """What the runs say; every claim is of a run that was made."""
-    shown = [
+    """What the plain FP16 run says, and where it does not fit, the run with modules in FP32."""
+    evidence = [
         weights_sentence(weights),
-        _activations_sentence(activations),
-        _logprobs_sentence(plain, bf16),
-        *_gradients_sentences(gradients, plain, bf16),
+        *activation_sentences(activations),
+        logprob_sentence(plain, bf16),
+        *gradient_sentences(gradients, plain, bf16),
     ]
     if fits(plain, bf16):
-        if plain.from_exponent == 0:
-            return HeadroomVerdict(
-                code=HeadroomCode.FITS,
-                sentence="The checkpoint fits FP16: weights, activations and gradients, even without a loss scale.",
-                evidence=shown,
-                advice=[_scale_advice(plain)],
-            )
+        unscaled = plain.from_exponent == 0
+        need = "even without a loss scale" if unscaled else f"with a loss scale of {scales(plain)}"
         return HeadroomVerdict(
-            code=HeadroomCode.FITS_WITH_LOSS_SCALE,
-            sentence=f"The checkpoint fits FP16 with a loss scale of {_scales(plain)}.",
-            evidence=shown,
+            code=HeadroomCode.FITS if unscaled else HeadroomCode.FITS_WITH_LOSS_SCALE,
+            sentence=f"The checkpoint fits FP16, weights, activations and gradients, {need}.",
+            evidence=evidence,
             advice=[_scale_advice(plain)],
         )
-    shown += _advised_sentences(advised, bf16)
+    trouble = _trouble(plain, activations, gradients, bf16)
+    if advised is not None:
+        evidence.append(trial_sentence(advised, does_fit=fits(advised, bf16)))
     if advised is not None and fits(advised, bf16):
         return HeadroomVerdict(
             code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"{_trouble(plain, activations, bf16)} With {_listed(advised.modules_in_fp32)} in FP32 and a loss "
-            f"scale of {_scales(advised)} it fits.",
-            evidence=shown,
-            advice=[
-                f"keep {_listed(advised.modules_in_fp32)} in FP32 (FSDP2: fully_shard the module with "
-                "MixedPrecisionPolicy(param_dtype=torch.float32)), and in the engine, which overflows there as well",
-                "or use BF16 on both sides",
-                _scale_advice(advised),
-            ],
+            sentence=f"{trouble} With {raised(advised)} in FP32 and a loss scale of {scales(advised)} it fits.",
+            evidence=evidence,
+            advice=[_BF16, f"or keep {raised(advised)} in FP32 on both sides, as was tried here on the training path"],
         )
     return HeadroomVerdict(
         code=HeadroomCode.DOES_NOT_FIT,
-        sentence=f"{_trouble(plain, activations, bf16)} The checkpoint does not fit FP16.",
-        evidence=shown,
-        advice=["train and sample in BF16 (--dtype bf16), or in FP32"],
+        sentence=f"{trouble} The checkpoint does not fit FP16.",
+        evidence=evidence,
+        advice=[_BF16],
     )
 
 
-def weights_sentence(weights: WeightFindings) -> str:
-    total = weights.total
-    return (
-        f"weights: {write_count(total.num_values)} in {write_count(weights.num_tensors)} tensors, the largest "
-        f"{write_number(total.largest)} of {LARGEST:,.0f}; in FP16 {write_count(total.num_overflowed)} overflow, "
-        f"{write_count(total.num_flushed)} become zero ({write_share(total.num_flushed, total.num_values)}), "
-        f"{write_count(total.num_subnormal)} subnormal; relative rounding error {write_number(total.relative_error)}"
-    )
-
-
-def _activations_sentence(activations: ActivationFindings) -> str:
-    tightest = activations.tightest[0]
-    where = f"{tightest.module or 'the model'} ({tightest.operation})"
-    over = f"{write_count(activations.num_tokens)} tokens of {write_count(activations.num_sequences)} sequences"
-    if tightest.largest is None:
-        return f"activations: not finite even in FP32, at {where}, over {over}"
-    margin = tightest.margin_bits
-    room = "" if margin is None else f", {abs(margin):.1f} bits {'below' if margin >= 0 else 'above'} the limit"
-    first = activations.first_nonfinite
-    end = "" if first is None else f"; the FP16 run is first not finite at {first}"
-    return (
-        f"activations: the largest held in FP16 is {write_number(tightest.largest)} at {where}{room}, over {over}{end}"
-    )
-
-
-def _logprobs_sentence(plain: Trial, bf16: Trial) -> str:
-    return (
-        f"log-probs: root mean square error against FP32 {_error(plain.logprob_error_nats)} nats in FP16, "
-        f"{_error(bf16.logprob_error_nats)} in BF16"
-    )
-
-
-def _gradients_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -> list[str]:
-    unscaled = gradients.underflow[0]
-    rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "rewards of the task"
-    found = [
-        f"gradients of {gradients.objective} over {gradients.num_responses} responses ({rewards}): unscaled, "
-        f"{_percent(unscaled.activations_flushed)} of the activations' and {_percent(unscaled.parameters_flushed)} of "
-        "the weights' would be zero in FP16; twice the responses need twice the scale",
-    ]
-    if plain.scales:
-        found.append(
-            f"FP16 backward: scales that fit {_scales(plain)}; smallest relative error {_error(plain.gradient_error)} "
-            f"against FP32, {_error(bf16.gradient_error)} in BF16{_overflow(plain)}"
-        )
-    optimizer = gradients.optimizer
-    found.append(
-        f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "
-        f"{_percent(optimizer.second_moment_flushed)} of the second would be zero"
-    )
-    return found
-
-
-def _overflow(trial: Trial) -> str:
-    bad = next((one for one in trial.scales if one.relative_error is None), None)
-    return "" if bad is None else f"; not finite from 2^{bad.exponent} on, first in {bad.nonfinite[0]}"
-
-
-def _advised_sentences(advised: Trial | None, bf16: Trial) -> list[str]:
-    if advised is None:
-        return []
-    outcome = "fits" if fits(advised, bf16) else "does not fit"
-    first = "" if advised.first_nonfinite is None else f"; first not finite at {advised.first_nonfinite}"
-    return [
-        f"tried with {_listed(advised.modules_in_fp32)} in FP32: {outcome}; log-probs "
-        f"{_error(advised.logprob_error_nats)} nats from FP32, gradient {_error(advised.gradient_error)}, scales that "
-        f"fit {_scales(advised)}{first}"
-    ]
-
-
-def _trouble(plain: Trial, activations: ActivationFindings, bf16: Trial) -> str:
+def _trouble(plain: Trial, activations: ActivationFindings, gradients: GradientFindings, bf16: Trial) -> str:
     """What keeps the plain FP16 run from fitting."""
     if plain.first_nonfinite is not None:
-        return f"Activations overflow FP16: the first is {plain.first_nonfinite}."
+        return f"Activations overflow FP16, first at {plain.first_nonfinite}."
     if plain.logprob_error_nats is None:
-        return "The FP16 run has log-probs that are not finite."
-    limit = bf16.logprob_error_nats
-    if limit is not None and plain.logprob_error_nats > limit:
-        return (
-            f"The FP16 run is finite, but further from FP32 than BF16 is ({_error(plain.logprob_error_nats)} against "
-            f"{_error(limit)} nats)."
+        return "The FP16 run's log-probs are not finite."
+    found = []
+    if bf16.logprob_error_nats is not None and plain.logprob_error_nats > bf16.logprob_error_nats:
+        small = f"; the results of {activations.too_small[0].module} are too small" if activations.too_small else ""
+        found.append(
+            f"The FP16 forward pass is further from FP32 than BF16's, {write_number(plain.logprob_error_nats)} against "
+            f"{write_number(bf16.logprob_error_nats)} nats{small}."
         )
+    largest = gradients.activations[0].name
     if all(one.relative_error is None for one in plain.scales):
-        return (
-            "The FP16 forward pass and its loss are finite, but the backward pass is not at any loss scale: the "
-            f"gradient overflows in {plain.scales[0].nonfinite[0]}."
+        found.append(
+            "Forward pass and loss are finite in FP16, but the backward pass overflows at every loss scale; the "
+            f"largest gradient is at {largest}."
         )
-    return "The FP16 gradient is finite only at loss scales where too much of it underflows."
+    elif plain.from_exponent is None:
+        found.append(
+            "The FP16 gradient is finite only at loss scales where it is further from FP32 than BF16's; the largest is "
+            f"at {largest}."
+        )
+    return " ".join(found)
 
 
 def _scale_advice(trial: Trial) -> str:
-    return f"train --train-dtype fp16 with a dynamic loss scale that starts within {_scales(trial)} ({_INITIAL_SCALE})"
-
-
-def _scales(trial: Trial) -> str:
-    if trial.from_exponent is None:
-        return "none"
-    if trial.from_exponent == trial.to_exponent:
-        return f"2^{trial.from_exponent}"
-    return f"2^{trial.from_exponent} to 2^{trial.to_exponent}"
-
-
-def _error(error: float | None) -> str:
-    return "not finite" if error is None else write_number(error)
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 1e-4:
-        return "< 0.01 %"
-    return "> 99.9 %" if 0.999 < share < 1 else f"{100 * share:.3g} %"
-
-
-def _listed(names: list[str]) -> str:
-    if len(names) <= 4:
-        return ", ".join(names)
-    return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    assert trial.from_exponent is not None
+    assert trial.to_exponent is not None
+    initial = LossScaleSettings().initial
+    if 2.0**trial.from_exponent <= initial <= 2.0**trial.to_exponent:
+        return f"train --train-dtype fp16 as it is: its dynamic loss scale starts at {initial:,.0f}, which fits"
+    middle = 2.0 ** ((trial.from_exponent + trial.to_exponent) // 2)
+    return f"train --train-dtype fp16 with loss_scale.initial = {middle:.0f}; the default, {initial:,.0f}, does not fit"

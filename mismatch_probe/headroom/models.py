@@ -56,32 +56,28 @@ def mendable(model: PreTrainedModel, module: str) -> str:
     return module
 
 
-def outermost(modules: Iterable[str], layers: Iterable[str]) -> list[str]:
-    """The modules, in order, without what others stand for.
-
-    A module stands for what lies inside it; a layer for the residual stream from there on, and for nothing inside it.
-    """
+def outermost(modules: Iterable[str]) -> list[str]:
+    """The modules, by name, that do not lie inside another of them."""
     chosen = set(modules)
-    streams = [name for name in layers if name in chosen]
-    chosen -= set(streams[1:])
-    holders = chosen - set(streams)
-    return sorted(name for name in chosen if not any(name.startswith(f"{holder}.") for holder in holders))
+    return sorted(name for name in chosen if not any(name.startswith(f"{other}.") for other in chosen))
 
 
-def raise_to_fp32(model: PreTrainedModel, reference: PreTrainedModel, modules: Iterable[str]) -> None:
+def raise_to_fp32(
+    model: PreTrainedModel, reference: PreTrainedModel, modules: Iterable[str], residual_from: str | None
+) -> None:
     """Let modules of a 16-bit model take FP32 inputs, compute in FP32 on the stored weights and answer in FP32.
 
-    A decoder layer takes FP32 inputs only, which makes its residual stream, and that of the layers after it, FP32.
+    The layer `residual_from` takes its hidden states in FP32, which makes the residual stream from there on FP32.
     What multiplies by 16-bit matrices has its inputs rounded to 16 bits; norms and additions compute in the wider
     format of what they are given.
     """
-    layers = set(layer_names(model))
     low = next(model.parameters()).dtype
     for name in modules:
         module = model.get_submodule(name)
         module.register_forward_pre_hook(_casting_inputs(torch.float32), with_kwargs=True)
-        if name not in layers:
-            _take_parameters(module, reference.get_submodule(name))
+        _take_parameters(module, reference.get_submodule(name))
+    if residual_from is not None:
+        model.get_submodule(residual_from).register_forward_pre_hook(_casting_first_input(torch.float32))
     for module in model.modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == low]
         is_matrix = any(parameter.dim() > 1 for parameter in own) and not isinstance(module, torch.nn.Embedding)
@@ -96,6 +92,13 @@ def _take_parameters(module: torch.nn.Module, reference: torch.nn.Module) -> Non
         for key, parameter in list(part.named_parameters(recurse=False)):
             stored = getattr(sources[name], key).detach()
             setattr(part, key, torch.nn.Parameter(stored.to(torch.float32, copy=True), parameter.requires_grad))
+
+
+def _casting_first_input(dtype: torch.dtype) -> Callable[..., Any]:
+    def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> Any:
+        return args[0].to(dtype), *args[1:]
+
+    return hook
 
 
 def _casting_inputs(dtype: torch.dtype) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 # mypy: allow-untyped-calls
 """Running ranges of a forward and a backward pass: nothing is kept but maxima and counts."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,13 +75,15 @@ class Binades:
 class ForwardRanges:
     """The largest magnitude of each operation, in the order of execution, and the format of its result.
 
-    `channels` holds, of each module asked for, the largest magnitude in each channel [D] of its last result.
+    Where a result is FP32, also what rounding it to FP16 would change, as a share of its norm. `channels` holds, of each
+    module asked for, the largest magnitude in each channel [D] of its last result.
     """
 
     watched_channels: frozenset[str] = frozenset()
     formats: dict[Operation, torch.dtype] = field(default_factory=dict)
     _largest: dict[Operation, torch.Tensor] = field(default_factory=dict)
     _channels: dict[Operation, torch.Tensor] = field(default_factory=dict)
+    _squares: dict[Operation, torch.Tensor] = field(default_factory=dict)
 
     def see(self, operation: Operation, result: torch.Tensor) -> None:
         """What `Watch` calls."""
@@ -89,12 +92,20 @@ class ForwardRanges:
         value = result.detach()
         self.formats[operation] = value.dtype
         _raise_to(self._largest, operation, largest_magnitude(value))
+        if value.dtype == torch.float32:
+            squares = torch.stack([squared_norm(value.half().float() - value), squared_norm(value)])
+            self._squares[operation] = self._squares.get(operation, 0) + squares
         if operation.module in self.watched_channels and value.dim() >= 2:
             _raise_to(self._channels, operation, value.abs().flatten(0, -2).amax(0))
 
     def largest(self) -> dict[Operation, float]:
         """NaN or infinity where a result was not finite."""
         return {operation: float(value) for operation, value in self._largest.items()}
+
+    def rounding_errors(self) -> dict[Operation, float]:
+        """Infinity where a result overflows FP16."""
+        found = {operation: squares.tolist() for operation, squares in self._squares.items()}
+        return {one: math.sqrt(errors / squares) if squares else 0.0 for one, (errors, squares) in found.items()}
 
     def channels(self) -> dict[str, torch.Tensor]:
         return {operation.module: value.cpu() for operation, value in self._channels.items()}
@@ -131,6 +142,12 @@ def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
     wide = torch.promote_types(values.dtype, torch.float32)
     largest: torch.Tensor = torch.linalg.vector_norm(values, torch.inf, dtype=wide)
     return largest
+
+
+def squared_norm(values: torch.Tensor) -> torch.Tensor:
+    """In FP64."""
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm.square()
 
 
 def _raise_to(largest: dict[Operation, torch.Tensor], operation: Operation, value: torch.Tensor) -> None:

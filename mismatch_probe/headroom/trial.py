@@ -47,17 +47,18 @@ class Bench:
         dtype: Literal["fp16", "bf16"],
         *,
         modules: Sequence[str] = (),
+        residual_from: str | None = None,
         exponents: Sequence[int] = EXPONENTS,
         yardstick: Trial | None = None,
     ) -> Tried:
-        """Load the model in `dtype` with some modules in FP32, and try it.
+        """Load the model in `dtype` with some modules, and the residual stream from a layer on, in FP32, and try it.
 
         `yardstick` is the trial that a loss scale's gradient has to match, that of BF16. The backward passes are left
         out where the forward pass is not finite.
         """
         model = models.load(self.folder, dtype, self.settings)
-        if modules:
-            models.raise_to_fp32(model, self.reference, modules)
+        if modules or residual_from:
+            models.raise_to_fp32(model, self.reference, modules, residual_from)
         ranges, found_T = look_forward(model, self.workload)
         error = self._error(found_T)
         scales = [] if error is None else try_backward(model, self.reference, self.workload, exponents)
@@ -66,6 +67,7 @@ class Bench:
         trial = Trial(
             dtype=dtype,
             modules_in_fp32=list(modules),
+            residual_in_fp32_from=residual_from,
             first_nonfinite=None if first is None else str(first),
             logprob_error_nats=error,
             scales=scales,

@@ -21,9 +21,6 @@ _NUM_WORST: Final = 8
 _STORED: Final = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _NO_WEIGHTS: Final = ("I", "U", "BOOL")
 
-LOSSY: Final = 2.0**-9
-"""BF16's unit roundoff: a tensor with a larger relative error in FP16 is one that BF16 may hold better."""
-
 
 @dataclass
 class _Totals:
@@ -88,12 +85,6 @@ def scan_weights(folder: Path) -> WeightFindings:
     total = _sum(ranges, sums)
     ranges.sort(key=_badness, reverse=True)
     return WeightFindings(num_tensors=len(ranges), total=total, worst=ranges[:_NUM_WORST])
-
-
-def is_lossy(weights: torch.Tensor) -> bool:
-    """Whether rounding to FP16 changes a tensor by more than LOSSY of its norm."""
-    error = (weights.half().to(weights.dtype) - weights).norm()
-    return not bool(error <= LOSSY * weights.norm())
 
 
 def _scan_tensor(name: str, stored_as: str, slices: Iterator[torch.Tensor], sums: _Totals) -> WeightRange:

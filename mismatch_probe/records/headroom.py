@@ -57,7 +57,8 @@ class WeightFindings(Record):
 class OperationRange(Record):
     """Largest magnitude of one operation of one module in FP32; None where it is not finite even there.
 
-    margin_bits: log2(65504 / largest). finite_in_fp16: None where the FP16 run has no such operation.
+    margin_bits: log2(65504 / largest). relative_error: of the results rounded to FP16, norm of the error over the norm;
+    None where one overflows. finite_in_fp16: None where the FP16 run has no such operation.
     """
 
     module: str
@@ -65,6 +66,7 @@ class OperationRange(Record):
     held_as: HeldAs
     largest: float | None
     margin_bits: float | None
+    relative_error: float | None
     finite_in_fp16: bool | None
 
 
@@ -86,7 +88,10 @@ class LayerRange(Record):
 
 
 class ActivationFindings(Record):
-    """`tightest` are the operations held in FP16 nearest to its limit; `modules` the tightest of each module."""
+    """`tightest` are the operations held in FP16 nearest to its limit; `modules` the tightest of each module.
+
+    `too_small` are those whose results FP16 holds less well than BF16 would, worst first.
+    """
 
     num_sequences: int
     num_tokens: int
@@ -94,6 +99,7 @@ class ActivationFindings(Record):
     first_nonfinite: str | None
     layers: list[LayerRange]
     tightest: list[OperationRange]
+    too_small: list[OperationRange]
     modules: list[OperationRange]
 
 
@@ -162,7 +168,7 @@ class ScaleTrial(Record):
 
 
 class Trial(Record):
-    """A 16-bit run over the same responses, with some modules in FP32.
+    """A 16-bit run over the same responses, with some modules in FP32, and the residual stream from a layer on.
 
     logprob_error_nats: root mean square of its log-probs' difference from FP32, None where one is not finite.
     `from_exponent` to `to_exponent` are the loss scales that fit, None where none does.
@@ -170,6 +176,7 @@ class Trial(Record):
 
     dtype: Literal["fp16", "bf16"]
     modules_in_fp32: list[str]
+    residual_in_fp32_from: str | None
     first_nonfinite: str | None
     logprob_error_nats: float | None
     scales: list[ScaleTrial]

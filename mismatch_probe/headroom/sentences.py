@@ -1,0 +1,126 @@
+"""What a person reads of each part of the findings: the evidence of a verdict."""
+
+from mismatch_probe.headroom.fp16 import LARGEST
+from mismatch_probe.notation import write_count, write_number, write_share
+from mismatch_probe.records.headroom import (
+    ActivationFindings,
+    GradientFindings,
+    OperationRange,
+    Trial,
+    WeightFindings,
+)
+
+_MOST_NAMES = 4
+
+
+def weights_sentence(weights: WeightFindings) -> str:
+    total = weights.total
+    return (
+        f"weights: {write_count(total.num_values)} in {write_count(weights.num_tensors)} tensors, the largest "
+        f"{write_number(total.largest)} of {LARGEST:,.0f}; in FP16 {write_count(total.num_overflowed)} overflow, "
+        f"{write_count(total.num_flushed)} become zero ({write_share(total.num_flushed, total.num_values)}), "
+        f"{write_count(total.num_subnormal)} are subnormal; relative error {write_number(total.relative_error)}"
+    )
+
+
+def activation_sentences(activations: ActivationFindings) -> list[str]:
+    """The result with the least room; then, where there are any, results too small for FP16."""
+    tightest, small = activations.tightest[0], activations.too_small
+    over = f"{write_count(activations.num_tokens)} tokens of {write_count(activations.num_sequences)} sequences"
+    first = activations.first_nonfinite
+    end = "" if first is None else f"; the FP16 run is first not finite at {first}"
+    found = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
+    if small:
+        found.append(
+            "activations: some results are too small for FP16 to hold as well as BF16 does, most of all "
+            f"{_place(small[0])}: up to {write_number(small[0].largest)}, relative error "
+            f"{write_error(small[0].relative_error)}"
+        )
+    return found
+
+
+def logprob_sentence(plain: Trial, bf16: Trial) -> str:
+    fp16 = plain.logprob_error_nats
+    own = "not finite in FP16" if fp16 is None else f"{write_number(fp16)} nats in FP16"
+    return f"log-probs: root mean square error against FP32 {own}, {write_error(bf16.logprob_error_nats)} nats in BF16"
+
+
+def gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -> list[str]:
+    """What underflows, what overflows, and what AdamW's moments would lose."""
+    unscaled, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
+    rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "the task's rewards"
+    found = [
+        f"gradients of {gradients.objective} over {write_count(gradients.num_responses)} responses ({rewards}): "
+        f"without a loss scale {_percent(unscaled.activations_flushed)} of the activations' and "
+        f"{_percent(unscaled.parameters_flushed)} of the weights' are zero in FP16; the largest is "
+        f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"
+    ]
+    if plain.scales:
+        bad = next((one for one in plain.scales if one.relative_error is None), None)
+        end = "" if bad is None else f"; at 2^{bad.exponent} the gradients of {bad.num_nonfinite} parameters overflow"
+        found.append(
+            f"FP16 backward passes: {scales(plain)} fits; smallest relative error {write_error(plain.gradient_error)} "
+            f"against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
+        )
+    found.append(
+        f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "
+        f"{_percent(optimizer.second_moment_flushed)} of the second would be zero"
+    )
+    return found
+
+
+def trial_sentence(trial: Trial, *, does_fit: bool) -> str:
+    """What came of a run with modules in FP32."""
+    if trial.first_nonfinite is not None:
+        end = f"not finite, first at {trial.first_nonfinite}"
+    else:
+        end = (
+            f"log-probs {write_error(trial.logprob_error_nats)} nats from FP32, gradient "
+            f"{write_error(trial.gradient_error)}, loss scale {scales(trial)}"
+        )
+    return f"tried with {raised(trial)} in FP32: {'fits' if does_fit else 'does not fit'}; {end}"
+
+
+def raised(trial: Trial) -> str:
+    """What a trial has in FP32."""
+    names = trial.modules_in_fp32
+    if trial.residual_in_fp32_from is None:
+        return listed(names)
+    return listed([f"the residual stream from {trial.residual_in_fp32_from} on", *names])
+
+
+def scales(trial: Trial) -> str:
+    """The loss scales that fit: `2^3 to 2^21`."""
+    if trial.from_exponent is None:
+        return "none"
+    if trial.from_exponent == trial.to_exponent:
+        return f"2^{trial.from_exponent}"
+    return f"2^{trial.from_exponent} to 2^{trial.to_exponent}"
+
+
+def write_error(error: float | None) -> str:
+    return "not finite" if error is None else write_number(error)
+
+
+def listed(names: list[str]) -> str:
+    """`a, b and c`; of many the first ones and how many more."""
+    if len(names) > _MOST_NAMES:
+        return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _with_margin(one: OperationRange) -> str:
+    if one.margin_bits is None:
+        return f"{write_number(one.largest)} at {_place(one)}"
+    side = "below" if one.margin_bits >= 0 else "above"
+    return f"{write_number(one.largest)} at {_place(one)}, {abs(one.margin_bits):.1f} bits {side} {LARGEST:,.0f}"
+
+
+def _place(one: OperationRange) -> str:
+    return f"{one.module or 'the model'} ({one.operation})"
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 1e-4:
+        return "< 0.01 %"
+    return "> 99.9 %" if 0.999 < share < 1 else f"{100 * share:.3g} %"
