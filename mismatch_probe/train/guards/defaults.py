@@ -84,12 +84,12 @@ _MISMATCH = (
     CusumSettings(
         name="mismatch-drift",
         metric="mismatch/kl_k3",
-        k=5,
+        k=6,
         h=4,
         spread=0.5,
         least=1e-6,
         actions=((_WARN,), (_LOG,)),
-        source="arXiv 2510.26788: a growing mismatch came before every collapse; a clean one may grow 12-fold",
+        source="arXiv 2510.26788: a growing mismatch came before every collapse; a clean one may grow 20-fold",
     ),
     LimitSettings(
         name="extreme-above",

@@ -89,7 +89,7 @@ def _fp16_dead(window: Window) -> Diagnosis | None:
     dead = window.last("optim/loss") == 0 and window.last("optim/grad_norm") == 0
     if dead and reward is not None and math.isnan(reward):
         seen = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
-    elif in_a_row >= 2 and len(scales) >= 2 and scales[-1] < max(scales):
+    elif in_a_row >= 2 and not window.last("reward/nonfinite") and len(scales) >= 2 and scales[-1] < max(scales):
         seen = (
             f"the last {write_value(in_a_row)} steps had no finite gradient although the loss scale fell from "
             f"{write_value(max(scales))} to {write_value(scales[-1])}"
@@ -214,8 +214,8 @@ def _precision_drift(window: Window) -> Diagnosis | None:
     levels = [level for level in window.finite("mismatch/kl_k3") if level > 0]
     extremes = (*window.finite("mismatch/prob_diff_max"), *window.finite("mismatch/prob_diff_min"))
     far = max((abs(extreme) for extreme in extremes), default=0.0)
-    quarter = max(1, len(levels) // 4)
-    start, end = (statistics.median(part) if part else 0.0 for part in (levels[:quarter], levels[-quarter:]))
+    half = max(1, len(levels) // 2)
+    start, end = (statistics.median(part) if part else 0.0 for part in (levels[:half], levels[-half:]))
     grown = len(levels) >= 4 and end >= _GROWN * start
     if not grown and far <= _EXTREME:
         return None

@@ -14,9 +14,9 @@ GROWTH_INTERVAL = 25
 class Run:
     """One simulated run: `canary()`, then `steps()`; `fault(metrics, age)` changes the metrics from step `onset` on.
 
-    k3 rises fivefold in the first 60 steps as the policy sharpens, with lognormal noise and a rare spike of 8; entropy
-    falls from 0.3 to 0.05; the gradient norm varies threefold; FP16 overflows once after a growth of its scale; once
-    the reward is 1 in a whole batch, loss and gradient are exactly 0.
+    k3 rises fivefold in the first 60 steps as the policy sharpens, with lognormal noise and rare spikes of 8, of 20 on
+    the probe; entropy falls from 0.3 to 0.05; the gradient norm varies threefold; FP16 overflows once after a growth of
+    its scale; once the reward is 1 in a whole batch, loss and gradient are exactly 0.
     """
 
     def __init__(self, dtype: str, seed: int, fault: Fault | None = None, onset: int = 30) -> None:
@@ -42,8 +42,8 @@ class Run:
 
     def _clean(self, step: int) -> Metrics:
         course = min(1.0, step / 60)
-        k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.35) * (8 if self._random.random() < 0.005 else 1)
-        probe_k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.3)
+        k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.5) * (8 if self._random.random() < 0.005 else 1)
+        probe_k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.4) * (20 if self._random.random() < 0.005 else 1)
         rms = float(np.sqrt(2 * k3))
         accuracy = min(1.0, max(0.0, 0.54 + 0.45 * course + self._random.normal(0, 0.05)))
         overflow = self._overflows()
@@ -97,12 +97,13 @@ def temperature_on_one_side(metrics: Metrics, age: int) -> None:
 
 def one_layer_perturbed(metrics: Metrics, age: int) -> None:
     for name in ("mismatch/kl_k3", "sync/probe_k3"):
-        metrics[name] += 4e-3
+        metrics[name] += 3e-2
 
 
 def reward_nan(metrics: Metrics, age: int) -> None:
     metrics["reward/nonfinite"] = 3.0
-    metrics["reward/mean"] = float("nan")
+    metrics["reward/mean"] = metrics["optim/loss"] = float("nan")
+    overflow_each_step(metrics, age)
 
 
 def learning_rate_times_100(metrics: Metrics, age: int) -> None:

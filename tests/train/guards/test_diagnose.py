@@ -64,6 +64,10 @@ def test_an_engine_that_repeats_itself_has_old_weights() -> None:
     assert ending({"sync/engine_unchanged": [1.0]}).cause is Cause.STALE_SYNC
 
 
+def test_a_stale_engine_that_was_mended_long_ago_is_not_the_cause() -> None:
+    assert ending({"sync/engine_unchanged": [1.0, 0, 0, 0, 0]}).cause is Cause.UNEXPLAINED
+
+
 def test_a_mismatch_that_a_resync_takes_away_was_a_stale_engine() -> None:
     history = clean()
     event = resync_event(39)

@@ -1,6 +1,7 @@
 """Each rule family against what it is defined to be."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def rule(kind: str, **parameters: Any) -> Rule:
     return parse_guards({"defaults": False, "guard": [table]}, "guards.toml")[0].start()
 
 
-def breaks(started: Rule, values: list[float]) -> list[bool]:
+def breaks(started: Rule, values: Sequence[float]) -> list[bool]:
     return [started.judge({"m": value}) is not None for value in values]
 
 
