@@ -1,11 +1,9 @@
 """`report.html` of a run while it goes on."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
-
-from rich.console import Console
 
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import write_training_report
@@ -18,11 +16,11 @@ _FIRST_COST_SECONDS: Final = 1.0
 
 
 @contextmanager
-def training_report(console: Console, directory: TrainingDirectory) -> Iterator[Listener]:
+def training_report(directory: TrainingDirectory, tell: Callable[[str], None]) -> Iterator[Listener]:
     """A listener that writes the page now and then, for a hundredth of the run's time; once more on leaving, however
-    the run ended.
+    the run ended. `tell` says a sentence to the user, where the page cannot be written.
     """
-    page = _Page(console, directory)
+    page = _Page(directory, tell)
     try:
         yield page
     finally:
@@ -31,9 +29,9 @@ def training_report(console: Console, directory: TrainingDirectory) -> Iterator[
 
 
 class _Page:
-    def __init__(self, console: Console, directory: TrainingDirectory) -> None:
-        self._console = console
+    def __init__(self, directory: TrainingDirectory, tell: Callable[[str], None]) -> None:
         self._directory = directory
+        self._tell = tell
         self._written_at = time.monotonic()
         self._cost_seconds = _FIRST_COST_SECONDS
         self._told = False
@@ -50,7 +48,7 @@ class _Page:
         except Exception as error:  # noqa: BLE001 - whatever it is, the training is worth more
             if not self._told:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._console.print(f"report.html is not written ({reason}); the run goes on", soft_wrap=True)
+                self._tell(f"report.html is not written ({reason}); the run goes on")
             self._told = True
         self._written_at = time.monotonic()
         self._cost_seconds = self._written_at - begun
