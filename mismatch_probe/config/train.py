@@ -68,7 +68,7 @@ class CriticSettings(Settings):
 class LossScaleSettings(Settings):
     """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps."""
 
-    initial: PositiveFloat = 2.0**16
+    initial: PositiveFloat = 2.0**12
     growth_interval: PositiveInt = 400
 
 

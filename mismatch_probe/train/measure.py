@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.rollouts import Rollout
 
 Metrics = dict[str, float]
+
+_CERTAIN = 1e-3
+_FOUR_SIGMA = 0.99994
 
 _MISMATCH = {
     "kl_k1": "kl_k1",
@@ -39,14 +43,14 @@ _MISMATCH = {
 def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats) -> Metrics:
     """pi against mu on the step's own responses; all arrays [T], nats.
 
-    `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. `mismatch/temperature_fit` is the
-    slope of log mu on log pi: 1 where both come from the same logits. Where a log-prob is missing or not finite every
+    `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. `mismatch/temperature_fit` is
+    T_pi / T_mu fitted to d, 1 where both temperatures are the same. Where a log-prob is missing or not finite every
     one of them is NaN, and `mismatch/nonfinite_tokens` counts them.
     """
     log_mu = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
     usable = np.isfinite(log_mu) & np.isfinite(log_pi) & np.isfinite(entropy)
     found: Metrics = {"mismatch/nonfinite_tokens": float((~usable).sum())}
-    names = [f"mismatch/{name}" for name in (*_MISMATCH, "drift_per_1000", "temperature_fit")]
+    names = [f"mismatch/{name}" for name in (*_MISMATCH, "drift_per_1000", "temperature_fit", "surprise_excess")]
     if not usable.all():
         return found | dict.fromkeys([*names, "policy/entropy"], np.nan)
     lengths = [rollout.length for rollout in rollouts]
@@ -56,7 +60,8 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
     for name, canonical in _MISMATCH.items():
         found[f"mismatch/{name}"] = estimates[canonical].value if canonical in estimates else np.nan
     found["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
-    found["mismatch/temperature_fit"] = _slope(log_pi, log_mu)
+    found["mismatch/temperature_fit"] = _temperature_ratio(pair.diff, log_pi, entropy)
+    found["mismatch/surprise_excess"] = _surprise_excess(pair.sequences, log_pi + entropy)
     found["policy/entropy"] = float(entropy.mean())
     return found
 
@@ -86,6 +91,21 @@ def correction_metrics(plan: Plan) -> Metrics:
     }
 
 
-def _slope(x: Floats, y: Floats) -> float:
-    spread = float(np.var(x))
-    return float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else np.nan
+def _temperature_ratio(diff: Floats, log_pi: Floats, entropy: Floats) -> float:
+    """T_pi / T_mu as `verdict.signatures.temperature` derives it, by least squares; 1 where nothing surprises pi."""
+    surprise = log_pi + entropy
+    if np.std(surprise) < _CERTAIN:
+        return 1.0
+    columns = np.column_stack([surprise, entropy, entropy**2])
+    return float(1 - np.linalg.lstsq(columns, diff, rcond=None)[0][0])
+
+
+def _surprise_excess(sequences: Sequences, surprise: Floats) -> float:
+    """How far mean(log pi + H) is from 0, less four standard errors clustered by prompt, in nats; 0 where within.
+
+    It is 0 in expectation for tokens sampled from pi, whatever log-probs the engine reports for them.
+    """
+    mean = Estimator(sequences, level=_FOUR_SIGMA).mean(surprise, "token")
+    if mean is None or mean.low is None or mean.high is None:
+        return 0.0
+    return max(0.0, mean.low, -mean.high)

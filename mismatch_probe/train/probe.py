@@ -47,8 +47,8 @@ class WeightSync:
         """Send every weight, then score the probe on both sides.
 
         `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did for other weights, although pi has
-        moved since; `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), and its ratio to the
-        first sync's; `update/policy_shift_k3` the same between pi before and after the last update.
+        moved since; `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to
+        the first sync's, and `sync/probe_abs_logprob_diff` mean abs(d); `update/policy_shift_k3` the same between pi before and after the last update.
         """
         fingerprints: list[int] = []
         self._engine.update_weights(self._fingerprinted(fingerprints))
@@ -64,6 +64,7 @@ class WeightSync:
         return {
             "sync/engine_unchanged": float(any(gathered([bool(stale)]))),
             "sync/probe_k3": max(gathered([probe_k3])),
+            "sync/probe_abs_logprob_diff": max(gathered([float(np.abs(now.log_pi - now.log_mu).mean())])),
             "sync/probe_k3_canary_ratio": max(gathered([probe_k3 / max(self._canary_k3, _SMALLEST_K3)])),
             "update/policy_shift_k3": k3(now.log_pi - last.log_pi),
         }

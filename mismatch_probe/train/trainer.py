@@ -117,7 +117,7 @@ class Trainer:
         prepared = self._prepare(step, clock)
         metrics |= self._measured(step, prepared)
         with clock("guards"):
-            events = self._book.observe_canary(metrics).events if step == 1 else ()
+            events = self._book.observe_canary(_without_update(metrics)).events if step == 1 else ()
             judged = self._book.evaluate(step, metrics)
             decision = Decision(step, (*events, *judged.events), judged.missing)
         prepared = self._adjust(decision, prepared, clock)
@@ -259,7 +259,8 @@ class Trainer:
         if ActionKind.RESYNC in kinds:
             self._parts.sync()
         if ActionKind.ROLLBACK in kinds:
-            self._checkpoints.load(self._checkpoints.steps()[-1], self._parts.policy, self._parts.optimizer)
+            newest = self._checkpoints.steps()[-1]
+            self._parts.sync.restore(self._checkpoints.load(newest, self._parts.policy, self._parts.optimizer)["sync"])
 
     def _save(self) -> None:
         rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]
@@ -273,3 +274,8 @@ class Trainer:
         }
         self._recent_rewards = []
         self._checkpoints.save(self._step, self._parts.policy, self._parts.optimizer, self._parts.tokenizer, rest)
+
+
+def _without_update(metrics: Metrics) -> Metrics:
+    """What is known of weights that were just synced, before anything is learnt from them."""
+    return {name: value for name, value in metrics.items() if name.startswith(("mismatch/", "sync/"))}

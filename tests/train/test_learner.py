@@ -83,7 +83,5 @@ def test_responses_of_other_updates_do_not_reach_the_gradient(llama: Path, rollo
     alone = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
     first = [rollouts[row] for row in rows]
     scored_alone = Learner(alone, WHOLE).score(first, keep_graph=False)
-    Learner(alone, WHOLE).accumulate(
-        plan("pg-seq-tis", first, scored_alone).update(), first, rows, scored_alone, 1.0
-    )
+    Learner(alone, WHOLE).accumulate(plan("pg-seq-tis", first, scored_alone).update(), first, rows, scored_alone, 1.0)
     assert torch.allclose(gradient(policy), gradient(alone), atol=1e-6)

@@ -1,0 +1,141 @@
+"""`train` as its users run it: real vLLM, the shipped checkpoint, one process tree a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
+from mismatch_probe.errors import ExitCode
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    *("--model", "demo", "--task", "sums:terms=3", "--num-problems", "32", "--objective", "pg-seq-is"),
+    *("--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-new-tokens", "40"),
+    *("--learning-rate", "1e-4", "--checkpoint-every", "2"),
+)
+FP32 = ("--train-dtype", "fp32", "--infer-dtype", "fp32")
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "mismatch_probe", "train", *map(str, words)]
+
+
+def train(*words: object, code: ExitCode = ExitCode.PASS, launcher: tuple[str, ...] = ()) -> str:
+    line = [*launcher, *command(*words)[1:]] if launcher else command(*words)
+    answer = subprocess.run(line, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert answer.returncode == code, answer.stderr
+    return answer.stderr
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Of each step, without what a clock says."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("train") / "whole"
+    train(*SMALL, "--steps", 4, "--out", run)
+    return run
+
+
+def test_a_run_leaves_metrics_checkpoints_and_a_manifest(whole: Path) -> None:
+    assert [line["step"] for line in metrics(whole)] == [1, 2, 3, 4]
+    assert json.loads((whole / "manifest.json").read_text())["outcome"] == "finished"
+    model = load_file(whole / "checkpoints" / "step-000004" / "model" / "model.safetensors")
+    start = load_file(DEMO_CHECKPOINT / "model.safetensors")
+    assert model.keys() == start.keys()
+    assert any((model[name] != start[name].float()).any() for name in start)
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    process = subprocess.Popen(command(*SMALL, "--steps", 4, "--out", run), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    deadline = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    train("--resume", "--out", run)
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_checkpoint_trains_further_as_a_model_of_its_own(whole: Path, tmp_path: Path) -> None:
+    model = whole / "checkpoints" / "step-000004" / "model"
+    changed = [word if word != "demo" else str(model) for word in SMALL]
+    train(*changed, "--steps", 1, "--out", tmp_path / "further")
+
+
+def test_in_fp32_both_sides_stay_together_after_every_update(tmp_path: Path) -> None:
+    train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "run")
+    found = metrics(tmp_path / "run")
+    assert max(line["mismatch/kl_k3"] for line in found) < 1e-11
+    assert max(line["sync/probe_k3"] for line in found) < 1e-11
+    assert min(line["update/policy_shift_k3"] for line in found[1:]) > 1e-7
+
+
+def test_two_ranks_follow_one(tmp_path: Path) -> None:
+    train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "one")
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2")
+    train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "two", launcher=torchrun)
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert two["reward/mean"] == one["reward/mean"]
+        assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)
+        assert two["optim/grad_norm"] == pytest.approx(one["optim/grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--model", "demo", "--objective", "grpx"), "did you mean 'grpo'"),
+        (("--model", "nowhere/at/all"), "does not exist"),
+        (("--model", "demo", "--train-dtype", "fp64"), "only a reference"),
+        (("--model", "demo", "--reward", "nosuchmodule:f"), "there is no module"),
+        (("--model", "demo", "--max-new-tokens", "100000"), "give --max-new-tokens"),
+        (("--model", "demo", "--prompts-per-step", "0"), "rollout.prompts"),
+        (("--model", "demo", "--guards", "nosuch.toml"), "cannot be read"),
+        (("--model", "demo", "--task", "sums:nosuch"), "has no split"),
+        (("--model", "demo", "--resume"), "--resume needs --out"),
+        ((), "no model to train"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    flags: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = train(*flags, code=ExitCode.USAGE)
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_with_other_settings_is_refused(whole: Path) -> None:
+    assert "other settings" in train("--resume", "--out", whole, "--learning-rate", "1e-3", code=ExitCode.USAGE)
+
+
+def test_a_finished_run_is_not_started_over(whole: Path) -> None:
+    assert "--resume" in train(*SMALL, "--steps", 4, "--out", whole, code=ExitCode.USAGE)
+
+
+def test_a_reward_that_raises_is_named_and_what_was_trained_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("def score(prompt, response, answer):\n    return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    said = train(*SMALL, "--reward", "own:score", "--steps", 1, "--out", "run", code=ExitCode.USAGE)
+    assert "ZeroDivisionError" in said
+    assert "line 2" in said
+    assert (tmp_path / "run" / "checkpoints" / "step-000000").is_dir()
