@@ -16,6 +16,7 @@ from mismatch_probe.gate.result import GateResult
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.examination import Examination
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.records.training_run import TrainingSummary
 
 RECORDS: Final[dict[str, type[BaseModel]]] = {
     "summary": Summary,
@@ -24,6 +25,7 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "floor": Floor,
     "doctor": Examination,
     "dry-run": DryRun,
+    "train": TrainingSummary,
 }
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -15,6 +15,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "floor": "gate calibrate --json, floor.json",
     "doctor": "doctor --json",
     "dry-run": "compare --dry-run --json",
+    "train": "train --json, report --json of a training run",
 }
 """Each document and where it is found."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from mismatch_probe.records.training_run import TrainingSummary
 from tests.cli.test_bad_input import assert_refused, probe
+from tests.cli.test_schema import validate
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 from tests.simulated_run import Simulation, simulated_run
 
@@ -31,7 +32,9 @@ def test_a_training_run_gets_its_page_and_its_answer_on_the_terminal(run: Path) 
 
 
 def test_json_is_what_came_of_the_run_and_nothing_else(run: Path) -> None:
-    found = TrainingSummary.model_validate(json.loads(probe("report", run, "--json").stdout))
+    document = json.loads(probe("report", run, "--json").stdout)
+    validate("train", document)
+    found = TrainingSummary.model_validate(document)
     assert (found.outcome, found.steps, found.num_events) == ("finished", 60, 1)
 
 
