@@ -47,8 +47,9 @@ class WeightSync:
         """Send every weight, then score the probe on both sides.
 
         `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did for other weights, although pi has
-        moved since; `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to
-        the first sync's, and `sync/probe_abs_logprob_diff` mean abs(d); `update/policy_shift_k3` the same between pi before and after the last update.
+        moved since. `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the
+        first sync's, and `sync/probe_abs_logprob_diff` mean abs(d). `update/policy_shift_k3` is the KL between pi
+        before and after the last update.
         """
         fingerprints: list[int] = []
         self._engine.update_weights(self._fingerprinted(fingerprints))
