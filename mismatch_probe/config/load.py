@@ -14,8 +14,8 @@ from mismatch_probe.errors import UsageError
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_settings_file(path: Path) -> dict[str, Any]:
-    """The mapping a TOML or YAML file holds.
+def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
+    """The mapping a TOML or YAML file holds; `flag` is what named it.
 
     Raises:
         UsageError: the file is missing, of another kind, or malformed.
@@ -27,13 +27,13 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         elif path.suffix in (".yaml", ".yml"):
             content = yaml.safe_load(text)
         else:
-            raise UsageError(f"--config {path} is neither .toml nor .yaml; save it as one of the two")
+            raise UsageError(f"{flag} {path} is neither .toml nor .yaml; save it as one of the two")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} cannot be read ({error}); give a TOML or YAML file") from error
+        raise UsageError(f"{flag} {path} cannot be read ({error}); give a TOML or YAML file") from error
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path} is malformed: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{flag} {path} is malformed: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"--config {path} holds no settings; its top level must be a table")
+        raise UsageError(f"{flag} {path} holds no settings; its top level must be a table")
     return content
 
 

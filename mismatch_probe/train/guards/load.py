@@ -43,7 +43,7 @@ def load_guards(path: Path) -> tuple[GuardSettings, ...]:
     Raises:
         UsageError: the file cannot be read, or a key, a rule, an action or a threshold in it cannot be used.
     """
-    return parse_guards(read_settings_file(path), str(path))
+    return parse_guards(read_settings_file(path, flag="--guards"), str(path))
 
 
 def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings, ...]:

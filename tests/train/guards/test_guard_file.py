@@ -71,6 +71,11 @@ def test_a_bad_file_is_one_sentence_that_names_it(tmp_path: Path, fault: str) ->
     assert "\n" not in message
 
 
+def test_a_file_that_is_not_there_is_blamed_on_its_own_flag(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--guards .*none\.toml cannot be read"):
+        load_guards(tmp_path / "none.toml")
+
+
 def test_a_file_adds_to_the_defaults(tmp_path: Path) -> None:
     guards = load_guards(written(tmp_path, GOOD))
     assert guards[:-1] == DEFAULT_GUARDS
