@@ -80,6 +80,21 @@ class Checkpoints:
         )
         return rest
 
+    def back_before(self, step: int) -> int:
+        """The newest checkpoint older than that of `step`, which is removed with all later ones.
+
+        A checkpoint's weights are first judged in the step after it. Where none is older the oldest stays.
+        """
+        steps = self.steps()
+        good = max((one for one in steps if one < step), default=steps[0])
+        if is_main():
+            if (best := self.best()) is not None and best > good:
+                (self._folder / _BEST).unlink()
+            for later in steps[steps.index(good) + 1 :]:
+                shutil.rmtree(self._path(later))
+        dist.barrier()
+        return good
+
     def adjustments(self, step: int) -> Adjustments:
         """What guards had changed by that step."""
         return Adjustments(**self._rest(step)["adjustments"])

@@ -39,22 +39,32 @@ class WeightSync:
         self._engine = engine
         self._dtype = dtype
         self._probe = list(probe)
+        self._sent: tuple[int, ...] = ()
         self._last: Held | None = None
         self._verified: Held | None = None
         self._canary_k3: float | None = None
 
     def __call__(self) -> Metrics:
-        """Send every weight, then score the probe on both sides.
+        """`send`, then `verify`."""
+        self.send()
+        return self.verify()
+
+    def send(self) -> None:
+        """Give the engine every weight."""
+        fingerprints: list[int] = []
+        self._engine.update_weights(self._fingerprinted(fingerprints))
+        self._sent = tuple(fingerprints)
+
+    def verify(self) -> Metrics:
+        """Score the probe on both sides after a `send`.
 
         `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did for other weights, although pi has
         moved since. `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the
         first sync's, and `sync/probe_abs_logprob_diff` mean abs(d). `update/policy_shift_k3` is the KL between pi
         before and after the last update.
         """
-        fingerprints: list[int] = []
-        self._engine.update_weights(self._fingerprinted(fingerprints))
         log_mu = np.concatenate([one.logprobs for one in self._engine.replay(self._probe)]).astype(np.float64)
-        now = Held(tuple(fingerprints), log_mu, self._log_pi())
+        now = Held(self._sent, log_mu, self._log_pi())
         probe_k3 = k3(now.log_pi - now.log_mu)
         last, verified = self._last or now, self._verified or now
         if self._canary_k3 is None:

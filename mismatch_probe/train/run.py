@@ -1,5 +1,6 @@
 """One training run from its directory: started, resumed, assembled again where a guard raised a precision."""
 
+import gc
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -59,7 +60,6 @@ def execute_training(
         TrainingStopped: a guard ended the run.
         MismatchProbeError: a part failed; what was computed is kept.
     """
-    checkpoints = Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep)
 
     def listener(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
         if is_main():
@@ -69,33 +69,32 @@ def execute_training(
         watch(step, metrics, decision)
 
     with directory.locked() if is_main() else nullcontext():
-        finished = False
-        while not finished:
-            join_process_group(choose_device(preparation.settings.policy.device))
-            steps = checkpoints.steps()
-            newest = steps[-1] if steps else None
-            adjustments = Adjustments() if newest is None else checkpoints.adjustments(newest)
-            if is_main():
-                directory.forget_after(newest or 0)
-            with assembled(preparation, adjustments) as parts:
-                _record(directory, effective=parts.effective())
-                trainer = Trainer(
-                    parts,
-                    preparation.settings,
-                    GuardBook(preparation.guards),
-                    checkpoints,
-                    adjustments,
-                    listener,
-                    goal,
-                )
-                if newest is not None:
-                    trainer.resume(newest)
-                try:
-                    finished = trainer.run()
-                except TrainingStopped as stop:
-                    _record(directory, outcome=f"stopped: {stop}")
-                    raise
+        while not _train_assembled(directory, preparation, listener, goal):
+            gc.collect()
         _record(directory, outcome="finished")
+
+
+def _train_assembled(
+    directory: TrainingDirectory, preparation: TrainingPreparation, listener: Listener, goal: Goal | None
+) -> bool:
+    """Train until the run ends, or, then False, until other parts are needed; nothing of these is left in memory."""
+    join_process_group(choose_device(preparation.settings.policy.device))
+    checkpoints = Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep)
+    newest = max(checkpoints.steps(), default=None)
+    adjustments = Adjustments() if newest is None else checkpoints.adjustments(newest)
+    if is_main():
+        directory.forget_after(newest or 0)
+    with assembled(preparation, adjustments) as parts:
+        _record(directory, effective=parts.effective())
+        book = GuardBook(preparation.guards)
+        trainer = Trainer(parts, preparation.settings, book, checkpoints, adjustments, listener, goal)
+        if newest is not None:
+            trainer.resume(newest)
+        try:
+            return trainer.run()
+        except TrainingStopped as stop:
+            _record(directory, outcome=f"stopped: {stop}")
+            raise
 
 
 def _record(directory: TrainingDirectory, **changes: object) -> None:

@@ -113,14 +113,20 @@ class Trainer:
         """One step; what guards said to it, and its responses."""
         clock = Clock()
         with clock("sync"):
-            metrics = self._parts.sync()
+            self._parts.sync.send()
+        with clock("probe"):
+            metrics = self._parts.sync.verify()
         prepared = self._prepare(step, clock)
-        metrics |= self._measured(step, prepared)
+        with clock("measure"):
+            metrics |= self._measured(step, prepared)
         with clock("guards"):
             events = self._book.observe_canary(_without_update(metrics)).events if step == 1 else ()
             judged = self._book.evaluate(step, metrics)
             decision = Decision(step, (*events, *judged.events), judged.missing)
         prepared = self._adjust(decision, prepared, clock)
+        if any(action.kind is ActionKind.RESYNC for action in decision.actions):
+            with clock("sync"):
+                self._parts.sync()
         with clock("update"):
             self._apply(step, decision, prepared)
         metrics |= clock.metrics(sum(rollout.length for rollout in prepared.rollouts))
@@ -256,11 +262,9 @@ class Trainer:
         kinds = [action.kind for action in decision.actions]
         if ActionKind.STOP in kinds:
             raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
-        if ActionKind.RESYNC in kinds:
-            self._parts.sync()
         if ActionKind.ROLLBACK in kinds:
-            newest = self._checkpoints.steps()[-1]
-            self._parts.sync.restore(self._checkpoints.load(newest, self._parts.policy, self._parts.optimizer)["sync"])
+            good = self._checkpoints.back_before(decision.step - 1)
+            self._parts.sync.restore(self._checkpoints.load(good, self._parts.policy, self._parts.optimizer)["sync"])
 
     def _save(self) -> None:
         rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]
