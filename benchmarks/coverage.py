@@ -90,13 +90,18 @@ DESIGNS = (
 )
 
 
-def draw(design: Design, num_sequences: int, random: np.random.Generator) -> TokenPair:
-    """d and both sides' errors share each sequence's scale; half of the tokens are as likely as any is here."""
+def draw(
+    design: Design, num_sequences: int, random: np.random.Generator, noise: np.random.Generator | None = None
+) -> TokenPair:
+    """d and both sides' errors share each sequence's scale; half of the tokens are as likely as any is here.
+
+    noise: draws the errors, `random` the sequences; two calls with an equal `random` are of the same tokens.
+    """
     lengths = np.clip(random.lognormal(5, design.lengths, num_sequences), 10, 2000).astype(np.int64)
     sequences = Sequences.of_lengths(lengths)
     scale = 0.01 * np.exp(random.normal(0, design.spread, num_sequences)) * (lengths / 150) ** design.growth
     log_ref = -3.0 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
-    sides = [np.repeat(scale, lengths) * design.noise(random, sequences.num_tokens) for _ in range(2)]
+    sides = [np.repeat(scale, lengths) * design.noise(noise or random, sequences.num_tokens) for _ in range(2)]
     return TokenPair(sequences, log_ref + sides[0], log_ref + 0.5 * sides[1], log_ref)
 
 

@@ -3,22 +3,23 @@
     python -m benchmarks.gate_power [--repeats 400] [--run RUN ...] [--processes 2]
 
 The truth is the estimate from 40,000 simulated sequences, or the whole real run. The limit is put so that the truth is
-0.95, 1.15 and 1.3 times the limit; three checks that always pass stand beside it where it says four. With several looks
-the sample is extended while the answer is open. Printed, in percent of gatings: failed / inconclusive / passed.
+0.95, 1, 1.15 and 1.3 times the limit. "Of four" puts three checks beside it that always pass; "any of four" puts the
+limits of four metrics there at once. With several looks the sample is extended while the answer is open. "Paired" sets
+two runs on the same simulated tokens against each other, a tenth worse being the limit. Printed,
+in percent of gatings: failed / inconclusive / passed.
 """
 
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
 from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.coverage import DESIGNS, draw
+from benchmarks.coverage import DESIGNS, Design, draw
 from mismatch_probe.difference.samples import pair_text, read_samples
 from mismatch_probe.difference.slices import part_of
 from mismatch_probe.dtypes import Dtype
@@ -33,22 +34,44 @@ from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
 
 TRUTH_SEQUENCES, TRUTH_BATCHES = 40_000, 8
 FIRST, LAST = 256, 1024
-OVER_LIMIT = (0.95, 1.15, 1.3)
+OVER_LIMIT = (0.95, 1.0, 1.15, 1.3)
 CLIP = 5.0
+MARGIN = 0.1
 CHECKED = ("kl_k3", "abs_logprob_diff")
+FAMILY = (*CHECKED, "prob_abs_diff", "logprob_diff_rms")
 BYSTANDERS = (
     {"metric": "prob_abs_diff", "clip": CLIP, "max": 0.5},
     {"metric": "token_mult_prob_error", "clip": CLIP, "max": 5.0},
     {"metric": "ess_token", "clip": CLIP, "min": 0.01},
 )
-PLANS: dict[str, tuple[int, Sequence[dict[str, object]]]] = {
-    "256 sequences": (FIRST, ()),
-    "256 sequences, four checks": (FIRST, BYSTANDERS),
-    "256, 512 and 1,024 sequences, four checks": (LAST, BYSTANDERS),
-}
-"""Sequences of the last look, and the checks beside the one that is watched."""
+ANY = "any of four"
+PAIRED = "256 sequences, paired"
+LOOKS = {"256 sequences": FIRST, "256, 512 and 1,024 sequences": LAST}
+"""Sequences of the last look."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is watched, and how: limits on these metrics at once, beside checks that always pass, up to a last look."""
+
+    watched: str
+    looks: str
+    limits: tuple[str, ...]
+    others: Sequence[dict[str, object]] = ()
+
+    def gate(self, truths: dict[str, float], over: float) -> GateFile:
+        checks = [{"metric": name, "clip": CLIP, "max": truths[name] / over} for name in self.limits]
+        return _gate(LOOKS[self.looks], [*checks, *self.others])
+
+
+PLANS = (
+    *(Plan(name, "256 sequences", (name,)) for name in CHECKED),
+    *(Plan(f"{name}, of four", looks, (name,), BYSTANDERS) for name in CHECKED for looks in LOOKS),
+    *(Plan(ANY, looks, FAMILY) for looks in LOOKS),
+)
 
 Key = tuple[str, str, float]
+"""What is watched, the looks, and the truth over the limit."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +95,7 @@ class Source:
             _values(draw(DESIGNS[self.design], TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([7, batch])))
             for batch in range(TRUTH_BATCHES)
         ]
-        return {metric: float(np.mean([batch[metric] for batch in batches])) for metric in CHECKED}
+        return {metric: float(np.mean([batch[metric] for batch in batches])) for metric in FAMILY}
 
 
 @cache
@@ -88,7 +111,7 @@ def _recorded(source: Source) -> TokenPair:
 def _values(pair: TokenPair) -> dict[str, float]:
     clipped = part_of(pair, clip=CLIP)
     assert clipped is not None
-    return {metric: pair_metrics(clipped)[0][metric].value for metric in CHECKED}
+    return {metric: pair_metrics(clipped)[0][metric].value for metric in FAMILY}
 
 
 def _chosen(pair: TokenPair, rows: Ints) -> TokenPair:
@@ -98,10 +121,8 @@ def _chosen(pair: TokenPair, rows: Ints) -> TokenPair:
     return TokenPair(sequences, log_pi=pair.log_pi[tokens], log_mu=pair.log_mu[tokens])
 
 
-def _gate(plan: str, metric: str, limit: float) -> GateFile:
-    last, others = PLANS[plan]
-    checks = [{"metric": metric, "clip": CLIP, "max": limit}, *others]
-    return parse_gate({"gate": {"min_sequences": FIRST, "max_sequences": last, "check": checks}}, plan)
+def _gate(last: int, checks: list[dict[str, object]]) -> GateFile:
+    return parse_gate({"gate": {"min_sequences": FIRST, "max_sequences": last, "check": checks}}, "a plan")
 
 
 def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> Answer:
@@ -121,12 +142,28 @@ def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, An
     def sample(num_sequences: int) -> Measurer:
         return Measurer({("bf16", "bf16"): Evidence(_chosen(whole, np.arange(num_sequences)), num_sequences)})
 
-    return {
-        (plan, metric, over): _answer(_gate(plan, metric, truths[metric] / over), sample)
+    found = {
+        (plan.watched, plan.looks, over): _answer(plan.gate(truths, over), sample)
         for plan in PLANS
-        for metric in CHECKED
         for over in OVER_LIMIT
     }
+    return found if source.design is None else found | _paired(DESIGNS[source.design], repeat)
+
+
+def _paired(design: Design, repeat: int) -> dict[Key, Answer]:
+    """A run against a baseline of the same tokens, its metric so many times the baseline's and a tenth more."""
+    first, second = (
+        draw(design, FIRST, np.random.default_rng([13, repeat]), np.random.default_rng([17, repeat, side]))
+        for side in range(2)
+    )
+    found: dict[Key, Answer] = {}
+    for metric, power in zip(CHECKED, (0.5, 1.0), strict=True):
+        gate = _gate(FIRST, [{"metric": metric, "clip": CLIP, "max_regression": MARGIN}])
+        for over in OVER_LIMIT:
+            worse = replace(second, log_pi=second.log_mu + ((1 + MARGIN) * over) ** power * second.diff)
+            evidence = Evidence(worse, FIRST, first, "paired")
+            found[metric, PAIRED, over] = decide(gate, Measurer({("bf16", "bf16"): evidence})).answer
+    return found
 
 
 def _sources(runs: Sequence[Path]) -> Iterator[Source]:
@@ -145,7 +182,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
-    heads = ("sample", "metric", "looks at", *(f"truth at {over:g}x the limit" for over in OVER_LIMIT))
+    heads = ("sample", "limit on", "looks at", *(f"truth at {over:g}x the limit" for over in OVER_LIMIT))
     print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
     with Pool(asked.processes) as pool:
         for source in _sources(asked.run):
@@ -153,9 +190,9 @@ def main() -> None:
             for found in pool.imap_unordered(partial(gated, source, source.truths()), range(asked.repeats)):
                 for key, answer in found.items():
                     answers.setdefault(key, Counter())[answer] += 1
-            for metric, plan in product(CHECKED, PLANS):
-                cells = [_cell(answers[plan, metric, over]) for over in OVER_LIMIT]
-                print(f"| {source.name} | {metric} | {plan} | " + " | ".join(cells) + " |", flush=True)
+            for watched, looks in dict.fromkeys((watched, looks) for watched, looks, _ in answers):
+                cells = [_cell(answers[watched, looks, over]) for over in OVER_LIMIT]
+                print(f"| {source.name} | {watched} | {looks} | " + " | ".join(cells) + " |", flush=True)
 
 
 def _cell(counts: Counter[Answer]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Function, Scale, ratio, squared_variation
+from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, squared_variation
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair
@@ -39,8 +39,15 @@ class TracingEstimator(Estimator):
     def smooth(
         self, function: Function, columns: Sequence[Floats], by: Unit, scale: Scale = Scale.SIGNED
     ) -> Traced | None:
-        positive = scale is not Scale.SIGNED
-        return self._traced(lambda other: other.smooth(function, columns, by, scale), function, columns, positive)
+        found = jackknife(function, np.stack(columns))
+        if found is None:
+            return None
+        return self._traced(
+            lambda other: other.present(interval(found, scale, other.level), by),
+            function,
+            columns,
+            positive=scale is not Scale.SIGNED,
+        )
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
         found = self._traced(lambda other: other.share_of_totals(events, units, by), ratio, [events, units])

@@ -33,7 +33,7 @@ def ratio(first: Estimate, second: Estimate, level: float) -> Estimate | None:
     if min(first.value, second.value) <= 0:
         return None
     if first.totals and second.totals:
-        return _joint(first, second, first.totals, second.totals, np.divide, Scale.POSITIVE, level)
+        return _joint(first, second, first.totals, second.totals, np.divide, Scale.RATIO, level)
     old, new = first.at(level), second.at(level)
     return None if old is None or new is None else contrast(new, old)
 

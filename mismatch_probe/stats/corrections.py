@@ -10,9 +10,9 @@ import numpy as np
 
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.divergence import k3_terms
-from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, ratio, squared_variation
-from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Estimate, Unit
+from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Unit
 from mismatch_probe.stats.rules import (
     SEQUENCE_RULES,
     SMALLEST_CAP,
@@ -140,8 +140,8 @@ def _result(
 ) -> CorrectionResult:
     """From the columns of each sequence [7, N], counted in the rule's own units and in tokens."""
     sequences = estimator.sequences
-    units, kept, clipped, excess, _, error, abs_error = (sequences.sum_by_cluster(column) for column in columns)
-    token_units, token_kept, *_ = (sequences.sum_by_cluster(column) for column in token_columns)
+    units, kept, clipped, excess, squares, error, abs_error = (sequences.sum_by_cluster(column) for column in columns)
+    token_units, token_kept, _, token_excess, token_squares, *_ = map(sequences.sum_by_cluster, token_columns)
     bias = estimator.smooth(ratio, [error, units], level)
     abs_weight_error = estimator.smooth(ratio, [abs_error, units], level, Scale.POSITIVE)
     assert bias is not None, "weights are bounded"
@@ -150,8 +150,10 @@ def _result(
         name=name,
         level=level,
         also_known_as=also_known_as,
-        ess_token=_effective_share(estimator, token_columns, "token"),
-        ess_seq=_effective_share(estimator, columns, "sequence") if level == "sequence" else None,
+        ess_token=estimator.effective_share_of_totals([token_kept, token_excess, token_squares], "token"),
+        ess_seq=estimator.effective_share_of_totals([kept, excess, squares], "sequence")
+        if level == "sequence"
+        else None,
         share_clipped=estimator.share_of_totals(clipped, units, level),
         share_rejected_token=estimator.share_of_totals(token_units - token_kept, token_units, "token"),
         share_rejected_seq=estimator.share_of_totals(units - kept, units, level) if level == "sequence" else None,
@@ -160,9 +162,3 @@ def _result(
         abs_weight_error=abs_weight_error,
         by_length=by_length,
     )
-
-
-def _effective_share(estimator: Estimator, columns: Floats, by: Unit) -> Estimate | None:
-    totals = [estimator.sequences.sum_by_cluster(columns[number]) for number in (1, 3, 4)]
-    variation = estimator.smooth(squared_variation, totals, by, Scale.POSITIVE)
-    return None if variation is None else mapped(variation, lambda square: 1 / (1 + square))

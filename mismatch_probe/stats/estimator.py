@@ -106,8 +106,14 @@ class Estimator:
 
         The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits.
         """
-        columns = [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)]
-        variation = self.smooth(squared_variation, columns, by, Scale.POSITIVE)
+        return self.effective_share_of_totals(
+            [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)], by
+        )
+
+    def effective_share_of_totals(self, columns: Sequence[Floats], by: Unit) -> Estimate | None:
+        """ESS / n from the totals of each cluster [G]: units, excess and its square."""
+        scale = Scale.WEIGHTS if by == "sequence" else Scale.POSITIVE
+        variation = self.smooth(squared_variation, columns, by, scale)
         return None if variation is None else mapped(variation, lambda square: 1 / (1 + square))
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:

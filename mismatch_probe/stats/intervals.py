@@ -4,9 +4,11 @@ Leaving one cluster (prompt) out at a time gives the standard error of any smoot
 1981, Annals of Statistics 9:586; clustered it is CV3 of Cameron and Miller 2015, J. Human Resources 50:317, which errs
 on the wide side]. Heavy tails make that error itself uncertain: Student's t takes Satterthwaite's degrees of freedom
 from the kurtosis of the jackknife values [Satterthwaite 1946, Biometrics Bulletin 2:110; O'Neill 2014, American
-Statistician 68:282], and positive skewed quantities get their interval on the log scale. A skewed sample shows far
-less kurtosis than what it comes from; how much is made up for is set by simulation (`benchmarks/coverage.py`), where
-bootstrap-t, BCa, Hall's and power transforms cover no better.
+Statistician 68:282], and positive skewed quantities get their interval on the log scale. There the two bounds differ
+[Johnson 1978, JASA 73:536]: a sample with the rare large values has a large mean and a large error together, so its
+lower bound is safe with Student's own degrees, and one without them shows far less kurtosis than what it comes from.
+How much of that is made up for is set by simulation (`benchmarks/coverage.py`), where bootstrap-t, BCa, Hall's and
+power transforms cover no better.
 """
 
 from collections.abc import Callable
@@ -19,31 +21,57 @@ from scipy import special
 from mismatch_probe.stats.sequences import Floats
 
 ROUNDING = 1e-12
-LEAST_DEGREES = 2.0
-HIDDEN_KURTOSIS = 3.0
-"""How many times the excess kurtosis of a skewed quantity's jackknife values is taken."""
 
 Function = Callable[..., Floats]
 
 
 class Scale(Enum):
-    """Where an interval is symmetric: on the value, its log, Fisher's z of a correlation, the logit of a share."""
+    """What kind of number a bound is for: any; a positive one skewed to the right, such as a mean of squares; one of
+    exponentials of sums, which single sequences decide; a ratio of two positive ones; a correlation; a share.
+    """
 
     SIGNED = "signed"
     POSITIVE = "positive"
+    WEIGHTS = "weights"
+    RATIO = "ratio"
     CORRELATION = "correlation"
     SHARE = "share"
 
 
+@dataclass(frozen=True)
+class Tail:
+    """What a sample hides of the tail that one bound is for: how many times its excess kurtosis counts, and the least
+    degrees of freedom that may follow from it.
+    """
+
+    times: float
+    least: float = 2.0
+
+
+_SEEN, _AS_SEEN, _SKEWED = Tail(0.0), Tail(1.0), Tail(3.0)
+
+
+_LOG: tuple[Function, Function, Function] = (np.log, lambda x: 1 / x, np.exp)
+
 _LINKS: dict[Scale, tuple[Function, Function, Function]] = {
     Scale.SIGNED: (lambda x: x, np.ones_like, lambda x: x),
-    Scale.POSITIVE: (np.log, lambda x: 1 / x, np.exp),
+    Scale.POSITIVE: _LOG,
+    Scale.WEIGHTS: _LOG,
+    Scale.RATIO: _LOG,
     Scale.CORRELATION: (np.arctanh, lambda x: 1 / (1 - x**2), np.tanh),
     Scale.SHARE: (special.logit, lambda x: 1 / (x * (1 - x)), special.expit),
 }
-"""Each scale's function, its derivative and its inverse."""
+"""Where a bound is found: a function of the number, its derivative and its inverse."""
 
-_SKEWED = (Scale.POSITIVE, Scale.CORRELATION)
+_TAILS: dict[Scale, tuple[Tail, Tail]] = {
+    Scale.SIGNED: (_AS_SEEN, _AS_SEEN),
+    Scale.POSITIVE: (_SEEN, Tail(5.0)),
+    Scale.WEIGHTS: (_SEEN, Tail(9.0, least=1.25)),
+    Scale.RATIO: (_SKEWED, _SKEWED),
+    Scale.CORRELATION: (_SKEWED, _SKEWED),
+    Scale.SHARE: (_AS_SEEN, _AS_SEEN),
+}
+"""Of the lower and the upper bound, set by simulation."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +83,12 @@ class Jackknife:
     kurtosis: float
     num_clusters: int
 
-    def degrees(self, hidden_kurtosis: float) -> float:
+    def degrees(self, tail: Tail) -> float:
         """Satterthwaite's degrees of freedom: those of a variance estimated from values of this kurtosis."""
         most = self.num_clusters - 1.0
         if not self.kurtosis > 3:
             return most
-        return min(max(2 * self.num_clusters / (2 + hidden_kurtosis * (self.kurtosis - 3)) - 1, LEAST_DEGREES), most)
+        return min(max(2 * self.num_clusters / (2 + tail.times * (self.kurtosis - 3)) - 1, tail.least), most)
 
 
 @dataclass(frozen=True)
@@ -92,17 +120,17 @@ def jackknife(function: Function, columns: Floats) -> Jackknife | None:
 
 
 def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
-    """A jackknifed value with bounds symmetric on `scale`; none where one is infinite."""
+    """A jackknifed value with its bounds on `scale`; none where one is infinite."""
     value, error = estimate.value, estimate.error
     if not np.isfinite(error):
         return Interval(value, None, None)
     there, slope, back = _LINKS[scale]
     with np.errstate(all="ignore"):
-        degrees = estimate.degrees(HIDDEN_KURTOSIS if scale in _SKEWED else 1.0)
+        degrees = [estimate.degrees(tail) for tail in _TAILS[scale]]
         reach = special.stdtrit(degrees, (1 + level) / 2) * error * slope(np.float64(value))
-        if reach == 0 or not np.isfinite(reach):
+        if not reach.any() or not np.isfinite(reach).all():
             return Interval(value, value, value)
-        low, high = back(there(np.float64(value)) + np.array([-reach, reach]))
+        low, high = back(there(np.float64(value)) + reach * [-1, 1])
     return Interval(value, float(low), float(high)) if np.isfinite(high) else Interval(value, None, None)
 
 
@@ -120,7 +148,7 @@ def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interva
     elif estimate.error == 0:
         effective = float(num_units)
     else:
-        degrees = num_units - 1.0 if num_units == num_clusters else estimate.degrees(HIDDEN_KURTOSIS)
+        degrees = num_units - 1.0 if num_units == num_clusters else estimate.degrees(_SKEWED)
         quantiles = special.stdtrit([num_units - 1.0, degrees], (1 + level) / 2)
         effective = min(share * (1 - share) / estimate.error**2 * (quantiles[0] / quantiles[1]) ** 2, float(num_units))
     events, tail = share * effective, (1 - level) / 2

@@ -29,9 +29,8 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
 
     `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
     effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
-    The few largest e^S decide `ess_seq`, and a sample may hold none of them: in simulation its 95 % interval holds the
-    truth 84 to 95 times in 100, the truth lying below it otherwise. `log_ppl_diff` and `ppl_ratio` are verl's: per
-    sequence mean log mu - mean log pi, and the mean of its exponential.
+    The few largest e^S decide `ess_seq`, and a sample may hold none of them: its lower bound lies far below for that.
+    `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
     token_excess, sequence_excess = weight_excess(pair.diff), weight_excess(pair.diff_sums)
     log_ppl_diff = -pair.diff_sums / pair.sequences.lengths

@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Interval, Jackknife, Scale, interval, jackknife, ratio, share_interval
+from mismatch_probe.stats.intervals import Interval, Jackknife, Scale, Tail, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences
 from tests.stats.pairs import clustered_pair
@@ -33,10 +33,33 @@ def test_light_tails_give_student_t_with_one_degree_less_than_the_clusters():
 
 
 def test_heavier_tails_leave_fewer_degrees_of_freedom():
-    light, heavy = (Jackknife(1.0, 0.1, kurtosis, 64) for kurtosis in (3.0, 20.0))
-    assert light.degrees(1.0) == 63
-    assert 2 <= heavy.degrees(3.0) < heavy.degrees(1.0) < 63
-    assert widths(interval(heavy, Scale.POSITIVE, 0.95)) > widths(interval(light, Scale.POSITIVE, 0.95))
+    light, heavy = (Jackknife(0.5, 0.1, kurtosis, 64) for kurtosis in (3.0, 20.0))
+    assert light.degrees(Tail(1.0)) == 63
+    assert 2 <= heavy.degrees(Tail(3.0)) < heavy.degrees(Tail(1.0)) < 63
+    for scale in Scale:
+        assert widths(interval(heavy, scale, 0.95)) > widths(interval(light, scale, 0.95))
+
+
+def test_a_hidden_tail_of_a_positive_quantity_lies_above_it_and_that_of_a_ratio_on_either_side():
+    heavy = Jackknife(1.0, 0.1, 20.0, 64)
+    reaches = {}
+    for scale in (Scale.POSITIVE, Scale.WEIGHTS, Scale.RATIO):
+        found = interval(heavy, scale, 0.95)
+        reaches[scale] = -np.log(found.low), np.log(found.high)  # type: ignore[arg-type]
+    students = stats.t.ppf(0.975, 63) * 0.1
+    assert reaches[Scale.POSITIVE][0] == pytest.approx(students)
+    assert reaches[Scale.WEIGHTS][0] == pytest.approx(students)
+    assert students < reaches[Scale.POSITIVE][1] < reaches[Scale.WEIGHTS][1]
+    assert reaches[Scale.RATIO][0] == pytest.approx(reaches[Scale.RATIO][1])
+
+
+@pytest.mark.parametrize("kurtosis", [3.0, 20.0])
+def test_a_bound_reaches_farther_the_surer_it_is_to_be(kurtosis: float):
+    for scale in (Scale.POSITIVE, Scale.WEIGHTS, Scale.RATIO, Scale.SIGNED):
+        found = [interval(Jackknife(1.0, 0.1, kurtosis, 64), scale, level) for level in (0.5, 0.9, 0.99)]
+        lows, highs = [one.low for one in found], [one.high for one in found]
+        assert lows == sorted(lows, reverse=True)  # type: ignore[type-var]
+        assert highs == sorted(highs)  # type: ignore[type-var]
 
 
 def test_clusters_widen_an_interval_that_tokens_alone_would_make_too_narrow():
