@@ -1,6 +1,7 @@
 """Low-rank adapters (peft) inside the policy."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -13,7 +14,7 @@ _INNER = ".base_layer"
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
-    """Freeze the model and put adapters, the same on every rank, beside its linear layers.
+    """Freeze the model and put adapters, the same on every rank, beside its linear layers and experts.
 
     Raises:
         MissingExtra: peft is not installed.
@@ -44,17 +45,32 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
 
     Every rank must go through it to the end. Source: Hu et al. 2021, arXiv 2106.09685, section 4.1.
     """
-    modules = dict(model.named_modules())
+    adapters: dict[int, Any] = {}
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            adapted: Any = module
+            adapters[id(getattr(adapted.get_base_layer(), getattr(adapted, "parameter_name", "weight")))] = adapted
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             continue
-        owner, found, _ = name.rpartition(f"{_INNER}.")
         weight = whole(parameter)
-        if found and name.endswith(f"{_INNER}.weight"):
-            adapted = modules[owner]
-            a_RK, b_NR = (whole(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
-            weight = weight + (b_NR @ a_RK) * adapted.scaling[_NAME]
+        if id(parameter) in adapters:
+            weight = weight + _change(adapters[id(parameter)], weight)
         yield name.replace(_INNER, ""), weight
+
+
+def _change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:
+    """What an adapter adds to its weight: a matrix, or one for each expert, whose parts peft lays side by side."""
+    a_RK, b_NR = (whole(getattr(adapted, part)[_NAME].weight) for part in ("lora_A", "lora_B"))
+    scaling: float = adapted.scaling[_NAME]
+    if weight.dim() == 2:
+        return (b_NR @ a_RK) * scaling
+    num_experts = weight.shape[0]
+    a_ERK = a_RK.unflatten(0, (num_experts, -1))
+    b_NRE = b_NR.unflatten(1, (-1, num_experts))
+    takes_inputs_first = getattr(adapted.get_base_layer(), "is_transposed", False)
+    pattern = "nre,erk->ekn" if takes_inputs_first else "nre,erk->enk"
+    return torch.einsum(pattern, b_NRE, a_ERK) * scaling
 
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:

@@ -21,5 +21,5 @@ def send_weights(llm: Any, weights: Iterable[tuple[str, torch.Tensor]], *, in_pr
             tensors = {name: tensor.contiguous() for name, tensor in weights}
             save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
             llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-    llm.collective_rpc("probe_repack_tied_head")
+    llm.collective_rpc("probe_repack")
     llm.reset_prefix_cache()

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
@@ -49,17 +50,23 @@ class ProbeWorker(ActivationHooks):
 
         model.compute_logits = scaled_logits
 
-    def probe_repack_tied_head(self) -> None:
-        """Prepare an output projection that shares the embedding's weight from what that weight is now.
+    def probe_repack(self) -> None:
+        """Pack again for a CPU what `reload_weights` leaves out, from what the weights are now.
 
-        `reload_weights` passes over it, since no weight is named after it, and on a CPU it multiplies with a copy that
-        was packed before.
+        An output projection that shares the embedding's weight is passed over, since no weight is named after it, and
+        goes on multiplying with the old copy. Experts keep the checkpoint's layout, which their kernel misreads.
         """
-        modules = [module for module in self.get_model().modules() if isinstance(module, VocabParallelEmbedding)]
-        for module in modules:
-            shares = any(other is not module and other.weight is module.weight for other in modules)
+        if torch.device(self.device).type != "cpu":
+            return
+        modules = list(self.get_model().modules())
+        embeddings = [module for module in modules if isinstance(module, VocabParallelEmbedding)]
+        for module in embeddings:
+            shares = any(other is not module and other.weight is module.weight for other in embeddings)
             if isinstance(module, ParallelLMHead) and shares:
                 module.quant_method.process_weights_after_loading(module)
+        for module in modules:
+            if isinstance(method := getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+                method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
     def probe_describe(self) -> dict[str, Any]:
         """What this worker really holds and runs, as plain values."""

@@ -1,0 +1,83 @@
+"""Weights sent to a running engine: whatever the family, it computes with all of them and none of the old ones."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.train import LoraSettings, PolicySettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.train.distributed import join_process_group
+from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.probe import Metrics, WeightSync
+from tests.engines.conftest import StartEngine, requests
+from tests.tiny_models import FAMILIES, make_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+FP32_FLOOR = 1e-11
+"""Nats a token between two FP32 implementations that hold the same weights."""
+
+
+def move(policy: Policy) -> None:
+    """Each weight by a tenth of its tensor's spread."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trainable():
+            local = parameter.to_local()  # type: ignore[attr-defined]
+            local.add_(torch.randn(local.shape, generator=generator) * (0.1 * local.std() + 0.01))
+
+
+def syncs(start: StartEngine, folder: Path, dtype: Dtype, settings: PolicySettings) -> list[Metrics]:
+    """What the probe finds after the first sync and after each of two moves."""
+    join_process_group(torch.device("cpu"))
+    with start(folder, dtype) as engine:
+        sampled = engine.sample(requests(), SamplingSettings(max_new_tokens=32))
+        policy = Policy(folder, dtype, settings, temperature=1.0)
+        sync = WeightSync(policy, engine, dtype, [one.sequence for one in sampled])
+        found = [sync()]
+        for _ in range(2):
+            move(policy)
+            found.append(sync())
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_engine_computes_with_every_weight_it_is_sent(family: str, start: StartEngine, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / family, family)
+    first, *moved = syncs(start, folder, "fp32", PolicySettings(attention="eager"))
+    assert first["sync/probe_k3"] < FP32_FLOOR
+    for found in moved:
+        assert found["update/policy_shift_k3"] > 0.01
+        assert found["sync/probe_k3"] < FP32_FLOOR
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe"])
+def test_an_engine_computes_with_adapters_that_were_merged(family: str, start: StartEngine, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / family, family)
+    first, *moved = syncs(start, folder, "fp32", PolicySettings(lora=LoraSettings(rank=4)))
+    assert first["sync/probe_k3"] < FP32_FLOOR
+    for found in moved:
+        assert found["update/policy_shift_k3"] > 0.01
+        assert found["sync/probe_k3"] < FP32_FLOOR
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_kernels_of_sixteen_bits_take_new_weights_too(
+    family: str, dtype: Dtype, start: StartEngine, tmp_path: Path
+) -> None:
+    for found in syncs(start, make_checkpoint(tmp_path / family, family), dtype, PolicySettings())[1:]:
+        assert found["sync/probe_k3"] < 0.01 * found["update/policy_shift_k3"]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_what_is_not_packed_again_shows_in_the_probe(
+    family: str, start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mismatch_probe.engines.vllm.worker import ProbeWorker
+
+    monkeypatch.setattr(ProbeWorker, "probe_repack", lambda self: None)
+    found = syncs(start, make_checkpoint(tmp_path / family, family), "fp32", PolicySettings())[-1]
+    assert found["sync/probe_k3"] > 0.01
