@@ -1,31 +1,38 @@
 """From responses to gradients: pi's log-probs, and backward passes in micro-batches over all ranks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.distributed import gathered, largest, rank, world_size
+from mismatch_probe.train.distributed import gathered, world_size
+from mismatch_probe.train.micro_batches import in_order, micro_batches
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.losses import Update, policy_loss
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
-from mismatch_probe.training_path.batching import plan_batches
 
 
 @dataclass(frozen=True)
 class Scored:
-    """pi before the update, of every response on every rank: log-probs and entropies [T], nats.
+    """Before the update, of every response on every rank: pi's log-probs and entropies [T], nats, the critic's values.
 
-    `graph` holds this rank's log-probs with their graph where one micro-batch holds them all, so that the first update
-    need not compute them again.
+    `graph` and `values_graph` hold this rank's log-probs and values with their graph where one micro-batch holds them
+    all, so that the first update need not compute them again.
     """
 
     log_pi_T: Floats
     entropy_T: Floats
     graph: torch.Tensor | None
+    values_T: Floats | None = None
+    values_graph: torch.Tensor | None = None
+
+    def without_graphs(self) -> Self:
+        """For the updates after the first, whose backward pass has used them up."""
+        return replace(self, graph=None, values_graph=None)
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,6 @@ class Accumulated:
 
     loss: float
     clipped_share: float
-
-
-@dataclass(frozen=True)
-class _MicroBatch:
-    """Responses of one forward pass; a filler is computed for nothing, by a rank that has fewer."""
-
-    rows: list[int]
-    is_filler: bool = False
 
 
 class Learner:
@@ -53,27 +52,14 @@ class Learner:
 
     def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> Scored:
         """pi's log-probs of the responses as it is now."""
-        own = _own_rows(range(len(rollouts)))
-        batches = self._micro_batches(rollouts, own)
-        graph = None
-        parts: list[tuple[int, Floats, Floats]] = []
+        batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self._policy.computing():
-            for batch in batches:
-                rows = batch.rows
-                logprobs_T, entropy_T = self._policy.logprobs([rollouts[row].sequence for row in rows])
-                graph = logprobs_T if with_graph else None
-                ends = np.cumsum([rollouts[row].length for row in rows])[:-1]
-                logprobs = np.split(logprobs_T.detach().double().cpu().numpy(), ends)
-                entropies = np.split(entropy_T.double().cpu().numpy(), ends)
-                if not batch.is_filler:
-                    parts += zip(rows, logprobs, entropies, strict=True)
-        found = {row: (logprobs, entropy) for row, logprobs, entropy in gathered(parts)}
-        in_order = [found[row] for row in range(len(rollouts))]
+            passes = [self._policy.logprobs(batch.of(rollouts)) for batch in batches]
         return Scored(
-            np.concatenate([logprobs for logprobs, _ in in_order]),
-            np.concatenate([entropy for _, entropy in in_order]),
-            graph,
+            in_order(rollouts, batches, [logprobs_T for logprobs_T, _ in passes]),
+            in_order(rollouts, batches, [entropy_T for _, entropy_T in passes]),
+            passes[0][0] if with_graph else None,
         )
 
     def accumulate(
@@ -85,11 +71,11 @@ class Learner:
         """
         losses, clipped, kept = 0.0, 0, 0
         with self._policy.computing():
-            for batch in self._micro_batches(rollouts, _own_rows(rows)):
+            for batch in micro_batches(rollouts, rows, self._micro_batch_tokens):
                 if scored.graph is not None:
                     logprobs_T = scored.graph
                 else:
-                    logprobs_T, _ = self._policy.logprobs([rollouts[row].sequence for row in batch.rows])
+                    logprobs_T, _ = self._policy.logprobs(batch.of(rollouts))
                 if batch.is_filler:
                     (logprobs_T.sum() * 0).backward()
                     continue
@@ -101,20 +87,10 @@ class Learner:
         totals = np.sum(gathered([(losses, clipped, kept)]), axis=0)
         return Accumulated(float(totals[0]), float(totals[1] / max(1, totals[2])))
 
-    def _micro_batches(self, rollouts: Sequence[Rollout], own: Sequence[int]) -> list[_MicroBatch]:
-        """As many on every rank, because each forward pass gathers weights from all."""
-        lengths = [rollouts[row].sequence.num_tokens for row in own]
-        fits_in_one = lengths and len(lengths) * max(lengths) <= self._micro_batch_tokens
-        planned = [list(range(len(own)))] if fits_in_one else plan_batches(lengths, self._micro_batch_tokens)
-        batches = [_MicroBatch([own[index] for index in batch]) for batch in planned]
-        return batches + [_MicroBatch([0], is_filler=True)] * (largest(len(batches)) - len(batches))
 
-
-def _own_rows(rows: Sequence[int]) -> list[int]:
-    return list(rows)[rank() :: world_size()]
-
-
-def rollout_batch(rollouts: Sequence[Rollout], log_pi_T: Floats, included: Sequence[bool]) -> RolloutBatch:
+def rollout_batch(
+    rollouts: Sequence[Rollout], log_pi_T: Floats, included: Sequence[bool], values_T: Floats | None = None
+) -> RolloutBatch:
     """The step's responses as the objective takes them, on the CPU."""
     groups = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
     return RolloutBatch(
@@ -124,4 +100,5 @@ def rollout_batch(rollouts: Sequence[Rollout], log_pi_T: Floats, included: Seque
         included_N=torch.tensor(list(included)),
         old_logprobs_T=torch.from_numpy(log_pi_T),
         mu_logprobs_T=torch.from_numpy(np.concatenate([rollout.mu_logprobs for rollout in rollouts])),
+        values_T=None if values_T is None else torch.from_numpy(values_T),
     )

@@ -1,0 +1,107 @@
+"""A checkpoint's model in training: FP32 master weights, computed in another dtype by FSDP2, on one process or many."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.train import PolicySettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.train.adapters import add_adapters
+from mismatch_probe.train.distributed import world_size
+from mismatch_probe.training_path.arithmetic import torch_dtype
+from mismatch_probe.training_path.batching import pad_batch
+from mismatch_probe.training_path.loading import choose_device, load_model
+from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.products import CpuProducts
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+class ShardedModel(Generic[Module]):
+    """What is trained, in the process group at hand.
+
+    Parameters are FP32; products, activations and their gradients are in `dtype`. `module` computes a padded batch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: Dtype,
+        settings: PolicySettings,
+        wrap: Callable[[PreTrainedModel], Module],
+        *,
+        trust_remote_code: bool,
+        seed: int,
+    ) -> None:
+        """`wrap` makes `module` from the checkpoint's model with its adapters.
+
+        Raises:
+            UsageError: the checkpoint or the device cannot be used.
+            MissingExtra: adapters are asked for and peft is not installed.
+            OutOfMemory: the weights do not fit.
+        """
+        self.dtype = dtype
+        self.device = choose_device(settings.device)
+        self._micro_batch_tokens = settings.micro_batch_tokens
+        model = load_model(
+            folder,
+            dtype=torch.float32,
+            attention=settings.attention,
+            device=self.device,
+            device_map=None,
+            trust_remote_code=trust_remote_code,
+        )
+        embeddings: Any = model.get_input_embeddings()
+        self._vocab_size: int = embeddings.weight.shape[0]
+        layers = decoder_layers(model)
+        if settings.lora is not None:
+            add_adapters(model, settings.lora, seed=seed)
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        self.module = wrap(model)
+        sharding: dict[str, Any] = {
+            "mesh": init_device_mesh(self.device.type, (world_size(),)),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=torch_dtype(dtype), reduce_dtype=torch.float32),
+        }
+        for layer in layers:
+            fully_shard(layer, **sharding)
+        fully_shard(self.module, **sharding)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Enter it around forward and backward passes: products on a CPU follow `training_path.products`."""
+        return CpuProducts() if self.device.type == "cpu" and self.dtype in ("fp16", "fp32") else nullcontext()
+
+    def _compute(self, sequences: list[TokenSequence]) -> Any:
+        """What `module` makes of a micro-batch, with a gradient where one is wanted.
+
+        Raises:
+            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
+            OutOfMemory: it does not fit.
+        """
+        padded = pad_batch(sequences, vocab_size=self._vocab_size)
+        num_rows, width = padded.input_ids_BS.shape
+        with memory_errors_named(
+            f"computing {num_rows} sequences of up to {width} tokens",
+            f"halve policy.micro_batch_tokens (now {self._micro_batch_tokens}), or set policy.gradient_checkpointing",
+        ):
+            computed = self.module(padded)
+        if not torch.is_grad_enabled():
+            # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
+            cast(FSDPModule, self.module).reshard()
+        return computed
