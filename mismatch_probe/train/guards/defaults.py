@@ -36,6 +36,16 @@ _ENGINE = (
         actions=((_SKIP, _RESYNC), (_STOP,)),
         source="relative to the run: one token of a fixed few hundred moved FP16's k3 twentyfold, none a hundredfold",
     ),
+    GrowthSettings(
+        name="engine-layer",
+        metric="sync/probe_abs_logprob_diff",
+        ratio=3,
+        least=1e-5,
+        patience=2,
+        clear_after=5,
+        actions=((_SKIP, _RESYNC), (_STOP,)),
+        source="relative to the run: clean steps reached 2.3 times their level; no single token moves it as it does k3",
+    ),
     LimitSettings(
         name="temperature",
         metric="mismatch/temperature_fit",
@@ -45,6 +55,15 @@ _ENGINE = (
         clear_after=5,
         actions=((_SKIP,), (_STOP,)),
         source="exact: the fit is 1 where both sides use one temperature; a tenth is left for noise",
+    ),
+    LimitSettings(
+        name="sampling",
+        metric="mismatch/surprise_excess",
+        above=0.02,
+        patience=2,
+        clear_after=5,
+        actions=((_SKIP,), (_STOP,)),
+        source="exact: 0 for tokens drawn from pi, whatever the log-probs say; four standard errors are taken off",
     ),
     LimitSettings(
         name="support",

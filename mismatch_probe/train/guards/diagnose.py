@@ -14,10 +14,15 @@ from mismatch_probe.train.guards.rules.base import Values, write_value
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.1
 _OTHER_TEMPERATURE = 0.1
+_SURPRISE_NATS = 0.02
+_PROBE_JUMPS = {"sync/probe_k3": (_JUMP, "nats (k3)"), "sync/probe_abs_logprob_diff": (3.0, "nats (mean)")}
 _GROWN = 3.0
 _EXTREME = 0.9
 _RECENT_STEPS = 4
 _LAST_EVENTS = 3
+_COMPARE_WEIGHTS = (
+    "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."
+)
 
 
 class Cause(StrEnum):
@@ -77,6 +82,7 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
         _temperature,
         _learning_rate,
         _engine_weights,
+        _sampling,
         _precision_drift,
     )
     return next((found for signature in signatures if (found := signature(window))), _unexplained(window))
@@ -196,17 +202,29 @@ def _learning_rate(window: Window) -> Diagnosis | None:
 
 
 def _engine_weights(window: Window) -> Diagnosis | None:
-    probes = window.finite("sync/probe_k3")
-    if len(probes) < 2:
-        return None
-    before = statistics.median(probes[:-1])
-    if probes[-1] <= _JUMP * before:
+    for name, (jump, unit) in _PROBE_JUMPS.items():
+        probes = window.finite(name)
+        before = statistics.median(probes[:-1]) if len(probes) > 1 else math.inf
+        if probes and probes[-1] > jump * before:
+            return Diagnosis(
+                Cause.ENGINE_WEIGHTS,
+                "The engine does not hold the weights it was sent: right after a sync its log-probs of the probe "
+                f"tokens are {write_value(probes[-1])} {unit} from pi's, {write_value(before)} before.",
+                (_COMPARE_WEIGHTS,),
+            )
+    return None
+
+
+def _sampling(window: Window) -> Diagnosis | None:
+    """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
+    excess = window.finite("mismatch/surprise_excess")[-2:]
+    if len(excess) < 2 or min(excess) <= _SURPRISE_NATS:
         return None
     return Diagnosis(
-        Cause.ENGINE_WEIGHTS,
-        f"The engine does not hold the weights it was sent: right after a sync its log-probs of the probe tokens are "
-        f"{write_value(probes[-1])} nats (k3) from pi's, {write_value(before)} before.",
-        ("Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters.",),
+        Cause.TEMPERATURE,
+        "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the responses "
+        f"are at least {write_value(excess[-1])} nats a token away from what its entropy says.",
+        ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
     )
 
 

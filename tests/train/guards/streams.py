@@ -45,6 +45,7 @@ class Run:
         k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.5) * (8 if self._random.random() < 0.005 else 1)
         probe_k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.4) * (20 if self._random.random() < 0.005 else 1)
         rms = float(np.sqrt(2 * k3))
+        rms_of_level = float(np.sqrt(2 * LEVELS_K3[self._dtype] * 5**course))
         accuracy = min(1.0, max(0.0, 0.54 + 0.45 * course + self._random.normal(0, 0.05)))
         overflow = self._overflows()
         extreme = min(0.5, 25 * rms * self._noise(0.2))
@@ -56,6 +57,7 @@ class Run:
             "mismatch/prob_diff_min": -extreme * self._noise(0.2),
             "mismatch/ess_token": 1 / (1 + 2 * k3),
             "mismatch/temperature_fit": 1 + self._random.normal(0, min(0.02, rms)),
+            "mismatch/surprise_excess": 0.0,
             "mismatch/is_ratio_mean": 1 + self._random.normal(0, rms / 50),
             "reward/mean": accuracy,
             "reward/nonfinite": 0.0,
@@ -68,6 +70,7 @@ class Run:
             "optim/learning_rate": 1e-4 * min(1.0, step / 10),
             "sync/engine_unchanged": 0.0,
             "sync/probe_k3": probe_k3,
+            "sync/probe_abs_logprob_diff": 0.2 * rms_of_level * self._noise(0.25),
             "update/policy_shift_k3": 0.0 if step == 1 else 2e-3 * min(1.0, step / 10) ** 2 * self._noise(0.6),
         }
 
@@ -95,9 +98,20 @@ def temperature_on_one_side(metrics: Metrics, age: int) -> None:
     metrics["mismatch/kl_k3"] += 0.02
 
 
+def sampled_at_another_temperature(metrics: Metrics, age: int) -> None:
+    """With log-probs that do not show it."""
+    metrics["mismatch/surprise_excess"] = 0.05
+
+
 def one_layer_perturbed(metrics: Metrics, age: int) -> None:
-    for name in ("mismatch/kl_k3", "sync/probe_k3"):
+    for name in ("mismatch/kl_k3", "sync/probe_k3", "sync/probe_abs_logprob_diff"):
         metrics[name] += 3e-2
+
+
+def one_layer_perturbed_a_little(metrics: Metrics, age: int) -> None:
+    """As measured with noise of a fifth in BF16."""
+    metrics["sync/probe_abs_logprob_diff"] = max(1e-4, 9 * metrics["sync/probe_abs_logprob_diff"])
+    metrics["sync/probe_k3"] *= 20
 
 
 def reward_nan(metrics: Metrics, age: int) -> None:
