@@ -11,6 +11,7 @@ from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.memory import bound_kernel_caches
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.state import Adjustments
@@ -68,6 +69,7 @@ def execute_training(
                 directory.append(directory.events_path, event.as_json())
         watch(step, metrics, decision)
 
+    bound_kernel_caches()
     with directory.locked() if is_main() else nullcontext():
         while not _train_assembled(directory, preparation, listener, goal):
             gc.collect()
