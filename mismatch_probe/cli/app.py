@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from mismatch_probe import __version__
-from mismatch_probe.cli import compare, diff, doctor, gate, headroom, report, sanity, schema, train
+from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
 from mismatch_probe.errors import ExitCode, Interrupted, MismatchProbeError
 
 
@@ -53,7 +53,9 @@ def _root(
 app.command("compare", context_settings=_PASS_THROUGH)(compare.compare)
 app.command("train", context_settings=_PASS_THROUGH)(train.train)
 app.command("sanity", context_settings=_PASS_THROUGH)(sanity.sanity)
+app.command("evaluate", context_settings=_PASS_THROUGH)(evaluate.evaluate)
 app.command("headroom")(headroom.headroom)
+app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
 app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.add_typer(gate.app, name="gate")

@@ -22,7 +22,9 @@ ACTIVATION: Final = "mlp.act_fn"
 EMBEDDING: Final = "embed_tokens"
 NORM: Final = "norm"
 HEAD: Final = "lm_head"
-INFER, TRAIN = "infer", "train"
+INFER: Final = "infer"
+TRAIN: Final = "train"
+_ROUTERS: Final = ("gate", "router")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class ActivationStore:
 
 def key(place: str, end: str) -> str:
     return f"{place}.{end}"
+
+
+def is_router(place: str) -> bool:
+    """Whether a module of this name, inside a layer, gives the logits by which a token's experts are chosen."""
+    return place.rpartition(".")[2] in _ROUTERS
 
 
 def stored_keys(place: str, stored: Container[str]) -> tuple[list[str], str]:

@@ -26,9 +26,9 @@ _OWN_NAMES: Final = {"self_attn.attn": ATTENTION}
 
 
 def record_activations(
-    engine: Engine, batches: Sequence[ActivationBatch], store: ActivationStore, *, modules: bool
-) -> list[ScoredSequence]:
-    """Replay the batches one by one and record each; the scores of all sequences in order.
+    engine: Engine, batches: Sequence[ActivationBatch], store: ActivationStore, *, modules: bool, side: str = INFER
+) -> tuple[dict[str, Any], list[ScoredSequence]]:
+    """Replay the batches one by one and record each as `side`; the model's layout, and the scores of all sequences.
 
     Raises:
         EngineError: the engine is of another kind, has several workers, or ran other tokens than those given.
@@ -38,10 +38,11 @@ def record_activations(
             "activations are read inside one vLLM worker, and this engine has several; "
             "leave --vllm.tensor_parallel_size and its like at 1"
         )
+    layout: dict[str, Any]
     (layout,) = engine.llm.collective_rpc("probe_layout")
     scored: list[ScoredSequence] = []
     for batch in batches:
-        target = store.file(INFER, batch.number, None).parent
+        target = store.file(side, batch.number, None).parent
         target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=store.root) as steps:
             engine.llm.collective_rpc("probe_record", args=(steps, modules))
@@ -49,10 +50,10 @@ def record_activations(
                 scored += engine.replay(batch.sequences)
             finally:
                 engine.llm.collective_rpc("probe_record_stop")
-            _gather(Path(steps), batch, store, layout)
+            _gather(Path(steps), batch, store, layout, side)
         if modules:
-            _record_logits(engine, batch, store)
-    return scored
+            _record_logits(engine, store.file(side, batch.number, None), batch)
+    return layout, scored
 
 
 def infer_names(layout: Mapping[str, Any]) -> dict[str, str]:
@@ -89,7 +90,9 @@ def _places(path: str, layout: Mapping[str, Any]) -> list[tuple[str, str | None]
     return [(prefix + _RENAMED.get(last, last), None)]
 
 
-def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout: Mapping[str, Any]) -> None:
+def _gather(
+    steps: Path, batch: ActivationBatch, store: ActivationStore, layout: Mapping[str, Any], side: str
+) -> None:
     """The steps of one batch as files of one row a token."""
     folders = sorted(steps.iterdir())
     sources = [load_file(folder / TOKENS_FILE) for folder in folders]
@@ -103,7 +106,7 @@ def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout:
                 if stored not in merged:
                     merged[stored] = tensor.new_empty(sum(batch.rows_per_sequence), tensor.shape[1])
                 merged[stored][target_T[kept_T]] = tensor[kept_T]
-        save_file(canonical_tensors(merged, layout), store.file(INFER, batch.number, layer))
+        save_file(canonical_tensors(merged, layout), store.file(side, batch.number, layer))
 
 
 def rows_of_steps(steps: Sequence[tuple[Tensor, Tensor]], batch: ActivationBatch) -> list[Tensor]:
@@ -153,12 +156,11 @@ def _next_run(ids: list[list[int]], done: list[int], step_ids: list[int], step_p
     return best
 
 
-def _record_logits(engine: VllmEngine, batch: ActivationBatch, store: ActivationStore) -> None:
+def _record_logits(engine: VllmEngine, path: Path, batch: ActivationBatch) -> None:
     """The engine's own head on the final hidden states of the chosen rows."""
-    path = store.file(INFER, batch.number, None)
     outside = load_file(path)
     hidden = outside[key("norm", "out")][batch.logit_rows].contiguous()
-    with tempfile.TemporaryDirectory(dir=store.root) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         source, target = Path(folder) / "hidden.safetensors", Path(folder) / "logits.safetensors"
         save_file({"hidden": hidden}, source)
         engine.llm.collective_rpc("probe_logits", args=(str(source), str(target)))

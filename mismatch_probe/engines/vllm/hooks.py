@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.records.activations import BLOCK, key
+from mismatch_probe.records.activations import BLOCK, is_router, key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LAYER: Final = re.compile(r"(.*\.)?layers\.(\d+)")
+_UNWATCHED: Final = re.compile(r"rotary|\.experts")
 _CORE: Final = ".attn"
 TOKENS_FILE: Final = "tokens.safetensors"
 
@@ -31,7 +32,7 @@ class ActivationHooks:
     get_model: Callable[[], Any]
 
     def probe_layout(self) -> dict[str, Any]:
-        """What it takes to match this model with its checkpoint's own names: modules, fused ones, the sizes of parts."""
+        """What matches this model with its checkpoint's own names: modules, fused ones, the sizes of their parts."""
         model = self.get_model()
         layers = _layers(model)
         first = layers[0]
@@ -92,10 +93,9 @@ class _Recorder:
             model.register_forward_hook(self._end),
         ]
         for number, layer in enumerate(layers):
-            if modules:
-                for path, module in layer.module.named_modules():
-                    if path and "rotary" not in path:
-                        self._watch(module, path, self._layer)
+            for path, module in layer.module.named_modules():
+                if is_router(path) or (modules and path and not _UNWATCHED.search(path)):
+                    self._watch(module, path, self._layer)
             self._watch_layer(layer.module, number)
         if modules:
             self._watch(model.get_submodule(f"{base}embed_tokens"), "embed_tokens", self._outside)

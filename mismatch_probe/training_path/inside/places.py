@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, ROTARY_KEYS, ROTARY_QUERIES
+from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, ROTARY_KEYS, ROTARY_QUERIES, is_router
 from mismatch_probe.training_path.precision import decoder_layers
 
 
@@ -38,21 +38,23 @@ OnVisit = Callable[[Visit], None]
 
 
 @contextmanager
-def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator[None]:
-    """Call `on_visit` at the end of every decoder layer and, with `modules`, of everything inside and around them.
+def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["Watch"]:
+    """Call `on_visit` behind every decoder layer and router and, with `modules`, everything in and around them.
 
     What `on_visit` computes on the model is not visited in turn.
     """
-    watch = _Watch(model, on_visit)
+    watch = Watch(model, on_visit)
     with ExitStack() as stack:
         stack.callback(watch.remove)
         watch.layers(modules=modules)
         if modules:
             stack.enter_context(watch.attention())
-        yield
+        yield watch
 
 
-class _Watch:
+class Watch:
+    """Hooks on a model; `router_logits` are those last computed, in a visit or in computing a place again."""
+
     def __init__(self, model: PreTrainedModel, on_visit: OnVisit) -> None:
         self._model = model
         self._on_visit = on_visit
@@ -60,6 +62,7 @@ class _Watch:
         self._layer: int | None = None
         self._rotation: tuple[Tensor, Tensor] | None = None
         self._visiting = False
+        self.router_logits: Tensor | None = None
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -68,10 +71,10 @@ class _Watch:
     def layers(self, *, modules: bool) -> None:
         for number, layer in enumerate(decoder_layers(self._model)):
             self._handles.append(layer.register_forward_pre_hook(self._entering(number), with_kwargs=True))
+            for path, module in layer.named_modules():
+                if is_router(path) or (modules and path and ".experts" not in path and not path.endswith("act_fn")):
+                    self._watch(module, number, path)
             if modules:
-                for path, module in layer.named_modules():
-                    if path and ".experts." not in path and not path.endswith("act_fn"):
-                        self._watch(module, number, path)
                 self._watch_activation(layer, number)
             self._watch(layer, number, BLOCK)
         base: Any = self._model.base_model
@@ -90,6 +93,8 @@ class _Watch:
         def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             where, given = _first_floating(args, kwargs)
             returned = first_tensor(output)
+            if layer is not None and is_router(place):
+                self.router_logits = returned
             if returned is not None:
                 self._visit(
                     Visit(layer, place, given, returned, lambda tensors: _again(module, args, kwargs, where, tensors))

@@ -1,5 +1,4 @@
 # mypy: allow-untyped-calls
-
 """The FP32 reference goes over the same tokens and at every place holds the recorded sides against itself.
 
 Two errors of a side: its total error is its output less the reference's; its own error is its output less what FP32
@@ -13,28 +12,40 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mismatch_probe.records.activations import BLOCK, HEAD, ActivationBatch, ActivationStore, key, stored_keys
+from mismatch_probe.records.activations import (
+    BLOCK,
+    HEAD,
+    INFER,
+    TRAIN,
+    ActivationBatch,
+    ActivationStore,
+    is_router,
+    key,
+    stored_keys,
+)
+from mismatch_probe.records.place_errors import PlaceSums, RouterSums
 from mismatch_probe.records.sequences import ScoredSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, visited
 from mismatch_probe.training_path.inside.rows import Layout
 from mismatch_probe.training_path.inside.scoring import BatchPass, score_pass
-from mismatch_probe.training_path.inside.totals import RouterTotals, SideTotals, Sums, other_experts
+from mismatch_probe.training_path.inside.totals import SideTotals, SumsBySequence, other_experts
 
 Place = tuple[int | None, str]
+Sides = tuple[str, str]
 
 
 class ReferenceWalk:
-    """Totals over all batches in `places`, of the sides against each other in `between`, and of routers."""
+    """One walk over all batches; `sides` are the two recorded ones, in the order in which results name them."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         arithmetic: Arithmetic,
         store: ActivationStore,
-        sides: tuple[str, str],
         *,
         modules: bool,
+        sides: Sides = (INFER, TRAIN),
     ) -> None:
         self._model = model
         self._arithmetic = arithmetic
@@ -42,9 +53,9 @@ class ReferenceWalk:
         self._sides = sides
         self._modules = modules
         self._top_k: int | None = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
-        self.places: dict[Place, dict[str, SideTotals]] = {}
-        self.between: dict[Place, Sums] = {}
-        self.routers: dict[int, RouterTotals] = {}
+        self._places: dict[Place, dict[str, SideTotals]] = {}
+        self._between: dict[Place, SumsBySequence] = {}
+        self._routers: dict[int, dict[str, Tensor]] = {}
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
         """Go over all batches; the reference's own scores."""
@@ -56,35 +67,71 @@ class ReferenceWalk:
             numbers = batch.first_sequence + torch.arange(len(batch.sequences))
             self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
             self._stream: dict[str, Tensor] = {
-                side: self._read(side, None, [key(BLOCK, "in0")])[0].float() for side in self._sides
+                side: self._read(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
             }
             with self._arithmetic.active():
-                with visited(self._model, self._on_visit, modules=self._modules):
+                with visited(self._model, self._on_visit, modules=self._modules) as self._watch:
                     done = BatchPass.run(self._model, batch)
                 if self._modules:
                     self._visit_head(done)
                 scored += score_pass(done)
         return scored
 
+    def places(self) -> list[PlaceSums]:
+        """Sums at every place that both sides recorded, in the order of the walk."""
+        first, second = self._sides
+        return [
+            PlaceSums(*place, totals[first].done(), totals[second].done(), self._between[place].done())
+            for place, totals in self._places.items()
+        ]
+
+    def routers(self) -> list[RouterSums]:
+        return [
+            RouterSums(layer, *(sums[name].numpy() for name in ("tokens", *self._sides, "sides")))
+            for layer, sums in self._routers.items()
+        ]
+
     def _on_visit(self, visit: Visit) -> None:
         if not self._layout.fits(visit.returned):
             return
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        target_TC = self._layout.pack(visit.returned)
+        found: dict[str, Tensor] = {}
+        own_targets: dict[str, Tensor] = {}
+        same_experts: dict[str, Tensor] = {}
         for side in self._sides:
-            if visit.place == BLOCK:
-                given = [self._stream[side]]
-                (returned,) = self._read(side, visit.layer, [key(BLOCK, "out")])
-                self._stream[side] = returned.float()
-            else:
-                with self._open(side, visit.layer) as tensors:
-                    keys, out = stored_keys(visit.place, tensors.keys())
-                    if not {*keys, out} <= set(tensors.keys()) or not visit.given:
-                        return
-                    given, returned = [tensors.get_tensor(one) for one in keys], tensors.get_tensor(out)
+            recorded = self._recorded(side, visit)
+            if recorded is None:
+                return
+            given, returned, router_logits = recorded
             padded = [self._layout.unpack(one, like) for one, like in zip(given, visit.given, strict=True)]
-            own_target = self._layout.pack(visit.recompute(padded))
-            found[side] = returned.to(own_target.device, torch.float32), own_target
-        self._add((visit.layer, visit.place), self._layout.pack(visit.returned), found, self._sequence_T)
+            self._watch.router_logits = None
+            own_targets[side] = self._layout.pack(visit.recompute(padded))
+            found[side] = returned.to(target_TC.device, torch.float32)
+            same_experts[side] = self._same_experts(router_logits, len(target_TC))
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, found, own_targets, same_experts)
+        if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
+            self._add_router(visit.layer, target_TC, found, self._top_k)
+
+    def _recorded(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
+        """What a side was given at a place and returned, and its layer's router logits; None without a record."""
+        with safe_open(self._store.file(side, self._batch.number, visit.layer), framework="pt") as tensors:
+            names = set(tensors.keys())
+            router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
+            router_logits = None if router is None else tensors.get_tensor(router)
+            if visit.place == BLOCK:
+                given, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
+                return given, self._stream[side], router_logits
+            keys, out = stored_keys(visit.place, names)
+            if not visit.given or not {*keys, out} <= names:
+                return None
+            return [tensors.get_tensor(one) for one in keys], tensors.get_tensor(out), router_logits
+
+    def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
+        """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
+        again = self._watch.router_logits
+        if again is None or router_logits_TE is None or self._top_k is None:
+            return torch.ones(num_rows, dtype=torch.bool)
+        return ~other_experts(router_logits_TE.float(), self._layout.pack(again).cpu(), self._top_k)
 
     def _visit_head(self, done: BatchPass) -> None:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
@@ -92,55 +139,45 @@ class ReferenceWalk:
         if not rows:
             return
         hidden_TD = done.hidden_rows(self._layout)
-        found = {}
+        target_TV = done.head.logits(hidden_TD[rows])
+        found: dict[str, Tensor] = {}
+        own_targets: dict[str, Tensor] = {}
         for side in self._sides:
             given, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
-            target = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
-            found[side] = returned.to(target.device, torch.float32)[:, : target.shape[1]], target
-        self._add((None, HEAD), done.head.logits(hidden_TD[rows]), found, self._sequence_T[rows])
+            own_targets[side] = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
+            found[side] = returned.to(target_TV.device, torch.float32)[:, : target_TV.shape[1]]
+        same_experts = dict.fromkeys(self._sides, torch.ones(len(rows), dtype=torch.bool))
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, found, own_targets, same_experts)
 
     def _add(
-        self, place: Place, target_TC: Tensor, found: dict[str, tuple[Tensor, Tensor]], sequence_T: Tensor
+        self,
+        place: Place,
+        sequence_T: Tensor,
+        target_TC: Tensor,
+        found: dict[str, Tensor],
+        own_targets: dict[str, Tensor],
+        same_experts: dict[str, Tensor],
     ) -> None:
-        totals = self.places.setdefault(place, {})
-        for side, (returned_TC, own_target_TC) in found.items():
-            if side not in totals:
-                totals[side] = SideTotals(Sums.zeros(self._num_sequences), Sums.zeros(self._num_sequences))
-            totals[side].total.add(sequence_T, returned_TC, target_TC)
-            own_error_TC = totals[side].own.add(sequence_T, returned_TC, own_target_TC)
-            totals[side].add_channels(own_error_TC, own_target_TC)
-        first, second = (found[side][0] for side in self._sides)
-        between = self.between.setdefault(place, Sums.zeros(self._num_sequences))
-        between.add(sequence_T, second, first)
-        if self._is_router(place, target_TC):
-            self._add_router(place, target_TC, found, sequence_T)
+        if place not in self._places:
+            self._between[place] = SumsBySequence(self._num_sequences)
+            self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
+        for side, totals in self._places[place].items():
+            totals.add(sequence_T, found[side], target_TC, own_targets[side], same_experts[side])
+        first, second = self._sides
+        self._between[place].add(sequence_T, found[second], found[first])
 
-    def _is_router(self, place: Place, logits_TE: Tensor) -> bool:
-        layer, name = place
-        return (
-            self._top_k is not None
-            and layer is not None
-            and name.rpartition(".")[2] in ("gate", "router")
-            and logits_TE.shape[1] > self._top_k
-        )
-
-    def _add_router(
-        self, place: Place, logits_TE: Tensor, found: dict[str, tuple[Tensor, Tensor]], sequence_T: Tensor
-    ) -> None:
-        layer, _ = place
-        assert layer is not None
-        assert self._top_k is not None
-        totals = self.routers.setdefault(layer, RouterTotals(torch.zeros(self._num_sequences, dtype=torch.float64)))
-        totals.tokens.index_add_(0, sequence_T, torch.ones_like(sequence_T, dtype=torch.float64))
-        for side, (returned, own_target) in found.items():
-            totals.add(side, sequence_T, other_experts(returned, logits_TE, self._top_k))
-            totals.add(f"{side} own", sequence_T, other_experts(returned, own_target, self._top_k))
-        first, second = (found[side][0] for side in self._sides)
-        totals.add("sides", sequence_T, other_experts(first, second, self._top_k))
-
-    def _open(self, side: str, layer: int | None) -> safe_open:
-        return safe_open(self._store.file(side, self._batch.number, layer), framework="pt")
+    def _add_router(self, layer: int, target_TE: Tensor, found: dict[str, Tensor], top_k: int) -> None:
+        sums = self._routers.setdefault(layer, {})
+        first, second = self._sides
+        shares = {
+            "tokens": torch.ones(len(target_TE)),
+            **{side: other_experts(found[side], target_TE, top_k) for side in self._sides},
+            "sides": other_experts(found[first], found[second], top_k),
+        }
+        for name, share_T in shares.items():
+            total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))
+            total.index_add_(0, self._sequence_T, share_T.double().cpu())
 
     def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
-        with self._open(side, layer) as tensors:
+        with safe_open(self._store.file(side, self._batch.number, layer), framework="pt") as tensors:
             return [tensors.get_tensor(one) for one in keys]

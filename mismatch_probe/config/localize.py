@@ -1,0 +1,65 @@
+"""What `localize` looks into: a checkpoint, a dtype for each side, prompts, and how closely."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from mismatch_probe.config.model import (
+    CompareSettings,
+    DtypeField,
+    EngineSettings,
+    FloorSettings,
+    FullVocabularySettings,
+    ModelSettings,
+    PromptSettings,
+    ReferenceSettings,
+    SamplingSettings,
+    Settings,
+    TrainingPathSettings,
+)
+
+DEFAULT_NUM_PROMPTS = 16
+
+
+class LocalizeSettings(Settings):
+    """One run of `localize`.
+
+    modules: every module, not only every block. interventions: also measure what higher precision of a part would gain.
+    most_stored_bytes: activations kept on disk at a time; sequences that do not fit are left out of the attribution.
+    """
+
+    model: ModelSettings
+    train_dtype: DtypeField = "bf16"
+    infer_dtype: DtypeField = "bf16"
+    prompts: PromptSettings = PromptSettings(num_prompts=DEFAULT_NUM_PROMPTS)
+    sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
+    engine: EngineSettings = EngineSettings()
+    training: TrainingPathSettings = TrainingPathSettings(batch_tokens=2048)
+    modules: bool = False
+    interventions: bool = True
+    most_stored_bytes: int = Field(default=4 * 2**30, gt=0)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+    @model_validator(mode="after")
+    def _plain_sampling(self) -> Self:
+        if (self.sampling.temperature, self.sampling.top_p, self.sampling.top_k) != (1.0, 1.0, 0):
+            raise ValueError(
+                "localize compares the model's own probabilities; leave temperature, top_p and top_k unset"
+            )
+        return self
+
+    def as_comparison(self) -> CompareSettings:
+        """The same two sides for what prepares a comparison; hooks need an engine without compiled graphs."""
+        engine = self.engine.model_copy(update={"args": {**self.engine.args, "enforce_eager": True}})
+        return CompareSettings(
+            model=self.model,
+            pairs=((self.train_dtype, self.infer_dtype),),
+            prompts=self.prompts,
+            sampling=self.sampling,
+            engine=engine,
+            training=self.training,
+            reference=ReferenceSettings(rounded_weights=False),
+            floors=FloorSettings(num_sequences=0),
+            full_vocabulary=FullVocabularySettings(positions=0),
+            confidence=self.confidence,
+        )

@@ -1,0 +1,133 @@
+"""What was found on one screen; plain lines where the output is no terminal."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mismatch_probe.notation import write_bytes, write_count, write_estimate, write_number
+from mismatch_probe.records.localize import Localization, PlaceError, RouterDecisions, Suspect
+from mismatch_probe.report.hostile import plain
+
+_MOST_BLOCKS = 40
+_UNBOUNDED = 10_000
+_BAR = 24
+
+
+def render_localization(found: Localization, console: Console) -> None:
+    """What stands out, where errors enter and how they grow, and what would mend them."""
+    _print(console, "")
+    _headline(found, console)
+    _blocks(found.blocks, console)
+    if found.modules:
+        _modules(found.modules, console)
+    if found.routers:
+        _routers(found.routers, console)
+    _print(
+        console,
+        f"{found.looked_into_sequences} of {found.num_sequences} responses looked into, "
+        f"{write_count(found.looked_into_tokens)} tokens; {write_bytes(found.stored_bytes)} of activations stored; "
+        + ", ".join(f"{job} job at most {write_bytes(size)}" for job, size in found.peak_memory_bytes.items()),
+        "dim",
+    )
+
+
+def _headline(found: Localization, console: Console) -> None:
+    for suspect in found.suspects:
+        _print(console, _suspicion(suspect), "bold red")
+        _print(console, f"  training path: {', '.join(suspect.train_names)}")
+        if suspect.infer_names:
+            _print(console, f"  engine: {', '.join(suspect.infer_names)}")
+    if not found.suspects:
+        looked = "module" if found.modules else "block"
+        _print(
+            console,
+            f"No {looked} stands out: on the same input both sides err everywhere as rounding does "
+            f"(engine {found.settings.infer_dtype}, training path {found.settings.train_dtype}).",
+            "bold",
+        )
+    _print(console, f"Token KL (k3) {write_estimate(found.kl_k3)}, mean abs(d) {write_estimate(found.mean_abs_diff)}")
+    if found.first_difference is None:
+        _print(console, "Both sides are the same bit for bit at every place that was looked at.")
+    else:
+        _print(console, f"The sides first differ at {plain(found.first_difference)}.")
+    entered = ", ".join(f"{side}: {plain(name)}" for side, name in found.enters.items())
+    _print(console, f"Largest new error of a block: {entered}.")
+
+
+def _suspicion(suspect: Suspect) -> str:
+    layers = f"layers {', '.join(map(str, suspect.layers))}: " if suspect.layers else ""
+    return plain(layers + suspect.sentence)
+
+
+def _blocks(blocks: Sequence[PlaceError], console: Console) -> None:
+    """Relative errors against FP32 behind every block, of the sides against each other, and a bar of the greater."""
+    table = _table(console, "block", "infer", "own", "train", "own", "between", "")
+    largest = max(max(block.infer.total.value, block.train.total.value) for block in blocks)
+    stride = -(-len(blocks) // _MOST_BLOCKS)
+    for block in blocks[::stride]:
+        grown = max(block.infer.total.value, block.train.total.value)
+        bar = "█" * max(1, round(_BAR * grown / largest)) if largest and grown else ""
+        table.add_row(
+            *map(
+                Text,
+                (
+                    plain(block.train_name),
+                    write_number(block.infer.total.value),
+                    write_number(block.infer.own.value),
+                    write_number(block.train.total.value),
+                    write_number(block.train.own.value),
+                    write_number(block.between),
+                    bar,
+                ),
+            )
+        )
+    _show(console, table, "Relative error against FP32 behind each block; own: what the block adds to what it got")
+
+
+def _modules(modules: Sequence[PlaceError], console: Console) -> None:
+    """Own errors of each place, averaged over the layers."""
+    table = _table(console, "place", "layers", "infer own", "train own", "ratio at most", "engine's name")
+    for name in dict.fromkeys(one.place for one in modules):
+        same = [one for one in modules if one.place == name]
+        table.add_row(
+            *map(
+                Text,
+                (
+                    plain(name),
+                    str(len(same)),
+                    write_number(fmean(one.infer.own.value for one in same)),
+                    write_number(fmean(one.train.own.value for one in same)),
+                    f"{max(one.own_ratio for one in same):.3g}",
+                    plain(same[0].infer_name or "none"),
+                ),
+            )
+        )
+    _show(console, table, "Error that each place adds to the same input, mean over layers")
+
+
+def _routers(routers: Sequence[RouterDecisions], console: Console) -> None:
+    table = _table(console, "layer", "infer against FP32", "train against FP32", "the sides from each other")
+    for router in routers:
+        shares = (str(write_estimate(one)) for one in (router.infer, router.train, router.sides))
+        table.add_row(str(router.layer), *shares)
+    _show(console, table, "Share of tokens that go to another set of experts")
+
+
+def _table(console: Console, *columns: str) -> Table:
+    return Table(*columns, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _show(console: Console, table: Table, title: str) -> None:
+    _print(console, "")
+    _print(console, title, "bold")
+    if not console.is_terminal:
+        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+    console.print(table, crop=False)
+
+
+def _print(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, soft_wrap=True, highlight=False)

@@ -1,0 +1,48 @@
+"""The engine's job: sample responses, then replay some of them with hooks inside the engine."""
+
+import time
+
+from mismatch_probe.compare.plan import SampleStage, sample_requests
+from mismatch_probe.engines.start import start_engine
+from mismatch_probe.engines.vllm.activations import infer_names, record_activations
+from mismatch_probe.localize.looked_into import activation_batches
+from mismatch_probe.localize.workspace import JobNotes, Workspace, sampler_name
+from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
+from mismatch_probe.records.tables import read_table, write_table
+
+
+def run_engine_job(workspace: Workspace) -> JobNotes:
+    """
+    Raises:
+        EngineError: the engine cannot start, has several workers, or does not deliver.
+        OutOfMemory: it does not fit.
+        StorageError: the disk refused.
+    """
+    task = workspace.read_task()
+    settings = task.settings
+    comparison = settings.as_comparison()
+    stage = SampleStage(settings.infer_dtype)
+    requests = sample_requests(prompts_of(read_table(workspace.prompts)), comparison, stage)
+    seconds = {}
+    with start_engine(
+        task.folder,
+        settings.infer_dtype,
+        comparison.engine,
+        settings.sampling,
+        max_model_len=task.max_model_len,
+        trust_remote_code=settings.model.trust_remote_code,
+        seed=settings.sampling.seed,
+    ) as engine:
+        begun = time.perf_counter()
+        sampled = engine.sample(requests, settings.sampling)
+        seconds["sample"] = time.perf_counter() - begun
+        write_table(workspace.rollouts, rollouts_table(requests, sampled, sampler_name(task)))
+        sequences = [one.sequence for one in sampled]
+        write_table(workspace.leg("infer"), leg_table(sequences, [one.scores for one in sampled]))
+        begun = time.perf_counter()
+        layout, _ = record_activations(
+            engine, activation_batches(sequences, task), workspace.activations, modules=settings.modules
+        )
+        seconds["record infer"] = time.perf_counter() - begun
+    layout = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
+    return JobNotes(seconds=seconds, layout=layout, stored_bytes=workspace.activations.num_bytes())

@@ -1,0 +1,133 @@
+"""The localization, job after job, and what comes of it."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_probe import __version__
+from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.localize.children import run_job
+from mismatch_probe.localize.looked_into import logit_rows, looked_into, max_stored_tokens
+from mismatch_probe.localize.names import Names
+from mismatch_probe.localize.summarise import (
+    enters,
+    estimator_of,
+    first_difference,
+    place_errors,
+    router_decisions,
+    token_kl,
+)
+from mismatch_probe.localize.suspects import find_suspects
+from mismatch_probe.localize.workspace import JobNotes, Task, Workspace
+from mismatch_probe.provenance import checkpoint
+from mismatch_probe.records.activations import BLOCK
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.place_errors import read_sums
+from mismatch_probe.records.rows import prompts_table, sequences_of
+from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.stats.sequences import Floats
+
+Tell = Callable[[str], None]
+
+
+def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localization:
+    """Where do the two sides part? Working files go to `folder`; `tell` hears a line at the start of each stage.
+
+    Raises:
+        UsageError: the checkpoint, the prompts or the settings cannot be used.
+        MissingExtra: a needed package is not installed.
+        EngineError: a side cannot start, or cannot be looked into.
+        OutOfMemory: a side does not fit.
+        StorageError: the disk refused.
+    """
+    preparation = prepare(settings.as_comparison())
+    workspace = Workspace(folder)
+    workspace.activations.root.mkdir(parents=True)
+    write_table(workspace.prompts, prompts_table(preparation.prompts))
+    workspace.write_task(_task(settings, preparation))
+    notes: dict[str, JobNotes] = {}
+    seconds: dict[str, float] = {}
+    for job, doing in (
+        ("engine", f"vLLM in {settings.infer_dtype}: samples {len(preparation.prompts)} responses and is recorded"),
+        ("training", f"the training path in {settings.train_dtype} and FP32: the same token ids"),
+    ):
+        tell(doing)
+        begun = time.perf_counter()
+        notes[job] = run_job(workspace, job)
+        seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - begun}
+    return _summarised(settings, preparation, workspace, notes, seconds)
+
+
+def _task(settings: LocalizeSettings, preparation: Preparation) -> Task:
+    model = preparation.manifest.model
+    config = checkpoint.read_config(Path(model.folder))
+    return Task(
+        settings=settings,
+        folder=model.folder,
+        max_model_len=preparation.longest_sequence,
+        max_stored_tokens=max_stored_tokens(
+            config,
+            dtypes=(settings.infer_dtype, settings.train_dtype),
+            modules=settings.modules,
+            most_bytes=settings.most_stored_bytes,
+        ),
+        logit_rows=logit_rows(config),
+    )
+
+
+def _summarised(
+    settings: LocalizeSettings,
+    preparation: Preparation,
+    workspace: Workspace,
+    notes: dict[str, JobNotes],
+    seconds: dict[str, float],
+) -> Localization:
+    rollouts = read_table(workspace.rollouts)
+    sequences = sequences_of(rollouts)
+    chosen = looked_into(sequences, workspace.read_task().max_stored_tokens)
+    everywhere = estimator_of(rollouts, [len(one.token_ids) for one in sequences], settings.confidence)
+    inside = estimator_of(rollouts, [one.num_tokens - 1 for one in chosen], settings.confidence)
+    names = Names.of(notes["training"].layout, notes["engine"].layout)
+    places, routers = read_sums(workspace.sums)
+    errors = place_errors(places, inside, names, settings)
+    blocks = [error for error in errors if error.place == BLOCK]
+    modules = errors if settings.modules else []
+    kl_k3, mean_abs_diff = token_kl(everywhere, *(_logprobs(workspace, leg) for leg in ("train", "infer")))
+    model = preparation.manifest.model
+    return Localization(
+        tool_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=model.name,
+        model_fingerprint=model.fingerprint,
+        settings=settings,
+        num_sequences=len(sequences),
+        num_tokens=everywhere.sequences.num_tokens,
+        looked_into_sequences=len(chosen),
+        looked_into_tokens=inside.sequences.num_tokens,
+        kl_k3=kl_k3,
+        mean_abs_diff=mean_abs_diff,
+        blocks=blocks,
+        modules=modules,
+        first_difference=first_difference(errors),
+        enters=enters(blocks),
+        suspects=find_suspects(places, errors, settings.infer_dtype, settings.train_dtype),
+        routers=router_decisions(routers, inside),
+        unmatched=names.unmatched({error.place for error in modules}) if settings.modules else [],
+        interventions=None,
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+        stored_bytes=max(note.stored_bytes for note in notes.values()),
+        peak_memory_bytes={job: note.peak_memory_bytes for job, note in notes.items()},
+    )
+
+
+def _logprobs(workspace: Workspace, leg: str) -> Floats:
+    """All response tokens' log-probs in the order of the rollouts [T]."""
+    column: Any = read_table(workspace.leg(leg), columns=["logprobs"])["logprobs"]
+    flat: pa.Array = column.combine_chunks().flatten()
+    return np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -1,0 +1,126 @@
+"""From sums at every place to errors with intervals, and from log-probs to the token KL they explain."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.localize.names import Names
+from mismatch_probe.localize.suspects import channel_ratio
+from mismatch_probe.records.localize import PlaceError, RouterDecisions, Side, SideError
+from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.intervals import Scale, ratio, root_of_ratio
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Floats, Sequences
+
+SIDES: Final[tuple[Side, Side]] = ("infer", "train")
+
+
+def estimator_of(rollouts: pa.Table, counts: Sequence[int], level: float) -> Estimator:
+    """Over the first `len(counts)` responses, with so many tokens each; samples of one prompt are one cluster."""
+    prompts = rollouts["prompt_id"].to_pylist()[: len(counts)]
+    clusters = np.unique(prompts, return_inverse=True)[1]
+    return Estimator(Sequences.of_lengths(counts, clusters), level)
+
+
+def token_kl(estimator: Estimator, log_pi: Floats, log_mu: Floats) -> tuple[Estimate | None, Estimate | None]:
+    """k3 and mean abs(d) of response tokens [T]."""
+    diff = log_pi - log_mu
+    return estimator.mean(k3_terms(diff), "token", Scale.POSITIVE), estimator.mean(
+        np.abs(diff), "token", Scale.POSITIVE
+    )
+
+
+def place_errors(
+    places: Sequence[PlaceSums], estimator: Estimator, names: Names, settings: LocalizeSettings
+) -> list[PlaceError]:
+    found = []
+    for place in places:
+        worst = channel_ratio(place, settings.infer_dtype, settings.train_dtype)
+        found.append(
+            PlaceError(
+                layer=place.layer,
+                place=place.place,
+                train_name=names.train(place.layer, place.place),
+                infer_name=names.infer(place.layer, place.place),
+                infer=_side_error(place.infer, estimator),
+                train=_side_error(place.train, estimator),
+                between=_relative(place.between),
+                own_ratio=worst.times,
+                own_ratio_channel=worst.channel,
+                own_ratio_side=worst.side,
+            )
+        )
+    return found
+
+
+def router_decisions(routers: Sequence[RouterSums], estimator: Estimator) -> list[RouterDecisions]:
+    return [
+        RouterDecisions(
+            layer=router.layer,
+            **{
+                name: estimator.share_of_totals(
+                    estimator.totals(getattr(router, name), "sequence"),
+                    estimator.totals(router.tokens, "sequence"),
+                    "token",
+                )
+                for name in ("infer", "train", "sides")
+            },
+        )
+        for router in routers
+    ]
+
+
+def enters(blocks: Sequence[PlaceError]) -> dict[Side, str]:
+    """The block of each side that adds most, relative to the stream it adds to."""
+    return {side: max(blocks, key=lambda block: getattr(block, side).own.value).train_name for side in SIDES}
+
+
+def first_difference(errors: Sequence[PlaceError]) -> str | None:
+    """The first place in the order of the pass where the sides are not the same bit for bit."""
+    return next((error.train_name for error in errors if error.between > 0), None)
+
+
+def _side_error(side: SideSums, estimator: Estimator) -> SideError:
+    size = np.sqrt(side.total.target_squares.sum() / max(side.total.tokens.sum() * len(side.own_channels), 1))
+    return SideError(
+        total=_relative_estimate(side.total, estimator),
+        own=_relative_estimate(side.own, estimator),
+        scale=_present(
+            estimator.smooth(
+                ratio, [_clusters(side.own.along, estimator), _clusters(side.own.target_squares, estimator)], "token"
+            )
+        ),
+        cosine=_cosine(side.total),
+        largest=float(side.total.largest[0] / size) if size else 0.0,
+    )
+
+
+def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
+    columns = [_clusters(sums.error_squares, estimator), _clusters(sums.target_squares, estimator)]
+    return _present(estimator.smooth(root_of_ratio, columns, "token", Scale.POSITIVE))
+
+
+def _present(found: Estimate | None) -> Estimate:
+    assert found is not None, "a place whose output is zero everywhere has no relative error"
+    return found
+
+
+def _clusters(values: Floats, estimator: Estimator) -> Floats:
+    return estimator.totals(values, "sequence")
+
+
+def _relative(sums: ErrorSums) -> float:
+    target = float(sums.target_squares.sum())
+    return float(np.sqrt(sums.error_squares.sum() / target)) if target else 0.0
+
+
+def _cosine(sums: ErrorSums) -> float:
+    """From |a|, |b| and (a - b) . b."""
+    target, side = sums.target_squares.sum(), sums.side_squares.sum()
+    dot = sums.along.sum() + target
+    return float(dot / np.sqrt(target * side)) if target and side else 0.0

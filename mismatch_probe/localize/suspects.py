@@ -1,0 +1,157 @@
+"""Places where one side errs in another way than rounding does, judged against the other side as a control.
+
+Both sides' own errors are known channel by channel. Rounding gives every channel of a place much the same relative
+error on both sides, whatever the model; a wrong weight, constant or format raises it on one side, in all channels or in
+one. A norm's constants also change the length of what it returns, systematically and far below what rounding does to
+single numbers; that is seen in the difference of the two scales.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.activations import BLOCK
+from mismatch_probe.records.localize import PlaceError, Side, Suspect
+from mismatch_probe.records.place_errors import Floats, PlaceSums, SideSums
+
+UNIT_ROUNDOFF: Final[dict[Dtype, float]] = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-24, "fp64": 2.0**-53}
+_LEAST_UNIT: Final = 300 * 2.0**-24
+"""What sums of many FP32 products differ by when added up in another order."""
+_FLOOR: Final = 0.1
+_TIMES: Final = 2.5
+_STANDARD_ERRORS: Final = 5.0
+_SCALE_SHARE: Final = 1 / 30
+_SEVERAL: Final = 0.05
+_BEYOND_ROUNDING: Final = 4.0
+_SIDE_NAMES: Final[dict[Side, str]] = {"infer": "the engine", "train": "the training path"}
+
+
+def rounding_unit(dtype: Dtype) -> float:
+    """The relative error that one rounding to a dtype may make, or that FP32 sums make."""
+    return max(UNIT_ROUNDOFF[dtype], _LEAST_UNIT)
+
+
+@dataclass(frozen=True)
+class ChannelRatio:
+    """The worst channel of a place: by how much one side's own error exceeds the other's, and what share does so."""
+
+    times: float
+    channel: int
+    side: Side
+    share: float
+    own_error: float
+    threshold: float
+
+
+def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
+    """Own errors by channel, each side's in units of its own rounding, the greater over the less."""
+    infer = _by_channel(place.infer) / rounding_unit(infer_dtype)
+    train = _by_channel(place.train) / rounding_unit(train_dtype)
+    ratio = (infer + _FLOOR) / (train + _FLOOR)
+    either = np.maximum(ratio, 1 / ratio)
+    channel = int(either.argmax())
+    tokens = min(float(place.infer.channel_tokens[0]), float(place.train.channel_tokens[0]))
+    threshold = _TIMES * float(np.exp(_STANDARD_ERRORS / np.sqrt(max(tokens, 1.0))))
+    side: Side = "infer" if ratio[channel] >= 1 else "train"
+    worst = infer if side == "infer" else train
+    share = float((either > threshold).mean())
+    return ChannelRatio(float(either[channel]), channel, side, share, float(worst[channel]), threshold)
+
+
+def find_suspects(
+    places: Sequence[PlaceSums], errors: Sequence[PlaceError], infer_dtype: Dtype, train_dtype: Dtype
+) -> list[Suspect]:
+    """Innermost suspect places, those of the same name in several layers together, gravest first."""
+    found: list[tuple[PlaceError, Side, float, int | None, str]] = []
+    for sums, error in zip(places, errors, strict=True):
+        ratio = channel_ratio(sums, infer_dtype, train_dtype)
+        if ratio.times > ratio.threshold:
+            channel = ratio.channel if ratio.share < _SEVERAL else None
+            found.append((error, ratio.side, ratio.times, channel, _ratio_sentence(error, ratio, channel)))
+        elif "norm" in sums.place:
+            scale = _scale_suspicion(sums, error, infer_dtype, train_dtype)
+            if scale is not None:
+                found.append(scale)
+    innermost = [one for one in found if not any(_contains(one[0], other[0]) for other in found)]
+    return _grouped(innermost)
+
+
+def _by_channel(side: SideSums) -> Floats:
+    """Root mean square of the own error of each channel [C], relative to the place's output."""
+    size = side.target_channels.mean()
+    if size == 0:
+        return np.zeros_like(side.own_channels)
+    return np.asarray(np.sqrt(side.own_channels / size))
+
+
+def _scale_suspicion(
+    sums: PlaceSums, error: PlaceError, infer_dtype: Dtype, train_dtype: Dtype
+) -> tuple[PlaceError, Side, float, int | None, str] | None:
+    difference, standard_error = _scale_difference(sums)
+    unit = max(rounding_unit(infer_dtype), rounding_unit(train_dtype))
+    limit = max(_STANDARD_ERRORS * standard_error, _SCALE_SHARE * unit)
+    if not abs(difference) > limit:
+        return None
+    side: Side = "infer" if abs(error.infer.scale.value) >= abs(error.train.scale.value) else "train"
+    sentence = (
+        f"{error.place}: what {_SIDE_NAMES[side]} returns is {abs(difference):.1e} times its length longer or shorter "
+        "than on the other side, on every token alike: look at the norm's epsilon and weights"
+    )
+    return error, side, abs(difference) / limit * _TIMES, None, sentence
+
+
+def _scale_difference(sums: PlaceSums) -> tuple[float, float]:
+    """How much the two scales differ, with the leave-one-sequence-out standard error."""
+    columns = [
+        sums.infer.own.along, sums.infer.own.target_squares, sums.train.own.along, sums.train.own.target_squares,
+    ]  # fmt: skip
+    totals = [column.sum() for column in columns]
+    without = [total - column for total, column in zip(totals, columns, strict=True)]
+    with np.errstate(all="ignore"):
+        difference = totals[0] / totals[1] - totals[2] / totals[3]
+        one_less = without[0] / without[1] - without[2] / without[3]
+    count = len(one_less)
+    spread = np.sqrt((count - 1) / count * ((one_less - one_less.mean()) ** 2).sum())
+    return float(difference), float(spread) if count > 1 else float("inf")
+
+
+def _ratio_sentence(error: PlaceError, ratio: ChannelRatio, channel: int | None) -> str:
+    side, other = _SIDE_NAMES[ratio.side], _SIDE_NAMES["train" if ratio.side == "infer" else "infer"]
+    where = error.place if channel is None else f"{error.place}, output {channel}"
+    if ratio.own_error < _BEYOND_ROUNDING:
+        return f"{where}: {other} computes it in higher precision than {side}, whose own error is rounding"
+    return (
+        f"{where}: {side} computes something else: on the same input its error is {ratio.times:.3g} times that of "
+        f"{other} and beyond rounding"
+    )
+
+
+def _contains(outer: PlaceError, inner: PlaceError) -> bool:
+    if outer.layer != inner.layer or outer.place == inner.place:
+        return False
+    return outer.place == BLOCK or inner.place.startswith(f"{outer.place}.")
+
+
+def _grouped(found: list[tuple[PlaceError, Side, float, int | None, str]]) -> list[Suspect]:
+    groups: dict[tuple[str, Side], list[tuple[PlaceError, Side, float, int | None, str]]] = {}
+    for one in found:
+        groups.setdefault((one[0].place, one[1]), []).append(one)
+    suspects = []
+    for (place, side), members in groups.items():
+        worst = max(members, key=lambda member: member[2])
+        suspects.append(
+            Suspect(
+                place=place,
+                layers=[error.layer for error, *_ in members if error.layer is not None],
+                train_names=[error.train_name for error, *_ in members],
+                infer_names=[error.infer_name for error, *_ in members if error.infer_name is not None],
+                side=side,
+                times=worst[2],
+                channel=worst[3],
+                sentence=worst[4],
+            )
+        )
+    return sorted(suspects, key=lambda suspect: -suspect.times)

@@ -1,0 +1,77 @@
+"""The files that the jobs of one localization pass to each other, and what both jobs are told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.compare.plan import SampleStage
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.records.activations import ActivationStore
+from mismatch_probe.records.atomic import write_text
+
+
+class Task(BaseModel):
+    """What a job needs to know. max_stored_tokens: tokens whose activations may be kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: LocalizeSettings
+    folder: str
+    max_model_len: int
+    max_stored_tokens: int
+    logit_rows: int
+
+
+class JobNotes(BaseModel):
+    """What a job has to say about itself besides its files."""
+
+    seconds: dict[str, float] = {}
+    stored_bytes: int = 0
+    peak_memory_bytes: int = 0
+    layout: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    path: Path
+
+    @property
+    def prompts(self) -> Path:
+        return self.path / "prompts.parquet"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts.parquet"
+
+    @property
+    def sums(self) -> Path:
+        return self.path / "sums.npz"
+
+    @property
+    def activations(self) -> ActivationStore:
+        return ActivationStore(self.path / "activations")
+
+    def leg(self, name: str) -> Path:
+        return self.path / f"leg-{name}.parquet"
+
+    def log(self, job: str) -> Path:
+        return self.path / f"{job}.log"
+
+    def read_task(self) -> Task:
+        return Task.model_validate_json((self.path / "task.json").read_text(encoding="utf-8"))
+
+    def write_task(self, task: Task) -> None:
+        write_text(self.path / "task.json", task.model_dump_json())
+
+    def read_notes(self, job: str) -> JobNotes:
+        return JobNotes.model_validate_json((self.path / f"{job}.json").read_text(encoding="utf-8"))
+
+    def write_notes(self, job: str, notes: JobNotes) -> None:
+        write_text(self.path / f"{job}.json", notes.model_dump_json())
+
+
+def sampler_name(task: Task) -> str:
+    return SampleStage(task.settings.infer_dtype).sampler
