@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.state import Adjustments
+from mismatch_probe.train.updater import Trained
 
 _STATE = "state"
 _MODEL = "model"
@@ -38,7 +39,9 @@ class Checkpoints:
     def model_path(self, step: int) -> Path:
         return self._path(step) / _MODEL
 
-    def save(self, step: int, policy: Policy, optimizer: Optimizer, tokenizer: Any, rest: dict[str, Any]) -> None:
+    def save(
+        self, step: int, trained: Mapping[str, Trained], policy: Policy, tokenizer: Any, rest: dict[str, Any]
+    ) -> None:
         """Write the checkpoint of a step whole or not at all, and remove those no longer kept.
 
         Raises:
@@ -51,7 +54,7 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             dist.barrier()
-            save(_state(policy, optimizer), checkpoint_id=temporary / _STATE)
+            save(_state(trained), checkpoint_id=temporary / _STATE)
             policy.save(temporary / _MODEL)
             if is_main():
                 tokenizer.save_pretrained(temporary / _MODEL)
@@ -62,22 +65,22 @@ class Checkpoints:
                 self._remove_old()
             dist.barrier()
 
-    def load(self, step: int, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
+    def load(self, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
         """Put weights and moments back; returns the rest.
 
         Raises:
             BrokenRecord: a file of the checkpoint is missing or damaged.
         """
         path = self._path(step)
-        state = _state(policy, optimizer)
+        state = _state(trained)
         rest = self._rest(step)
         try:
             load(state, checkpoint_id=path / _STATE)
         except (OSError, ValueError, CheckpointException) as error:
             raise _broken(path, error) from error
-        set_state_dict(
-            policy.module, optimizer.adamw, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        for name, one in trained.items():
+            weights, moments = state[name]["model"], state[name]["optimizer"]
+            set_state_dict(one.module, one.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
         return rest
 
     def back_before(self, step: int) -> int:
@@ -128,9 +131,9 @@ class Checkpoints:
                 shutil.rmtree(self._path(step))
 
 
-def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
-    model, moments = get_state_dict(policy.module, optimizer.adamw)
-    return {"model": model, "optimizer": moments}
+def _state(trained: Mapping[str, Trained]) -> dict[str, Any]:
+    pairs = {name: get_state_dict(one.module, one.optimizer.adamw) for name, one in trained.items()}
+    return {name: {"model": weights, "optimizer": moments} for name, (weights, moments) in pairs.items()}
 
 
 def _broken(path: Path, error: BaseException) -> BrokenRecord:

@@ -91,6 +91,23 @@ def correction_metrics(plan: Plan) -> Metrics:
     }
 
 
+def value_metrics(plan: Plan) -> Metrics:
+    """How well the critic foresaw, before the update, what its tokens came to; nothing without a critic.
+
+    `critic/explained_variance` is 1 - Var(R - V) / Var(R) over tokens in the loss, with R the returns that the values V
+    learn from: 1 is perfect, below 0 is worse than a constant, NaN where all returns are equal.
+    """
+    if plan.returns_T is None or plan.batch.values_T is None:
+        return {}
+    included_T = plan.batch.included_T
+    returns, values = (given_T[included_T].numpy() for given_T in (plan.returns_T, plan.batch.values_T))
+    spread = np.var(returns) if len(returns) else 0.0
+    return {
+        "critic/explained_variance": float(1 - np.var(returns - values) / spread) if spread > 0 else np.nan,
+        "critic/value_mean": float(values.mean()) if len(values) else np.nan,
+    }
+
+
 def _temperature_ratio(diff: Floats, log_pi: Floats, entropy: Floats) -> float:
     """T_pi / T_mu as `verdict.signatures.temperature` derives it, by least squares; 1 where nothing surprises pi."""
     surprise = log_pi + entropy

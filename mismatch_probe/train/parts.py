@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.config.train import OptimizerSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
+from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import world_size
-from mismatch_probe.train.learner import Learner
+from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.probe import WeightSync
 from mismatch_probe.train.rollouts import Rollouts
 from mismatch_probe.train.state import Adjustments
+from mismatch_probe.train.updater import Updater
+from mismatch_probe.train.value_model import ValueModel
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.products import CpuProducts
 
@@ -34,8 +37,7 @@ _GPU_MEMORY_SHARE: Final = 0.4
 @dataclass(frozen=True)
 class Parts:
     policy: Policy
-    optimizer: Optimizer
-    learner: Learner
+    updater: Updater
     engine: Engine
     rollouts: Rollouts
     sync: WeightSync
@@ -78,16 +80,15 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
             trust_remote_code=settings.model.trust_remote_code,
             seed=settings.seed,
         )
-        optimizer = Optimizer(
-            policy.trainable(),
-            settings.optimizer,
-            steps=settings.steps,
-            scale=settings.loss_scale if train_dtype == "fp16" else None,
+        updater = Updater(
+            policy,
+            _optimizer(policy, settings, settings.optimizer),
+            _critic(preparation, train_dtype),
+            settings.policy.micro_batch_tokens,
         )
         yield Parts(
             policy=policy,
-            optimizer=optimizer,
-            learner=Learner(policy, settings.policy.micro_batch_tokens),
+            updater=updater,
             engine=engine,
             rollouts=Rollouts(
                 engine,
@@ -100,6 +101,27 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
             sync=WeightSync(policy, engine, infer_dtype, probe),
             tokenizer=preparation.tokenizer,
         )
+
+
+def _optimizer(model: Policy | ValueModel, settings: TrainSettings, own: OptimizerSettings) -> Optimizer:
+    scale = settings.loss_scale if model.dtype == "fp16" else None
+    return Optimizer(model.trainable(), own, steps=settings.steps, scale=scale)
+
+
+def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
+    """The critic of an objective that has one."""
+    settings = preparation.settings
+    if build_objective(settings.objective.name, settings.objective.overrides).critic is None:
+        return None
+    model = ValueModel(
+        preparation.folder,
+        dtype,
+        settings.policy,
+        trust_remote_code=settings.model.trust_remote_code,
+        seed=settings.seed,
+    )
+    own = settings.optimizer.model_copy(update={"learning_rate": settings.critic.learning_rate})
+    return Critic(model, _optimizer(model, settings, own), settings.policy.micro_batch_tokens)
 
 
 def _engine_settings(settings: TrainSettings) -> EngineSettings:

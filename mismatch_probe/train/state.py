@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.train.guards.actions import Action, ActionKind
 
 
 @dataclass(frozen=True)
@@ -21,5 +22,19 @@ class Adjustments:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def but(self, **changes: Any) -> Self:
-        return replace(self, **changes)
+    def answering(self, action: Action, largest_ratio: float) -> Self:
+        """With what an action changes from now on; `largest_ratio` is the largest abs(S) of the step's responses."""
+        match action.kind:
+            case ActionKind.LOWER_LEARNING_RATE:
+                assert action.factor is not None
+                return replace(self, learning_rate_factor=self.learning_rate_factor * action.factor)
+            case ActionKind.SWITCH_CORRECTION:
+                return replace(self, correction=action.to)
+            case ActionKind.TIGHTEN_SEQUENCES:
+                assert action.factor is not None
+                return replace(self, sequence_bound=action.factor * (self.sequence_bound or largest_ratio))
+            case ActionKind.RAISE_PRECISION:
+                raised: dict[str, Any] = {f"{action.side}_dtype": "fp32"}
+                return replace(self, **raised)
+            case _:
+                return self

@@ -12,15 +12,15 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.clock import Clock
-from mismatch_probe.train.guards.actions import Action, ActionKind
+from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.guards.diagnose import diagnose
-from mismatch_probe.train.learner import Accumulated, Scored, rollout_batch
-from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics
-from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import Plan, prepare
+from mismatch_probe.train.learner import Scored
+from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics, value_metrics
+from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
@@ -47,8 +47,7 @@ class Prepared:
     rollouts: list[Rollout]
     scored: Scored
     plan: Plan
-    accumulated: Accumulated
-    grad_norm: float
+    learnt: Metrics
 
 
 class Trainer:
@@ -78,8 +77,8 @@ class Trainer:
 
     def resume(self, step: int) -> None:
         """Continue after the checkpoint of `step`."""
-        rest = self._checkpoints.load(step, self._parts.policy, self._parts.optimizer)
-        self._parts.optimizer.restore(rest["optimizer"])
+        rest = self._checkpoints.load(step, self._parts.updater.trained)
+        self._parts.updater.restore(rest["optimizers"])
         self._parts.sync.restore(rest["sync"])
         self._book.restore(rest["guards"])
         self._step = step
@@ -141,121 +140,57 @@ class Trainer:
         with clock("sample"):
             rollouts = self._parts.rollouts.sample(step - 1)
         with clock("score"):
-            scored = self._parts.learner.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
+            scored = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
         return self._learn(rollouts, scored, clock)
 
     def _learn(self, rollouts: list[Rollout], scored: Scored, clock: Clock) -> Prepared:
         """The gradients of the step's first update."""
         with clock("learn"):
-            plan = self._plan(rollouts, scored)
-            accumulated, norm = self._accumulate(plan, rollouts, scored, self._rows_of_update(rollouts, 0))
-        return Prepared(rollouts, scored, plan, accumulated, norm)
+            plan = plan_step(self._settings, self.adjustments, rollouts, scored)
+            learnt = self._accumulate(plan, rollouts, scored, 0)
+        return Prepared(rollouts, scored, plan, learnt)
 
-    def _plan(self, rollouts: list[Rollout], scored: Scored) -> Plan:
-        overrides = dict(self._settings.objective.overrides)
-        if self.adjustments.correction is not None:
-            overrides = {key: value for key, value in overrides.items() if key != "threshold"}
-            overrides["correction"] = self.adjustments.correction
-        objective = build_objective(self._settings.objective.name, overrides)
-        included = self._included(rollouts, scored)
-        batch = rollout_batch(rollouts, scored.log_pi_T, included)
-        return prepare(objective, batch, self._settings.rollout.max_new_tokens)
-
-    def _included(self, rollouts: list[Rollout], scored: Scored) -> list[bool]:
-        """Which responses are in the loss: truncated ones where asked for, those within the bound on abs(S)."""
-        masked = self._settings.task.truncated == "masked"
-        bound = math.inf if self.adjustments.sequence_bound is None else self.adjustments.sequence_bound
-        return [
-            not (masked and rollout.truncated) and not ratio > bound
-            for rollout, ratio in zip(rollouts, self._sequence_ratios(rollouts, scored), strict=True)
-        ]
-
-    def _sequence_ratios(self, rollouts: list[Rollout], scored: Scored) -> list[float]:
-        """abs(S) of each response, nats."""
-        ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
-        parts = zip(rollouts, np.split(scored.log_pi_T, ends), strict=True)
-        return [abs(float((log_pi - rollout.mu_logprobs).sum())) for rollout, log_pi in parts]
-
-    def _rows_of_update(self, rollouts: list[Rollout], update: int) -> list[int]:
-        """Whole groups in turn, so that every update sees all samples of its problems."""
-        samples, updates = self._settings.rollout.samples, self._settings.rollout.updates
-        return [row for row in range(len(rollouts)) if row // samples % updates == update]
-
-    def _accumulate(
-        self, plan: Plan, rollouts: list[Rollout], scored: Scored, rows: list[int]
-    ) -> tuple[Accumulated, float]:
-        optimizer = self._parts.optimizer
-        update = plan.update(rows)
-        accumulated = self._parts.learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
-        return accumulated, optimizer.unscale_and_clip()
+    def _accumulate(self, plan: Plan, rollouts: list[Rollout], scored: Scored, number: int) -> Metrics:
+        """The gradients of one of the step's updates."""
+        rows = rows_of_update(self._settings, len(rollouts), number)
+        return self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scored)
 
     def _measured(self, step: int, prepared: Prepared) -> Metrics:
-        optimizer = self._parts.optimizer
         scored = prepared.scored
         return {
             **mismatch_metrics(prepared.rollouts, scored.log_pi_T, scored.entropy_T),
             **reward_metrics(prepared.rollouts, prepared.plan),
             **correction_metrics(prepared.plan),
-            "optim/loss": prepared.accumulated.loss,
-            "optim/grad_norm": prepared.grad_norm,
-            "optim/clipped_share": prepared.accumulated.clipped_share,
-            "optim/loss_scale": optimizer.scale,
-            "optim/overflow": float(optimizer.overflows_in_a_row > 0),
-            "optim/overflows_in_a_row": float(optimizer.overflows_in_a_row),
-            "optim/learning_rate": self._learning_rate(step),
+            **value_metrics(prepared.plan),
+            **prepared.learnt,
+            **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
-
-    def _learning_rate(self, step: int) -> float:
-        return self._parts.optimizer.learning_rate(step) * self.adjustments.learning_rate_factor
 
     def _adjust(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
         """Take in what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
+        largest = max(sequence_ratios(prepared.rollouts, prepared.scored))
         for action in decision.actions:
-            self.adjustments = self._adjusted(action, prepared)
+            self.adjustments = self.adjustments.answering(action, largest)
         changed = (before.correction, before.sequence_bound) != (
             self.adjustments.correction,
             self.adjustments.sequence_bound,
         )
         if not changed or any(action.kind in _GIVES_UP_UPDATE for action in decision.actions):
             return prepared
-        self._parts.optimizer.discard()
-        scored = Scored(prepared.scored.log_pi_T, prepared.scored.entropy_T, graph=None)
-        return self._learn(prepared.rollouts, scored, clock)
-
-    def _adjusted(self, action: Action, prepared: Prepared) -> Adjustments:
-        now = self.adjustments
-        match action.kind:
-            case ActionKind.LOWER_LEARNING_RATE:
-                assert action.factor is not None
-                return now.but(learning_rate_factor=now.learning_rate_factor * action.factor)
-            case ActionKind.SWITCH_CORRECTION:
-                return now.but(correction=action.to)
-            case ActionKind.TIGHTEN_SEQUENCES:
-                assert action.factor is not None
-                largest = max(self._sequence_ratios(prepared.rollouts, prepared.scored))
-                return now.but(sequence_bound=action.factor * (now.sequence_bound or largest))
-            case ActionKind.RAISE_PRECISION:
-                return now.but(**{f"{action.side}_dtype": "fp32"})
-            case _:
-                return now
+        self._parts.updater.discard()
+        return self._learn(prepared.rollouts, prepared.scored.without_graphs(), clock)
 
     def _apply(self, step: int, decision: Decision, prepared: Prepared) -> None:
         """The optimizer step, and those of the updates after the first."""
-        optimizer = self._parts.optimizer
+        updater = self._parts.updater
         if any(action.kind in _GIVES_UP_UPDATE for action in decision.actions):
-            optimizer.discard()
+            updater.discard()
             return
-        norm = prepared.grad_norm
         for number in range(self._settings.rollout.updates):
             if number > 0:
-                scored = Scored(prepared.scored.log_pi_T, prepared.scored.entropy_T, graph=None)
-                rows = self._rows_of_update(prepared.rollouts, number)
-                _, norm = self._accumulate(prepared.plan, prepared.rollouts, scored, rows)
-            if math.isfinite(norm):
-                optimizer.step(self._learning_rate(step))
-            else:
-                optimizer.discard()
+                self._accumulate(prepared.plan, prepared.rollouts, prepared.scored.without_graphs(), number)
+            updater.step(step, self.adjustments.learning_rate_factor)
 
     def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""
@@ -264,20 +199,21 @@ class Trainer:
             raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
         if ActionKind.ROLLBACK in kinds:
             good = self._checkpoints.back_before(decision.step - 1)
-            self._parts.sync.restore(self._checkpoints.load(good, self._parts.policy, self._parts.optimizer)["sync"])
+            self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
 
     def _save(self) -> None:
         rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]
         rest: dict[str, Any] = {
             "step": self._step,
-            "optimizer": self._parts.optimizer.small_state(),
+            "optimizers": self._parts.updater.small_state(),
             "sync": self._parts.sync.state(),
             "guards": self._book.state(),
             "adjustments": self.adjustments.as_json(),
             "recent_reward": float(np.mean(rewards)) if rewards else None,
         }
         self._recent_rewards = []
-        self._checkpoints.save(self._step, self._parts.policy, self._parts.optimizer, self._parts.tokenizer, rest)
+        parts = self._parts
+        self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
 
 
 def _without_update(metrics: Metrics) -> Metrics:

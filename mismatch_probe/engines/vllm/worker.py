@@ -65,7 +65,8 @@ class ProbeWorker(ActivationHooks):
             if isinstance(module, ParallelLMHead) and shares:
                 module.quant_method.process_weights_after_loading(module)
         for module in modules:
-            if isinstance(method := getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, UnquantizedFusedMoEMethod) and method.moe_kernel is not None:
                 method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
     def probe_describe(self) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""What an update changes: the policy and, where the objective has one, its critic, each by an optimizer of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from mismatch_probe.train.critic import Critic
+from mismatch_probe.train.learner import Learner, Scored
+from mismatch_probe.train.measure import Metrics
+from mismatch_probe.train.objectives.losses import Update
+from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.rollouts import Rollout
+
+_PREFIX: Final = {"policy": "optim", "critic": "critic"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network and what trains it."""
+
+    module: torch.nn.Module
+    optimizer: Optimizer
+
+
+class Updater:
+    """Policy and critic learn from the same responses, and what a guard gives up is given up by both.
+
+    Either's gradients that are not finite are forgotten alone.
+    """
+
+    def __init__(self, policy: Policy, optimizer: Optimizer, critic: Critic | None, micro_batch_tokens: int) -> None:
+        self._learner = Learner(policy, micro_batch_tokens)
+        self._critic = critic
+        self.trained = {"policy": Trained(policy.module, optimizer)}
+        if critic is not None:
+            self.trained["critic"] = Trained(critic.model.module, critic.optimizer)
+
+    def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> Scored:
+        """The responses' log-probs and, with a critic, values as they are before the update."""
+        scored = self._learner.score(rollouts, keep_graph=keep_graph)
+        if self._critic is None:
+            return scored
+        values_T, graph = self._critic.score(rollouts, keep_graph=keep_graph)
+        return replace(scored, values_T=values_T, values_graph=graph)
+
+    def accumulate(self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scored: Scored) -> Metrics:
+        """Gradients of the update's losses over `rows`, unscaled and clipped; what they were, losses before scaling."""
+        optimizer = self.trained["policy"].optimizer
+        found = self._learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
+        metrics = {"optim/loss": found.loss, "optim/clipped_share": found.clipped_share}
+        if self._critic is not None:
+            metrics["critic/value_loss"] = self._critic.accumulate(update, rollouts, rows, scored.values_graph)
+        for name, one in self.trained.items():
+            metrics[f"{_PREFIX[name]}/grad_norm"] = one.optimizer.unscale_and_clip()
+            metrics[f"{_PREFIX[name]}/loss_scale"] = one.optimizer.scale
+            metrics[f"{_PREFIX[name]}/overflow"] = float(one.optimizer.overflows_in_a_row > 0)
+            metrics[f"{_PREFIX[name]}/overflows_in_a_row"] = float(one.optimizer.overflows_in_a_row)
+        return metrics
+
+    def learning_rates(self, step: int, factor: float) -> Metrics:
+        """`factor` times the scheduled rate of a step, counted from 1."""
+        return {
+            f"{_PREFIX[name]}/learning_rate": factor * one.optimizer.learning_rate(step)
+            for name, one in self.trained.items()
+        }
+
+    def step(self, step: int, factor: float) -> None:
+        """Apply the gradients that are finite at `factor` times the step's rate, and forget the others."""
+        for one in self.trained.values():
+            if one.optimizer.overflows_in_a_row:
+                one.optimizer.discard()
+            else:
+                one.optimizer.step(factor * one.optimizer.learning_rate(step))
+
+    def discard(self) -> None:
+        """Forget all gradients."""
+        for one in self.trained.values():
+            one.optimizer.discard()
+
+    def small_state(self) -> dict[str, Any]:
+        """All but weights and moments, as JSON values."""
+        return {name: one.optimizer.small_state() for name, one in self.trained.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `small_state` gave."""
+        for name, one in self.trained.items():
+            one.optimizer.restore(state[name])

@@ -1,0 +1,152 @@
+"""PPO through the whole trainer: the critic learns beside the policy, and a resumed run is the uninterrupted one."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.records.sequences import SampledSequence, SampleRequest
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.checkpoints import Checkpoints
+from mismatch_probe.train.preparation import prepare_training
+from mismatch_probe.train.run import execute_training, resume_training, start_training
+from mismatch_probe.train.updater import Trained
+from tests.train.model_engine import ModelEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+REWARDS = """
+def even(prompt, response, answer):
+    return float(len(response) % 2 == 0)
+
+def undefined(prompt, response, answer):
+    return float("nan")
+"""
+GUARDS_THAT_LET_PASS = """
+defaults = false
+[[guard]]
+name = "never"
+rule = "limit"
+metric = "reward/mean"
+above = 9
+actions = ["log"]
+"""
+Steps = list[dict[str, float]]
+
+
+class StoppingEngine(ModelEngine):
+    """Every response ends by itself, whatever its last token."""
+
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
+        return [replace(one, finish_reason="stop") for one in super().sample(requests, sampling)]
+
+
+@pytest.fixture
+def home(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with problems and rewards, and a quick engine wherever one is started."""
+
+    @contextmanager
+    def start(checkpoint: str, *_: Any, **__: Any) -> Iterator[ModelEngine]:
+        yield StoppingEngine(Path(checkpoint))
+
+    monkeypatch.setattr("mismatch_probe.train.parts.start_engine", start)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lengths_as_rewards.py").write_text(REWARDS, encoding="utf-8")
+    rows = [json.dumps({"prompt": f"{number} + {number} = "}) for number in range(8)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return tmp_path
+
+
+def settings(llama: Path, home: Path, steps: int, **changes: Any) -> TrainSettings:
+    given: dict[str, Any] = {
+        "model": {"path": str(llama)},
+        "task": {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "lengths_as_rewards:even"},
+        "rollout": {"prompts": 4, "samples": 2, "max_new_tokens": 4},
+        "objective": {"name": "ppo"},
+        "optimizer": {"learning_rate": 1e-4},
+        "critic": {"learning_rate": 1e-3},
+        "train_dtype": "fp32",
+        "infer_dtype": "fp32",
+        "checkpoint": {"every": 2},
+        "steps": steps,
+    }
+    return TrainSettings.model_validate({**given, **changes})
+
+
+def train(path: Path, wanted: TrainSettings, *, resume: bool = False) -> Steps:
+    """What every step recorded, but for the time it took."""
+    preparation = prepare_training(wanted)
+    directory = (resume_training if resume else start_training)(path, preparation)
+    execute_training(directory, preparation, lambda *_: None)
+    return recorded(directory)
+
+
+def recorded(directory: TrainingDirectory) -> Steps:
+    return [
+        {name: value for name, value in metrics.items() if not name.startswith("time/")}
+        for _, metrics in directory.read_metrics()
+    ]
+
+
+def test_a_critic_learns_beside_the_policy(llama: Path, home: Path) -> None:
+    steps = train(home / "run", settings(llama, home, 3))
+    assert [step["critic/value_mean"] for step in steps][0] == 0
+    assert all(step["critic/value_mean"] != 0 for step in steps[1:])
+    for step in steps:
+        assert step["critic/value_loss"] > 0
+        assert step["critic/grad_norm"] > 0
+        assert step["critic/learning_rate"] == 1e-3
+        assert step["optim/learning_rate"] == 1e-4
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_step_for_step(llama: Path, home: Path) -> None:
+    whole = train(home / "whole", settings(llama, home, 4))
+    train(home / "parts", settings(llama, home, 2))
+    assert train(home / "parts", settings(llama, home, 4), resume=True) == whole
+
+
+def test_a_resume_that_forgot_its_critic_would_be_another_run(
+    llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(home / "whole", settings(llama, home, 3))
+    train(home / "parts", settings(llama, home, 2))
+    load = Checkpoints.load
+
+    def load_policy_alone(self: Checkpoints, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
+        return load(self, step, {"policy": trained["policy"]})
+
+    monkeypatch.setattr(Checkpoints, "load", load_policy_alone)
+    last = train(home / "parts", settings(llama, home, 3), resume=True)[-1]
+    assert last["critic/value_mean"] == 0 != whole[-1]["critic/value_mean"]
+
+
+def test_two_updates_of_a_rollout_move_both_twice(llama: Path, home: Path) -> None:
+    rollout = {"prompts": 4, "samples": 2, "max_new_tokens": 4}
+    once = train(home / "once", settings(llama, home, 2))
+    twice = train(home / "twice", settings(llama, home, 2, rollout={**rollout, "updates": 2}))
+    assert twice[1]["update/policy_shift_k3"] > 1.5 * once[1]["update/policy_shift_k3"]
+    assert abs(twice[1]["critic/value_mean"]) > 1.5 * abs(once[1]["critic/value_mean"])
+
+
+def test_rewards_that_are_no_numbers_move_neither(llama: Path, home: Path) -> None:
+    wanted = settings(llama, home, 2, guards=home / "none.toml")
+    (home / "none.toml").write_text(GUARDS_THAT_LET_PASS, encoding="utf-8")
+    task = wanted.task.model_copy(update={"reward": "lengths_as_rewards:undefined"})
+    steps = train(home / "run", wanted.model_copy(update={"task": task}))
+    for step in steps:
+        assert not math.isfinite(step["critic/grad_norm"])
+        assert not math.isfinite(step["optim/grad_norm"])
+    assert steps[1]["critic/value_mean"] == 0
+    assert steps[1]["update/policy_shift_k3"] == 0
+
+
+def test_an_objective_without_a_critic_records_none(llama: Path, home: Path) -> None:
+    (step,) = train(home / "run", settings(llama, home, 1, objective={"name": "grpo"}))
+    assert not [name for name in step if name.startswith("critic/")]
