@@ -97,7 +97,7 @@ def recorded(directory: TrainingDirectory) -> Steps:
 
 def test_a_critic_learns_beside_the_policy(llama: Path, home: Path) -> None:
     steps = train(home / "run", settings(llama, home, 3))
-    assert [step["critic/value_mean"] for step in steps][0] == 0
+    assert steps[0]["critic/value_mean"] == 0
     assert all(step["critic/value_mean"] != 0 for step in steps[1:])
     for step in steps:
         assert step["critic/value_loss"] > 0
