@@ -166,7 +166,12 @@ TrainingStage = ScoreStage | FloorStage | WholeVocabularyStage
 LegStage = SampleStage | ReplayStage | TrainingStage
 Stage = LegStage | DistributionsStage
 
-_OTHER_ATTENTION: Final[dict[Attention, Attention]] = {"sdpa": "eager", "eager": "sdpa", "flash_attention_2": "sdpa"}
+_OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
+    None: "eager",
+    "sdpa": "eager",
+    "eager": "sdpa",
+    "flash_attention_2": "sdpa",
+}
 """SDPA and eager check each other; flash attention, which runs in 16 bit alone, is held against SDPA."""
 
 

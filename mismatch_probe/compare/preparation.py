@@ -9,7 +9,7 @@ from pathlib import Path
 from mismatch_probe import __version__
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides
-from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.model import Attention, CompareSettings
 from mismatch_probe.engines.rehearsal import check_room, rehearsal
 from mismatch_probe.errors import MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
@@ -49,6 +49,8 @@ def prepare(settings: CompareSettings) -> Preparation:
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
+    from mismatch_probe.training_path.loading import choose_attention
+
     check_sides(settings)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
@@ -71,8 +73,11 @@ def prepare(settings: CompareSettings) -> Preparation:
             weight_bytes=checkpoint.weight_bytes(folder),
         )
         prompts = _encoded(settings, str(folder), context_length)
+        attention = choose_attention(
+            folder, settings.training.attention, trust_remote_code=settings.model.trust_remote_code
+        )
     hardware = environment.hardware()
-    resolved = _resolved(settings, len(prompts), on_gpu=bool(hardware["gpus"]))
+    resolved = _resolved(settings, len(prompts), attention, on_gpu=bool(hardware["gpus"]))
     versions, variables = environment.versions(), recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
@@ -115,13 +120,14 @@ def _require_packages() -> None:
         )
 
 
-def _resolved(settings: CompareSettings, num_prompts: int, *, on_gpu: bool) -> CompareSettings:
+def _resolved(settings: CompareSettings, num_prompts: int, attention: Attention, *, on_gpu: bool) -> CompareSettings:
     """What was left open, as it came out."""
     size = settings.engine.batch_sequences or (_BATCH_SEQUENCES_GPU if on_gpu else _BATCH_SEQUENCES_CPU)
     return settings.model_copy(
         update={
             "prompts": settings.prompts.model_copy(update={"num_prompts": num_prompts}),
             "engine": settings.engine.model_copy(update={"batch_sequences": size}),
+            "training": settings.training.model_copy(update={"attention": attention}),
         }
     )
 

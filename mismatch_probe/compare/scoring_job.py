@@ -20,6 +20,7 @@ from mismatch_probe.compare.plan import (
 from mismatch_probe.compare.starts import scored_with_starts
 from mismatch_probe.compare.subsample import LONGEST_REPEATED, repeated_rows
 from mismatch_probe.compare.whole_vocabulary import compare_distributions
+from mismatch_probe.config.model import Attention
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
@@ -28,6 +29,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path.batching import plan_batches
+from mismatch_probe.training_path.loading import load_config, sdpa_leaves_out
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
 
@@ -66,6 +68,10 @@ def _run_stages(
     if model.rounded_to is not None and _rounding_is_exact(Path(manifest.model.folder), model.rounded_to):
         _skip(stages, f"every weight is exactly representable in {model.rounded_to}: rounding changes nothing", events)
         return
+    left_out = _left_out_by(model.attention, manifest)
+    if left_out is not None:
+        _skip(stages, f"{model.attention} attention leaves out {left_out}", events)
+        return
     try:
         scorer = _load(manifest, model)
     except (UsageError, EngineError) as error:
@@ -82,6 +88,14 @@ def _run_stages(
                 _score_alone(run, manifest, stage, by_sampler, scorer, events)
             else:
                 _score(run, manifest, stage, by_sampler, scorer, events)
+
+
+def _left_out_by(attention: Attention | None, manifest: Manifest) -> str | None:
+    """What another attention than the settings name would drop, which is no floor of theirs."""
+    if attention != "sdpa":
+        return None
+    trust_remote_code = manifest.settings.model.trust_remote_code
+    return sdpa_leaves_out(load_config(Path(manifest.model.folder), trust_remote_code=trust_remote_code))
 
 
 def _load(manifest: Manifest, model: LoadedModel) -> Scorer:

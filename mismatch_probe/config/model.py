@@ -64,11 +64,12 @@ class TrainingPathSettings(Settings):
 
     precision: `weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is
     `model.to(dtype)`, which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is
-    FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters.
+    FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters. attention: unset, SDPA, and eager attention
+    where SDPA would leave out a part of the architecture; a run records which.
     """
 
     precision: Literal["weights", "to", "autocast", "fsdp"] = "weights"
-    attention: Attention = "sdpa"
+    attention: Attention | None = None
     log_softmax_dtype: DtypeField = "fp32"
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"

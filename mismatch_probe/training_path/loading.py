@@ -7,9 +7,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
+from mismatch_probe.config.model import Attention
 from mismatch_probe.errors import EngineError, MissingExtra, UsageError
 from mismatch_probe.training_path.memory import memory_errors_named
 
@@ -34,16 +41,39 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def choose_attention(folder: Path, asked: Attention | None, *, trust_remote_code: bool) -> Attention:
+    """`asked`, or where nothing is asked for SDPA, and eager attention where SDPA would not compute the architecture.
+
+    Raises:
+        UsageError: the folder holds no causal language model, or one without SDPA attention where that is asked for.
+    """
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    if asked == "sdpa" and not _has_sdpa(config):
+        raise UsageError(
+            f"{folder} is a {config.model_type} model, which has no sdpa attention in transformers; give --attention "
+            "eager, or leave it out"
+        )
+    return asked or _default_attention(config)
+
+
+def sdpa_leaves_out(config: PreTrainedConfig) -> str | None:
+    """What transformers' SDPA attention drops of the architecture without a word."""
+    cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return None if cap is None else f"the soft cap of attention scores (attn_logit_softcapping = {cap:g})"
+
+
 def load_model(
     folder: Path,
     *,
     dtype: torch.dtype,
-    attention: str,
+    attention: str | None,
     device: torch.device,
     device_map: str | None,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
     """The checkpoint's causal language model in evaluation mode, its parameters cast to `dtype` as they are read.
+
+    Without `attention` it is the one that `choose_attention` names.
 
     Raises:
         UsageError: the folder holds no causal language model, or files that are broken or incomplete.
@@ -51,7 +81,8 @@ def load_model(
         EngineError: the model does not support what is asked of it.
         OutOfMemory: the weights do not fit.
     """
-    config = _load_config(folder, trust_remote_code)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    attention = attention or _default_attention(config)
     loader: Any = AutoModelForCausalLM
     advice = "give a training.device_map such as auto, or a smaller model"
     try:
@@ -81,13 +112,21 @@ def load_model(
             "safetensors files complete"
         ) from error
     except (ValueError, RuntimeError) as error:
-        raise _refusal(folder, config, attention, error) from error
+        raise EngineError(
+            f"{folder} cannot be loaded with training.attention = {attention} ({_first_line(error)}); "
+            "set training.attention to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
+        ) from error
     _require_complete(folder, report)
     loaded: PreTrainedModel = model.eval()
     return loaded
 
 
-def _load_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """The checkpoint's config.
+
+    Raises:
+        UsageError: the folder holds none that can be used, or that of another than a causal language model.
+    """
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} holds no config.json; give --model the folder of a transformers checkpoint")
     try:
@@ -99,20 +138,27 @@ def _load_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
             f"the config of {folder} cannot be used ({_first_line(error)}); mend config.json, upgrade transformers, or "
             "set model.trust_remote_code where the checkpoint brings its own code"
         ) from error
-    return config
-
-
-def _refusal(folder: Path, config: PreTrainedConfig, attention: str, error: Exception) -> Exception:
-    reason = _first_line(error)
-    if "Unrecognized configuration class" in reason:
-        return UsageError(
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not _brings_its_code(config, trust_remote_code):
+        raise UsageError(
             f"{folder} is a {config.model_type} model, which has no causal language model in transformers; "
             "give --model a causal language model"
         )
-    return EngineError(
-        f"{folder} cannot be loaded with training.attention = {attention} ({reason}); "
-        "set training.attention to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
-    )
+    return config
+
+
+def _brings_its_code(config: PreTrainedConfig, trust_remote_code: bool) -> bool:
+    return trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+
+
+def _default_attention(config: PreTrainedConfig) -> Attention:
+    return "sdpa" if _has_sdpa(config) and sdpa_leaves_out(config) is None else "eager"
+
+
+def _has_sdpa(config: PreTrainedConfig) -> bool:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return True
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return bool(model._supports_sdpa)
 
 
 def _require_complete(folder: Path, report: dict[str, Any]) -> None:

@@ -10,19 +10,25 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.dtypes import TORCH_NAME, Dtype
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
+from mismatch_probe.training_path.loading import sdpa_leaves_out
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
 aten = torch.ops.aten
-_PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default)
+_GROUPED: Final = aten._grouped_mm.default
+_PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default, _GROUPED)
 _SHORT_NAME: Final[dict[str, Dtype]] = {name: dtype for dtype, name in TORCH_NAME.items()}
 
 
 class ProductFormats(TorchDispatchMode):
-    """Counts the multiplications of the matrix products it sees by the format of their inputs."""
+    """Counts the multiplications of the matrix products it sees by the format of their inputs.
+
+    `grouped` are those of experts in one kernel, which autocast does not reach; they are among `multiplications` too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.multiplications: Counter[str] = Counter()
+        self.grouped: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -30,13 +36,26 @@ class ProductFormats(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
             left = args[1] if func is aten.addmm.default else args[0]
-            self.multiplications[short_name(left.dtype)] += result.numel() * left.shape[-1]
+            counted = {short_name(left.dtype): result.numel() * left.shape[-1]}
+            self.multiplications.update(counted)
+            if func is _GROUPED:
+                self.grouped.update(counted)
         return result
 
     @property
     def prevailing(self) -> str:
         """The format most multiplications took."""
         return self.multiplications.most_common(1)[0][0]
+
+    @property
+    def prevailing_outside_experts(self) -> str:
+        """The format most multiplications took that were not grouped by expert."""
+        return (self.multiplications - self.grouped).most_common(1)[0][0]
+
+    @property
+    def prevailing_in_experts(self) -> str | None:
+        """The format most multiplications took that were; None where there were none."""
+        return self.grouped.most_common(1)[0][0] if self.grouped else None
 
 
 def short_name(dtype: torch.dtype) -> str:
@@ -59,6 +78,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
         "buffer_dtypes": buffers,
         "rope_inv_freq_dtype": "/".join(sorted(rotary)) or None,
         "attention": config._attn_implementation,
+        "sdpa_leaves_out": sdpa_leaves_out(model.config),
         "experts": getattr(config, "_experts_implementation", None),
         "config": forward_facts(config.to_dict()),
         "dropout": "on" if any(module.training for module in model.modules()) else "off",

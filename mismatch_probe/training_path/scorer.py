@@ -152,11 +152,16 @@ class Scorer:
         return found
 
     def effective_settings(self) -> dict[str, Any]:
-        """What really runs, read back; `dtype` is the format that most of the probe's multiplications took."""
-        cast = self.weight_cast
+        """What really runs, read back; `dtype` is the format that most of the probe's multiplications took.
+
+        Autocast does not reach experts in one kernel, in any trainer: they are told apart as `experts_dtype`.
+        """
+        cast, formats = self.weight_cast, self._probe.body_formats
+        is_cast = self._arithmetic.autocast_dtype is not None
         return {
-            "dtype": self._probe.body_formats.prevailing,
-            "multiplications_by_dtype": dict(self._probe.body_formats.multiplications),
+            "dtype": formats.prevailing_outside_experts if is_cast else formats.prevailing,
+            "experts_dtype": formats.prevailing_in_experts,
+            "multiplications_by_dtype": dict(formats.multiplications),
             "precision": "reference" if self._arithmetic.is_reference else self._settings.precision,
             **self._description,
             **describe_arithmetic(self._arithmetic),

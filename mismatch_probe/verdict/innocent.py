@@ -24,7 +24,12 @@ def clean(case: Case) -> Verdict | None:
 def precision(case: Case, found: Disagreement) -> Verdict:
     """Precision where FP32 agrees; undecided where there is no FP32 pair. Flips of expert routing are named in both."""
     kl = case.metrics["kl_k3"]
-    shown = [f"token KL (k3) {write_estimate(kl)}", *_length_evidence(case), *_side_evidence(case)]
+    shown = [
+        f"token KL (k3) {write_estimate(kl)}",
+        *_length_evidence(case),
+        *_side_evidence(case),
+        *(finding.what for finding in case.preflight if finding.code == Code.ONE_SIDED_DTYPE),
+    ]
     size = write_estimate(kl).value
     flips = routing(found)
     if case.exact is None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.errors import EngineError, MismatchProbeError, MissingExtra, UsageError
 from mismatch_probe.training_path import Scorer
+from mismatch_probe.training_path.loading import choose_attention
 from tests.tiny_models import make_checkpoint
 
 
@@ -97,6 +98,21 @@ def test_a_weight_of_another_shape(folder: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash_attn is installed here")
+def test_attention_is_chosen_by_the_architecture_and_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    def chosen(family: str, asked: Attention | None = None) -> Attention:
+        folder = tmp_path / family
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": family}))
+        return choose_attention(folder, asked, trust_remote_code=False)
+
+    assert [chosen(family) for family in ("llama", "gemma2", "gpt_oss")] == ["sdpa", "eager", "eager"]
+    assert chosen("gemma2", "sdpa") == "sdpa", "what a trainer does can be measured"
+    with pytest.raises(UsageError, match=r"gpt_oss model, which has no sdpa attention.*--attention eager"):
+        chosen("gpt_oss", "sdpa")
+    with pytest.raises(UsageError, match="no causal language model"):
+        chosen("clip")
+
+
 def test_an_attention_that_is_not_installed(folder: Path) -> None:
     with pytest.raises(MissingExtra, match=r"flash_attention_2.*set training.attention to sdpa or eager") as error:
         load(folder, attention="flash_attention_2")

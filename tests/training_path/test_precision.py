@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
 from tests.tiny_models import make_checkpoint
@@ -115,6 +116,36 @@ def test_sdpa_drops_gemma2s_attention_soft_cap_and_the_reference_shows_it(score:
     exact = score("gemma2", "fp32", reference=True)
     assert mean_error(score("gemma2", "fp32", settings(attention="eager")), exact) < 1e-5
     assert mean_error(score("gemma2", "fp32", settings(attention="sdpa")), exact) > 1e-3
+
+
+def test_unset_attention_is_one_that_computes_the_architecture(checkpoint: Callable[[str], Path], score: Score) -> None:
+    assert mean_error(score("gemma2", "fp32"), score("gemma2", "fp32", reference=True)) < 1e-5
+    for family, running, left_out in (("gemma2", "eager", "attn_logit_softcapping = 50"), ("llama", "sdpa", None)):
+        with Scorer.load(checkpoint(family), "fp32", settings()) as scorer:
+            found = scorer.effective_settings()
+        assert found["attention"] == running
+        assert (found["sdpa_leaves_out"] is None) == (left_out is None)
+        assert left_out is None or left_out in found["sdpa_leaves_out"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_experts_that_autocast_does_not_reach_are_told_apart(checkpoint: Callable[[str], Path], dtype: Dtype) -> None:
+    with Scorer.load(checkpoint("qwen3-moe"), dtype, settings(precision="autocast")) as scorer:
+        found = scorer.effective_settings()
+    assert (found["dtype"], found["experts_dtype"]) == (dtype, "fp32")
+    assert found["multiplications_by_dtype"]["fp32"] > found["multiplications_by_dtype"][dtype]
+
+
+@pytest.mark.parametrize("precision", ["weights", "to", "fsdp"])
+def test_experts_follow_the_dtype_where_weights_do(checkpoint: Callable[[str], Path], precision: str) -> None:
+    with Scorer.load(checkpoint("qwen3-moe"), "bf16", settings(precision=precision)) as scorer:
+        found = scorer.effective_settings()
+    assert (found["dtype"], found["experts_dtype"]) == ("bf16", "bf16")
+
+
+def test_a_model_without_experts_has_no_format_of_them(checkpoint: Callable[[str], Path]) -> None:
+    with Scorer.load(checkpoint("llama"), "bf16", settings()) as scorer:
+        assert scorer.effective_settings()["experts_dtype"] is None
 
 
 def test_what_runs_is_read_back(checkpoint: Callable[[str], Path]) -> None:

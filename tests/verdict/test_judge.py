@@ -192,6 +192,13 @@ def test_broken_data_still_tells_the_bug_beside_it() -> None:
     assert [cause.code for cause in verdict.also] == ["temperature"]
 
 
+def test_a_part_of_one_side_in_another_format_is_evidence_of_the_precision_it_makes() -> None:
+    apart = setting(level="warning", side="pi", what="the experts compute in fp32", code="one_sided_dtype")
+    verdict = judge(replace(with_exact("bf16"), preflight=[apart]))
+    assert verdict.kind == "precision"
+    assert "the experts compute in fp32" in verdict.evidence
+
+
 def test_flips_of_routing_are_precision_by_that_name() -> None:
     given = world()
     flips = (given.generator.random(given.sequences.num_tokens) < 0.005)[:, None]

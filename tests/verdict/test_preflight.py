@@ -73,6 +73,10 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
         ({}, {"kv_cache_dtypes": ["float8_e4m3fn"]}, "warning", Code.ONE_SIDED_DTYPE),
         ({"log_softmax_dtype": "bf16"}, {}, "warning", Code.ONE_SIDED_DTYPE),
         ({"lm_head_dtype": "fp32"}, {}, "note", None),
+        ({"experts_dtype": "fp32"}, {}, "warning", Code.ONE_SIDED_DTYPE),
+        ({"attention": "sdpa", "sdpa_leaves_out": "the soft cap"}, {}, "error", None),
+        ({"attention": "eager", "sdpa_leaves_out": "the soft cap"}, {}, "note", None),
+        ({}, {"bounded_by_probe": {"max_num_batched_tokens": 588}}, "note", None),
         ({"config": {**CONFIG, "rope_parameters.rope_theta": 5e5}}, {}, "error", Code.POSITIONS),
         ({"config": {**CONFIG, "sliding_window": 16}}, {}, "error", Code.POSITIONS),
         ({"config": {**CONFIG, "num_experts_per_tok": 1}}, {}, "error", Code.ROUTING),
@@ -93,6 +97,17 @@ def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
     side.update(lossy)
     assert [one.code for one in preflight(Sides("fp32", "fp32", train, infer))] == [Code.ONE_SIDED_DTYPE]
     assert preflight(sides(train={key: value for key, value in lossy.items() if key.startswith("fp32")})) == []
+
+
+def test_what_is_as_asked_is_not_told() -> None:
+    assert preflight(sides({"experts_dtype": "bf16", "attention": "sdpa"}, {"bounded_by_probe": {}})) == []
+    assert preflight(sides(infer={"bounded_by_probe": {"kv_cache_memory_bytes": 1}})) == []
+
+
+def test_a_step_that_the_probe_made_smaller_names_the_flag_that_restores_it() -> None:
+    [found] = preflight(sides(infer={"bounded_by_probe": {"max_num_batched_tokens": 588}}))
+    assert "588 tokens a step" in found.what
+    assert "--vllm.max_num_batched_tokens" in found.advice
 
 
 def test_bos_twice_is_worth_a_note() -> None:

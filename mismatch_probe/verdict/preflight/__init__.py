@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.preflight.architecture import forward_pass, states
+from mismatch_probe.verdict.preflight.architecture import attention, bounded_steps, forward_pass, states
 from mismatch_probe.verdict.preflight.numerics import (
     applied_dtypes,
     compressed_engine,
+    experts_apart,
     inexact_fp32,
     rounded_frequencies,
     rounded_outputs,
@@ -20,9 +21,12 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     supports,
     defaults_picked_up,
     forward_pass,
+    attention,
+    bounded_steps,
     states,
     rounded_frequencies,
     compressed_engine,
+    experts_apart,
     rounded_outputs,
     inexact_fp32,
     prompt_starts,

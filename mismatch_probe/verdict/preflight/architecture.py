@@ -39,6 +39,44 @@ def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
             )
 
 
+def attention(sides: Sides) -> Iterator[SettingFinding]:
+    """An attention of the training path that leaves out a part of the architecture, or that was chosen so as not to."""
+    left_out = sides.train.get("sdpa_leaves_out")
+    if left_out is None:
+        return
+    running = sides.train.get("attention")
+    if running == "sdpa":
+        yield SettingFinding(
+            level="error",
+            side="pi",
+            setting="attention",
+            what=f"the training path's sdpa attention leaves out {left_out}",
+            advice="Train and score with eager attention (--attention eager), or one that has it.",
+        )
+    else:
+        yield SettingFinding(
+            level="note",
+            side="pi",
+            setting="attention",
+            what=f"the training path runs {running} attention, since sdpa would leave out {left_out}",
+            advice="See that the trainer does so too: where it runs sdpa, the two sides differ in FP32 as well.",
+        )
+
+
+def bounded_steps(sides: Sides) -> Iterator[SettingFinding]:
+    """A step of the engine that the probe made smaller than the engine's own default."""
+    tokens = sides.infer.get("bounded_by_probe", {}).get("max_num_batched_tokens")
+    if tokens is not None:
+        yield SettingFinding(
+            level="note",
+            side="mu",
+            setting="max_num_batched_tokens",
+            what=f"the engine takes at most {tokens} tokens a step, fewer than by default, so that log-probs of this "
+            "vocabulary fit while it replays; a server with larger steps can use other kernels",
+            advice="Give --vllm.max_num_batched_tokens the server's value, and the memory it takes, to measure that.",
+        )
+
+
 def states(sides: Sides) -> Iterator[SettingFinding]:
     """Dropout at work, and caches and shortcuts whose results can depend on what ran before."""
     if sides.train.get("dropout") == "on":

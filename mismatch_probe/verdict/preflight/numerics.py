@@ -28,6 +28,22 @@ def applied_dtypes(sides: Sides) -> Iterator[SettingFinding]:
             )
 
 
+def experts_apart(sides: Sides) -> Iterator[SettingFinding]:
+    """Experts that the asked format does not reach: autocast casts no product that a kernel groups by expert."""
+    experts = sides.train.get("experts_dtype")
+    if experts is not None and experts != sides.train_dtype:
+        yield SettingFinding(
+            level="warning",
+            side="pi",
+            setting="experts_dtype",
+            what=f"the training path's experts compute in {experts} and the rest of it in {sides.train_dtype}: "
+            "autocast does not reach grouped products",
+            advice="It is so in a trainer that uses autocast on these experts; where it casts weights or shards with "
+            "FSDP, give --train-precision weights or fsdp.",
+            code=Code.ONE_SIDED_DTYPE,
+        )
+
+
 def rounded_frequencies(sides: Sides) -> Iterator[SettingFinding]:
     """RoPE's inverse frequencies below FP32: `.to()` and `.half()` cast buffers, loading with a dtype does not."""
     held = sides.train.get("rope_inv_freq_dtype")
