@@ -26,6 +26,7 @@ from mismatch_probe.train.state import Adjustments
 
 _HISTORY_STEPS: Final = 16
 _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK, ActionKind.STOP})
+_TELLS: Final = frozenset({ActionKind.LOG, ActionKind.WARN})
 
 Listener = Callable[[int, Mapping[str, float], Decision], None]
 
@@ -98,15 +99,20 @@ class Trainer:
             precisions = self.adjustments.train_dtype, self.adjustments.infer_dtype
             decision, rollouts = self._run_step(self._step)
             reached = self._goal is not None and self._goal.reached(self._step, rollouts)
-            due = self._step % self._settings.checkpoint.every == 0 or self._step == self._settings.steps
             asks_for_another = (self.adjustments.train_dtype, self.adjustments.infer_dtype) != precisions
-            if (due and not decision.events) or reached or asks_for_another:
+            if self._due(decision) or reached or asks_for_another:
                 self._save()
             if reached:
                 return True
             if asks_for_another:
                 return False
         return True
+
+    def _due(self, decision: Decision) -> bool:
+        """Whether a checkpoint is: at the last step, and at its turn unless a guard did more than tell."""
+        only_told = all(action.kind in _TELLS for action in decision.actions)
+        turn = self._step % self._settings.checkpoint.every == 0
+        return (turn and only_told) or self._step == self._settings.steps
 
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
         """One step; what guards said to it, and its responses."""
