@@ -4,21 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_probe.notation import write_count, write_number, write_percent
+from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import course as drawing
 from mismatch_probe.report.figures.canvas import SMALL, WIDE
 from mismatch_probe.report.figures.course import Curve, Events
 from mismatch_probe.report.training.course import Course
+from mismatch_probe.report.training.phases import phases
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
 from mismatch_probe.report.training.summarise import OVERFLOW, finite_mean, metric_course, window_of
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.sequences import Floats
 
 _ROWS = 10
-_PHASE = "time/"
-_SECONDS = "_seconds"
-_WHOLE = "step"
-_WORTH_A_BAR = 0.01
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:
@@ -50,7 +47,7 @@ def _section(section: PlotSection, courses: Sequence[Course]) -> Section:
     present = [plot for plot in section.plots if any(course.has(name) for course in courses for name in plot.metrics)]
     still = {plot: value for plot in present if (value := _constant(plot, courses)) is not None}
     moving = [plot for plot in present if plot not in still]
-    extra = [_phases(courses)] if section.anchor == TIME and any(map(_phase_seconds, courses)) else []
+    extra = phases(courses) if section.anchor == TIME else []
     blocks: list[Block] = []
     if moving or extra:
         blocks.append(figure(section.anchor, section.caption, moving, courses, *extra))
@@ -140,39 +137,3 @@ def _mean(values: Floats) -> str:
     unfinite = int((~np.isfinite(values)).sum())
     note = f" ({unfinite} of {len(values)} not finite)" if unfinite else ""
     return write_number(finite_mean(values)) + note
-
-
-def _phase_seconds(course: Course) -> dict[str, float]:
-    """Mean seconds of a step by phase; `other` is what no phase claims."""
-    names = [name for name in course.metrics if name.startswith(_PHASE) and name.endswith(_SECONDS)]
-    means = {name[len(_PHASE) : -len(_SECONDS)]: finite_mean(course.metric(name)) or 0.0 for name in names}
-    whole = means.pop(_WHOLE, 0.0)
-    return {**means, "other": max(0.0, whole - sum(means.values()))} if means else {}
-
-
-def _phases(courses: Sequence[Course]) -> Panel:
-    """Phases that take a hundredth of any run's step have a bar, the others are named."""
-    found = [_phase_seconds(course) for course in courses]
-    wholes = [sum(seconds.values()) for seconds in found]
-    names = dict.fromkeys(name for seconds in found for name in seconds)
-    large = [
-        name
-        for name in names
-        if any(seconds.get(name, 0.0) >= _WORTH_A_BAR * whole for seconds, whole in zip(found, wholes, strict=True))
-    ]
-    small = [name for name in names if name not in large]
-    heading = Heading(
-        "plot-phases",
-        "Where a step's time goes",
-        "; ".join(
-            f"{course.label}: {', '.join(f'{name} {write_number(one)} s' for name, one in seconds.items())}"
-            for course, seconds in zip(courses, found, strict=True)
-        ),
-        "Mean over all steps, and the share of a step."
-        + (f" Below {write_percent(_WORTH_A_BAR)}: {', '.join(small)}." if small else ""),
-    )
-    bars = [
-        (course.style, {name: seconds.get(name, 0.0) for name in large}, whole)
-        for course, seconds, whole in zip(courses, found, wholes, strict=True)
-    ]
-    return drawing.draw_phases(heading, bars)

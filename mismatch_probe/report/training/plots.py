@@ -102,9 +102,9 @@ _MISMATCH = PlotSection(
             "temperature",
             "Temperature fit",
             ("mismatch/temperature_fit",),
-            "slope",
+            "T of pi / T of mu",
             "linear",
-            "Slope of log mu on log pi: 1 where both sides use one temperature.",
+            "Fitted to d: 1 where both sides use one temperature.",
         ),
     ),
 )
@@ -240,8 +240,8 @@ _CORRECTION = PlotSection(
 _TIME = PlotSection(
     "time",
     "Time",
-    "Wall-clock seconds by phase: weights sent and probed (sync), responses sampled and rewarded (sample), scored "
-    "under pi (score), gradients (learn), guards, the optimizer (update).",
+    "Wall-clock seconds by phase: weights sent (sync) and probed, responses sampled and rewarded (sample), scored "
+    "under pi (score), gradients (learn), metrics (measure), guards, the optimizer (update).",
     "the longest bar is where a faster run has to be looked for.",
     (
         Plot(

@@ -161,6 +161,12 @@ def test_what_never_changes_is_told_in_words(clean: str) -> None:
     assert 'id="plot-weights-clipped"' not in clean
 
 
+def test_the_cost_of_watching_is_told(clean: str) -> None:
+    cost = re.search(r"Probe, metrics and guards took (\S+) %\.", clean)
+    assert cost is not None
+    assert float(cost[1]) == pytest.approx(100 * 0.0802 / 5.69, abs=0.2)
+
+
 def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> None:
     for anchor in ("reward", "kl", "extremes", "gradient"):
         drawing = svg(pair, anchor)

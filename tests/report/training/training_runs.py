@@ -77,7 +77,7 @@ def step_metrics(step: int, sample: TrainingSample) -> dict[str, float]:
     extreme = min(0.97, 30 * math.sqrt(k3) * noise(0.4) / 2)
     overflow = step in sample.overflows
     length = 29 + random.normal(0, 0.4)
-    seconds = {"sync": 0.17, "sample": 3.3, "score": 0.8, "learn": 1.4, "guards": 2e-4, "update": 3e-3}
+    seconds = {"sync": 0.1, "probe": 0.07, "sample": 3.3, "score": 0.8, "learn": 1.4, "measure": 0.01, "guards": 2e-4}
     seconds = {phase: value * noise(0.1) for phase, value in seconds.items()}
     found = {
         "sync/engine_unchanged": 0.0,
