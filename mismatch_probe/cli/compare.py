@@ -1,10 +1,11 @@
 """`mismatch-probe compare`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from mismatch_probe.cli.flags import nested
 from mismatch_probe.errors import UsageError
 
 _ENGINE_PREFIX = "--vllm."
@@ -54,7 +55,7 @@ def compare(
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
     """
-    flags = _nested(
+    flags = nested(
         {
             "model.path": model,
             "model.revision": revision,
@@ -70,7 +71,7 @@ def compare(
             "training.attention": attention,
             "training.device": device,
             "engine.args": engine_arguments(context.args) or None,
-            "pairs": _pairs(dtype, train_dtype, infer_dtype),
+            "pairs": pairs_of(dtype, train_dtype, infer_dtype),
         }
     )
     from mismatch_probe.cli.compare_command import run_compare
@@ -99,7 +100,7 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
     while rest:
         word = rest.pop(0)
         if not word.startswith(_ENGINE_PREFIX):
-            raise UsageError(f"{word!r} is not an option of compare; engine arguments are written --vllm.KEY VALUE")
+            raise UsageError(f"{word!r} is not an option here; engine arguments are written --vllm.KEY VALUE")
         key, separator, value = word.removeprefix(_ENGINE_PREFIX).partition("=")
         if not separator:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
@@ -110,7 +111,12 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
     return found
 
 
-def _pairs(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[str, str]] | None:
+def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[str, str]] | None:
+    """The pairs (train, infer) that the dtype flags ask for; None where none is given.
+
+    Raises:
+        UsageError: the flags contradict each other, or one side is missing.
+    """
     if not train and not infer:
         return [(name, name) for name in dtypes] if dtypes else None
     if dtypes:
@@ -120,16 +126,3 @@ def _pairs(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[str, str]
             "--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides"
         )
     return [(one, other) for one in train for other in infer]
-
-
-def _nested(flags: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for dotted, value in flags.items():
-        if value is None:
-            continue
-        table = nested
-        *path, last = dotted.split(".")
-        for part in path:
-            table = table.setdefault(part, {})
-        table[last] = value
-    return nested

@@ -1,0 +1,69 @@
+"""What `evaluate` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.cli.noise import noise_in
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.evaluate.console import render_evaluation
+from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
+from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
+from mismatch_probe.records.evaluation import EvaluationDirectory
+
+
+def run_evaluate(
+    flags: dict[str, Any], *, config: Path | None, out: Path | None, resume: bool, json_output: bool
+) -> ExitCode:
+    """Parse, validate, sample, score, evaluate.
+
+    Raises:
+        MismatchProbeError: anything that stops the run, as one sentence.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = people()
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the run directory to continue")
+    run = EvaluationDirectory(out or default_evaluation_path())
+    continuing = resume and run.is_run
+    values = _values(flags, config, run if continuing else None)
+    settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
+    comparison = parse_settings(CompareSettings, values)
+    if not continuing:
+        run.require_free()
+    preparation = prepare_evaluation(comparison, settings)
+    start = resume_evaluation if continuing else start_evaluation
+    run = start(run.path, preparation)
+    try:
+        with noise_in(run.log_path("evaluate")) as quiet, progress_listener(quiet, run) as listener:
+            found = execute_evaluation(run, preparation, listener)
+    except UsageError:
+        raise
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print(
+            f"What was computed is kept. Continue with: mismatch-probe evaluate --resume --out {run.path}",
+            soft_wrap=True,
+        )
+        raise
+    render_evaluation(found, console)
+    if json_output:
+        print_json(found)
+    return ExitCode.PASS
+
+
+def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDirectory | None) -> dict[str, Any]:
+    """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
+    base = dict(DEFAULTS)
+    if recorded is not None:
+        base = recorded.read_manifest().settings.model_dump(mode="json")
+        base["evaluation"] = recorded.read_evaluation().settings.model_dump(mode="json")
+    if config is not None:
+        base = merged(base, read_settings_file(config))
+    values = merged(base, flags)
+    if "model" not in values:
+        raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")
+    return values

@@ -1,0 +1,1 @@
+"""Accuracy under the sampling and under the training policy: the deployment gap."""

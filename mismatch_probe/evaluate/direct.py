@@ -1,0 +1,106 @@
+"""The direct check: the training path answers the same problems itself, batch by batch, and resumes."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.plan import fixed_batches
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.token_text import TokenTexts
+from mismatch_probe.provenance.keys import sequence_seed
+from mismatch_probe.records.evaluation import EvaluationDirectory
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.tables import ROLLOUTS, write_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mismatch_probe.training_path.generation import Sampler
+
+
+def sample_training_path(
+    run: EvaluationDirectory,
+    manifest: Manifest,
+    prompts: Sequence[EncodedPrompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    listener: Callable[[AnyEvent], None],
+) -> None:
+    """As many responses from pi in each training dtype as an engine gave, unless they are there already.
+
+    Raises:
+        EngineError: the model cannot be loaded or run; whole batches are kept.
+        StorageError: a batch could not be recorded.
+    """
+    for dtype in manifest.settings.train_dtypes:
+        if not run.pi_rollouts_path(dtype).exists():
+            _sample(run, manifest, prompts, tokenizer, dtype, listener)
+
+
+def _sample(
+    run: EvaluationDirectory,
+    manifest: Manifest,
+    prompts: Sequence[EncodedPrompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    dtype: Dtype,
+    listener: Callable[[AnyEvent], None],
+) -> None:
+    from mismatch_probe.training_path.generation import Sampler
+
+    settings = manifest.settings
+    rows = [(prompt, sample) for prompt in prompts for sample in range(settings.sampling.samples_per_prompt)]
+    assert settings.engine.batch_sequences is not None, "resolved when the run was made"
+    batches = fixed_batches(len(rows), settings.engine.batch_sequences)
+    stage = f"sample-train-{dtype}"
+    parts = run.parts(stage, ("rollouts",))
+    parts.open()
+    pending = [number for number in range(len(batches)) if not parts.is_done(number)]
+    listener(StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
+    if pending:
+        with Sampler(
+            manifest.model.folder,
+            dtype,
+            settings.training,
+            settings.sampling,
+            trust_remote_code=settings.model.trust_remote_code,
+        ) as sampler:
+            for number in pending:
+                begun = time.monotonic()
+                seed = sequence_seed(settings.sampling.seed, stage, number)
+                table = _batch(sampler, [rows[row] for row in batches[number]], tokenizer, dtype, seed)
+                parts.write(number, {"rollouts": table})
+                tokens = pa.compute.sum(pa.compute.list_value_length(table["token_ids"])).as_py()
+                seconds = time.monotonic() - begun
+                listener(BatchDone(stage=stage, sequences=table.num_rows, tokens=tokens, seconds=seconds))
+    write_table(run.pi_rollouts_path(dtype), parts.read(len(batches), "rollouts").combine_chunks())
+    parts.remove()
+    listener(StageDone(stage=stage))
+
+
+def _batch(
+    sampler: "Sampler",
+    rows: Sequence[tuple[EncodedPrompt, int]],
+    tokenizer: "PreTrainedTokenizerBase",
+    dtype: Dtype,
+    seed: int,
+) -> pa.Table:
+    prompts = [prompt for prompt, _ in rows]
+    end: int | None = tokenizer.eos_token_id
+    generated = sampler.sample(prompts, end, seed)
+    texts = TokenTexts(tokenizer)
+    return pa.table(
+        {
+            "id": [f"{prompt.prompt_id}/{sample}@train-{dtype}" for prompt, sample in rows],
+            "prompt_id": [prompt.prompt_id for prompt in prompts],
+            "sampler": [f"train-{dtype}"] * len(rows),
+            "seed": [seed] * len(rows),
+            "prompt_token_ids": [prompt.token_ids for prompt in prompts],
+            "token_ids": [one.token_ids for one in generated],
+            "token_texts": [texts(one.token_ids) for one in generated],
+            "finish_reason": [one.finish_reason for one in generated],
+        },
+        schema=ROLLOUTS,
+    )

@@ -1,0 +1,147 @@
+"""An evaluation: a comparison's stages, pi's own responses where asked for, then what the responses earned."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_probe.compare.events import AnyEvent
+from mismatch_probe.compare.pair_data import RunReader
+from mismatch_probe.compare.run import execute, resume_run, start_run
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.evaluate.answers import Marker
+from mismatch_probe.evaluate.direct import sample_training_path
+from mismatch_probe.evaluate.estimates import Answers, accuracy, difference, reweighted
+from mismatch_probe.evaluate.preparation import EvaluationPreparation
+from mismatch_probe.records.evaluation import (
+    DirectAccuracy,
+    EngineAccuracy,
+    EngineDifference,
+    Evaluation,
+    EvaluationDirectory,
+    PairAccuracy,
+)
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.rows import prompts_of
+from mismatch_probe.records.tables import read_table
+from mismatch_probe.tasks import load_tokenizer
+
+
+def start_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
+    """Make the run directory. Raises as `start_run` of a comparison."""
+    start_run(path, preparation.comparison)
+    run = EvaluationDirectory(path)
+    run.write_evaluation(preparation.record())
+    return run
+
+
+def resume_evaluation(path: Path, preparation: EvaluationPreparation) -> EvaluationDirectory:
+    """Open a run to continue it; the reward and whether pi samples too may be others. Raises as `resume_run`."""
+    resume_run(path, preparation.comparison)
+    run = EvaluationDirectory(path)
+    run.write_evaluation(preparation.record())
+    return run
+
+
+def execute_evaluation(
+    run: EvaluationDirectory, preparation: EvaluationPreparation, listener: Callable[[AnyEvent], None]
+) -> Evaluation:
+    """Sample and score what is not recorded yet, then evaluate.
+
+    Raises:
+        MismatchProbeError: a stage or the reward failed; what was recorded stays.
+    """
+    execute(run, listener)
+    with run.locked():
+        manifest = run.read_manifest()
+        prompts = prompts_of(read_table(run.prompts_path))
+        tokenizer = load_tokenizer(manifest.model.folder, trust_remote_code=manifest.settings.model.trust_remote_code)
+        if preparation.settings.sample_pi:
+            sample_training_path(run, manifest, prompts, tokenizer, listener)
+        marker = Marker(prompts, tokenizer, preparation.reward)
+        found = evaluate_records(run, manifest, marker, preparation.record())
+        run.write_evaluation(found)
+    return found
+
+
+def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marker, record: Evaluation) -> Evaluation:
+    """`record` with every accuracy, from the files of a run; needs no accelerator.
+
+    Raises:
+        UsageError: the reward failed.
+        BrokenRecord: a file of the run is missing or damaged.
+    """
+    level = manifest.settings.confidence
+    rollouts = read_table(run.rollouts_path)
+    tables = {infer: _sampled_by(rollouts, f"infer-{infer}") for infer in manifest.settings.infer_dtypes}
+    marked = {infer: marker.mark(table) for infer, table in tables.items()}
+    direct = _direct(run, manifest, marker) if record.settings.sample_pi else {}
+    reader = RunReader(run, manifest)
+    return record.model_copy(
+        update={
+            "state": "finished",
+            "engines": [
+                EngineAccuracy(
+                    infer_dtype=infer,
+                    accuracy=accuracy(answers, level),
+                    truncated_responses=_truncated(tables[infer]),
+                )
+                for infer, answers in marked.items()
+            ],
+            "differences": [
+                EngineDifference(of=of, over=over, difference=difference(marked[of], marked[over], level))
+                for of, over in combinations(marked, 2)
+            ],
+            "pairs": [
+                _pair(reader, train, infer, marked[infer], direct.get(train), level)
+                for train, infer in manifest.settings.pairs
+            ],
+        }
+    )
+
+
+def _pair(
+    reader: RunReader,
+    train: Dtype,
+    infer: Dtype,
+    answers: Answers,
+    direct: tuple[Answers, int] | None,
+    level: float,
+) -> PairAccuracy:
+    data = reader.pair(train, infer)
+    both = answers.at(data.rows)
+    found = None if data.pair is None else reweighted(both, data.pair.diff_sums, level)
+    return PairAccuracy(
+        train_dtype=train,
+        infer_dtype=infer,
+        under_mu=None if data.pair is None else accuracy(both, level),
+        ess=None if found is None else found.ess,
+        under_pi=None if found is None else found.under_pi,
+        gap=None if found is None else found.gap,
+        responses_left_out=len(answers.rewards) - len(data.rows),
+        undecided="no response has finite log-probs on both sides" if found is None else found.undecided,
+        direct=None
+        if direct is None
+        else DirectAccuracy(
+            accuracy=accuracy(direct[0], level),
+            gap=difference(direct[0], answers, level),
+            truncated_responses=direct[1],
+        ),
+    )
+
+
+def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dict[Dtype, tuple[Answers, int]]:
+    """What pi's own responses earned and how many were truncated, by training dtype."""
+    tables = {dtype: read_table(run.pi_rollouts_path(dtype)) for dtype in manifest.settings.train_dtypes}
+    return {dtype: (marker.mark(table), _truncated(table)) for dtype, table in tables.items()}
+
+
+def _sampled_by(rollouts: pa.Table, sampler: str) -> pa.Table:
+    return rollouts.filter(pc.equal(rollouts["sampler"], sampler))
+
+
+def _truncated(table: pa.Table) -> int:
+    return int(np.sum(np.asarray(table["finish_reason"].to_pylist()) == "length"))

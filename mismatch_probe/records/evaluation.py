@@ -1,0 +1,103 @@
+"""`evaluation.json`: accuracy under mu and under pi, and what deployment gains or loses."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Record
+from mismatch_probe.stats.results import Estimate
+
+EVALUATION_VERSION = 1
+
+
+class EngineAccuracy(Record):
+    """What responses of the engine in one dtype earn on average."""
+
+    infer_dtype: Dtype
+    accuracy: Estimate
+    truncated_responses: int
+
+
+class EngineDifference(Record):
+    """Accuracy of the engine in `of` minus that in `over`, on the same problems."""
+
+    of: Dtype
+    over: Dtype
+    difference: Estimate
+
+
+class DirectAccuracy(Record):
+    """What responses sampled on the training path earn; gap: that minus accuracy under mu, on the same problems."""
+
+    accuracy: Estimate
+    gap: Estimate
+    truncated_responses: int
+
+
+class PairAccuracy(Record):
+    """The deployment gap of a pair of dtypes.
+
+    under_mu: of the responses that both sides scored. under_pi: of the same ones, each weighing pi/mu. gap: under_pi
+    minus under_mu, positive where deployment loses. Both are None where ess, the share of the responses that the
+    weights leave, is too small, which `undecided` says. direct: from responses of pi itself, where asked for.
+    """
+
+    train_dtype: Dtype
+    infer_dtype: Dtype
+    under_mu: Estimate | None
+    ess: Estimate | None
+    under_pi: Estimate | None
+    gap: Estimate | None
+    responses_left_out: int
+    undecided: str | None = None
+    direct: DirectAccuracy | None = None
+
+
+class Evaluation(Record):
+    """The whole answer; the lists are empty until everything is sampled and scored."""
+
+    evaluation_version: int = EVALUATION_VERSION
+    tool_version: str
+    model: str
+    model_fingerprint: str
+    task: str
+    settings: EvaluationSettings
+    state: Literal["unfinished", "finished"] = "unfinished"
+    engines: list[EngineAccuracy] = []
+    differences: list[EngineDifference] = []
+    pairs: list[PairAccuracy] = []
+
+
+class EvaluationDirectory(RunDirectory):
+    """A comparison's directory with the evaluation's own files."""
+
+    @property
+    def evaluation_path(self) -> Path:
+        return self.path / "evaluation.json"
+
+    def pi_rollouts_path(self, dtype: Dtype) -> Path:
+        return self.path / f"rollouts-train-{dtype}.parquet"
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        write_text(self.evaluation_path, evaluation.model_dump_json(indent=2) + "\n")
+
+    def read_evaluation(self) -> Evaluation:
+        """
+        Raises:
+            RunDirectoryError: no evaluation was started here.
+            BrokenRecord: its record cannot be read by this version.
+        """
+        try:
+            return Evaluation.model_validate_json(self.evaluation_path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise RunDirectoryError(
+                f"{self.path} holds no evaluation: continue it with the command that started it, or give another --out"
+            ) from error
+        except (OSError, ValidationError) as error:
+            raise BrokenRecord(f"{self.evaluation_path} cannot be read by this version; evaluate again") from error
