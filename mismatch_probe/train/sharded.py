@@ -85,7 +85,7 @@ class ShardedModel(Generic[Module]):
 
     def computing(self) -> AbstractContextManager[Any]:
         """Enter it around forward and backward passes: products on a CPU follow `training_path.products`."""
-        return CpuProducts() if self.device.type == "cpu" and self.dtype in ("fp16", "fp32") else nullcontext()
+        return CpuProducts() if self.device.type == "cpu" else nullcontext()
 
     def _compute(self, sequences: list[TokenSequence]) -> Any:
         """What `module` makes of a micro-batch, with a gradient where one is wanted.

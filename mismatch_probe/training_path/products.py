@@ -6,7 +6,8 @@ ties to even. Attention takes FP16 queries, keys and values, is computed in FP32
 products are several times slower on a CPU without FP16 instructions.
 
 FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused, and so do those
-inside causal attention where no gradient is wanted.
+inside causal attention where no gradient is wanted. BF16 is PyTorch's own but for attention's backward pass, whose
+kernel is slow on short sequences: it is computed in FP32 and rounded once.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
+_SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
 _ROWS_PER_BLOCK: Final = 512
 _ROW_STEP: Final = 32
@@ -54,6 +56,8 @@ class CpuProducts(TorchDispatchMode):
             return _fp16_product(func, args, kwargs)
         if first.dtype == torch.float32:
             return _fp32_product(func, args, kwargs)
+        if func is _ATTENTION_BACKWARD and first.dtype == torch.bfloat16:
+            return tuple(gradient.bfloat16() for gradient in _in_fp32(func, args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -90,7 +94,7 @@ def _fp32_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def widen(value: Any) -> Any:
-        return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype in _SIXTEEN_BIT else value
 
     return func(*map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
 

@@ -203,3 +203,14 @@ def test_a_linear_of_inference_mode_is_that_of_a_training_step(with_bias: bool) 
             inferred = F.linear(inputs, weight, bias)
     assert inferred.shape == (3, 5, 16)
     assert torch.equal(trained, inferred)
+
+
+def test_attention_gradients_of_bf16_are_those_of_fp32_rounded_once() -> None:
+    found = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [halves(2, 3, 20, 16, seed=seed).to(torch.bfloat16).to(dtype).requires_grad_() for seed in range(3)]
+        with CpuProducts():
+            F.scaled_dot_product_attention(*inputs, is_causal=True).sum().backward()
+        found[dtype] = torch.stack([one.grad for one in inputs])  # type: ignore[arg-type]
+    rounding = 2.0**-8 * found[torch.float32].abs().max()
+    assert (found[torch.bfloat16].float() - found[torch.float32]).abs().max() < 4 * rounding
