@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatch_probe.notation import write_bytes, write_count, write_estimate, write_number
-from mismatch_probe.records.localize import Localization, PlaceError, RouterDecisions, Suspect
+from mismatch_probe.records.localize import Interventions, Localization, PlaceError, RouterDecisions, Suspect
 from mismatch_probe.report.hostile import plain
+from mismatch_probe.stats.results import Estimate
 
 _MOST_BLOCKS = 40
 _UNBOUNDED = 10_000
@@ -24,6 +25,8 @@ def render_localization(found: Localization, console: Console) -> None:
     _blocks(found.blocks, console)
     if found.modules:
         _modules(found.modules, console)
+    if found.interventions is not None:
+        _interventions(found.interventions, console)
     if found.routers:
         _routers(found.routers, console)
     _print(
@@ -107,6 +110,32 @@ def _modules(modules: Sequence[PlaceError], console: Console) -> None:
             )
         )
     _show(console, table, "Error that each place adds to the same input, mean over layers")
+
+
+def _interventions(found: Interventions, console: Console) -> None:
+    table = _table(console, "in FP32", "side", "removes of the token KL", "time", "weights besides")
+    for one in (*found.ranked, *found.together):
+        time, extra = f"{100 * one.slower:+.0f} %", write_bytes(one.extra_bytes) if one.extra_bytes else ""
+        table.add_row(*map(Text, (plain(one.part), one.side, _share(one.removed), time, extra)))
+    _show(console, table, "What higher precision of a part would mend, measured on the same token ids")
+    for one in found.together:
+        added_up = _percent(found.sum_of_removed[one.side])
+        _print(
+            console, f"Together the parts of {one.side} removed {_share(one.removed)}; one by one, {added_up} % in all."
+        )
+    for what, why in found.left_out.items():
+        _print(console, f"Not tried: {plain(what)}: {plain(why)}.", "dim")
+
+
+def _share(removed: Estimate) -> str:
+    """`41 % (38-44)`."""
+    if removed.low is None or removed.high is None:
+        return f"{_percent(removed.value)} %"
+    return f"{_percent(removed.value)} % ({_percent(removed.low)} to {_percent(removed.high)})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
 
 
 def _routers(routers: Sequence[RouterDecisions], console: Console) -> None:

@@ -4,7 +4,9 @@ import time
 
 from mismatch_probe.compare.plan import SampleStage, sample_requests
 from mismatch_probe.engines.start import start_engine
-from mismatch_probe.engines.vllm.activations import infer_names, record_activations
+from mismatch_probe.engines.vllm.activations import record_activations
+from mismatch_probe.engines.vllm.recorded import infer_names
+from mismatch_probe.localize.engine_trials import try_engine_parts
 from mismatch_probe.localize.looked_into import activation_batches
 from mismatch_probe.localize.workspace import JobNotes, Workspace, sampler_name
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
@@ -39,10 +41,11 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
         write_table(workspace.rollouts, rollouts_table(requests, sampled, sampler_name(task)))
         sequences = [one.sequence for one in sampled]
         write_table(workspace.leg("infer"), leg_table(sequences, [one.scores for one in sampled]))
+        trials = try_engine_parts(workspace, engine, sequences) if settings.interventions else []
         begun = time.perf_counter()
         layout, _ = record_activations(
             engine, activation_batches(sequences, task), workspace.activations, modules=settings.modules
         )
         seconds["record infer"] = time.perf_counter() - begun
     layout = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
-    return JobNotes(seconds=seconds, layout=layout, stored_bytes=workspace.activations.num_bytes())
+    return JobNotes(seconds=seconds, layout=layout, trials=trials, stored_bytes=workspace.activations.num_bytes())

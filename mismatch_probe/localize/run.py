@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mismatch_probe import __version__
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.localize.children import run_job
+from mismatch_probe.localize.interventions import judge_interventions
 from mismatch_probe.localize.looked_into import logit_rows, looked_into, max_stored_tokens
 from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import (
@@ -27,10 +29,11 @@ from mismatch_probe.localize.suspects import find_suspects
 from mismatch_probe.localize.workspace import JobNotes, Task, Workspace
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.activations import BLOCK
-from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.localize import Interventions, Localization
 from mismatch_probe.records.place_errors import read_sums
 from mismatch_probe.records.rows import prompts_table, sequences_of
 from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats
 
 Tell = Callable[[str], None]
@@ -119,11 +122,20 @@ def _summarised(
         suspects=find_suspects(places, errors, settings.infer_dtype, settings.train_dtype),
         routers=router_decisions(routers, inside),
         unmatched=names.unmatched({error.place for error in modules}) if settings.modules else [],
-        interventions=None,
+        interventions=_interventions(everywhere, workspace, notes) if settings.interventions else None,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         stored_bytes=max(note.stored_bytes for note in notes.values()),
         peak_memory_bytes={job: note.peak_memory_bytes for job, note in notes.items()},
     )
+
+
+def _interventions(estimator: Estimator, workspace: Workspace, notes: dict[str, JobNotes]) -> Interventions | None:
+    """None where the sides agree bit for bit, so that there is nothing to remove."""
+    if np.array_equal(_logprobs(workspace, "train"), _logprobs(workspace, "infer")):
+        return None
+    trials = [trial for note in notes.values() for trial in note.trials]
+    left_out = {what: why for note in notes.values() for what, why in note.left_out.items()}
+    return judge_interventions(trials, estimator, partial(_logprobs, workspace), left_out)
 
 
 def _logprobs(workspace: Workspace, leg: str) -> Floats:

@@ -1,10 +1,10 @@
-"""The training path's job: pi recorded on the same ids, then the FP32 reference's walk over both sides."""
+"""The training path's job: pi scored and recorded on the same ids, then the FP32 reference's walk over both sides."""
 
 import time
 from pathlib import Path
 
-from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.looked_into import activation_batches
+from mismatch_probe.localize.training_trials import try_training_parts
 from mismatch_probe.localize.workspace import JobNotes, Task, Workspace
 from mismatch_probe.records.place_errors import write_sums
 from mismatch_probe.records.rows import leg_table, sequences_of
@@ -27,16 +27,15 @@ def run_training_job(workspace: Workspace) -> JobNotes:
     """
     task = workspace.read_task()
     sequences = sequences_of(read_table(workspace.rollouts))
-    seconds: dict[str, float] = {}
-    _record(workspace, task, sequences, seconds)
-    layer_paths = _walk(workspace, task, sequences, seconds)
-    return JobNotes(
-        seconds=seconds, layout={"layer_paths": layer_paths}, stored_bytes=workspace.activations.num_bytes()
-    )
+    notes = JobNotes()
+    _score_and_record(workspace, task, sequences, notes)
+    _walk(workspace, task, sequences, notes)
+    notes.stored_bytes = workspace.activations.num_bytes()
+    return notes
 
 
-def _record(workspace: Workspace, task: Task, sequences: list[TokenSequence], seconds: dict[str, float]) -> None:
-    """pi scores every sequence plainly, and those that are looked into with hooks."""
+def _score_and_record(workspace: Workspace, task: Task, sequences: list[TokenSequence], notes: JobNotes) -> None:
+    """pi scores every response, plainly and with parts raised; what is looked into is recorded besides."""
     settings = task.settings
     folder = Path(task.folder)
     model, arithmetic = load_training_model(
@@ -46,26 +45,30 @@ def _record(workspace: Workspace, task: Task, sequences: list[TokenSequence], se
         choose_device(settings.training.device),
         trust_remote_code=settings.model.trust_remote_code,
     )
+    batches = plan_batches([one.num_tokens for one in sequences], settings.training.batch_tokens)
     with Scorer(
         folder, model, arithmetic, settings.training, temperature=1.0, weights_dtype=settings.train_dtype
     ) as scorer:
-        scored: dict[str, ScoredSequence] = {}
-        for rows in plan_batches([one.num_tokens for one in sequences], settings.training.batch_tokens):
-            scored |= {one.id: one for one in scorer.score_batch([sequences[row] for row in rows])}
-        write_table(workspace.leg("train"), leg_table(sequences, [scored[one.id] for one in sequences]))
+
+        def score() -> list[ScoredSequence]:
+            found = (scorer.score_batch([sequences[row] for row in rows]) for rows in batches)
+            of_id = {one.id: one for batch in found for one in batch}
+            return [of_id[sequence.id] for sequence in sequences]
+
+        write_table(workspace.leg("train"), leg_table(sequences, score()))
+        if settings.interventions:
+            try_training_parts(workspace, settings, model, sequences, score, notes)
         begun = time.perf_counter()
-        batches = activation_batches(sequences, task)
-        record_activations(model, arithmetic, batches, workspace.activations, modules=settings.modules)
-        seconds["record train"] = time.perf_counter() - begun
+        recorded = activation_batches(sequences, task)
+        record_activations(model, arithmetic, recorded, workspace.activations, modules=settings.modules)
+        notes.seconds["record train"] = time.perf_counter() - begun
 
 
-def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], seconds: dict[str, float]) -> list[str]:
-    """The paths of the layers."""
+def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], notes: JobNotes) -> None:
     settings = task.settings
-    reference_dtype: Dtype = "fp32"
     model, arithmetic = load_reference_model(
         Path(task.folder),
-        reference_dtype,
+        "fp32",
         settings.training,
         choose_device(settings.training.device),
         rounded_to=None,
@@ -74,7 +77,7 @@ def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], seco
     walk = ReferenceWalk(model, arithmetic, workspace.activations, modules=settings.modules)
     begun = time.perf_counter()
     walk.run(activation_batches(sequences, task))
-    seconds["walk reference"] = time.perf_counter() - begun
+    notes.seconds["walk reference"] = time.perf_counter() - begun
     write_sums(workspace.sums, walk.places(), walk.routers())
     layers = decoder_layers(model)
-    return [path for path, module in model.named_modules() if module in layers]
+    notes.layout = {"layer_paths": [path for path, module in model.named_modules() if module in layers]}

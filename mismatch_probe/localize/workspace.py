@@ -10,6 +10,7 @@ from mismatch_probe.compare.plan import SampleStage
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.records.activations import ActivationStore
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.localize import Side
 
 
 class Task(BaseModel):
@@ -24,6 +25,19 @@ class Task(BaseModel):
     logit_rows: int
 
 
+class TrialNotes(BaseModel):
+    """One scoring of every response; `part` is what was raised for it, empty where nothing was."""
+
+    part: str
+    side: Side
+    seconds: float
+    extra_bytes: int
+
+    @property
+    def leg(self) -> str:
+        return f"{self.side}-with-{self.part.replace(' ', '-')}"
+
+
 class JobNotes(BaseModel):
     """What a job has to say about itself besides its files."""
 
@@ -31,6 +45,7 @@ class JobNotes(BaseModel):
     stored_bytes: int = 0
     peak_memory_bytes: int = 0
     layout: dict[str, Any] = {}
+    trials: list[TrialNotes] = []
     left_out: dict[str, str] = {}
 
 

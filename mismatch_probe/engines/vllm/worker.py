@@ -11,6 +11,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
+from mismatch_probe.engines.vllm.raised import RaisedParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 
 
-class ProbeWorker(ActivationHooks):
+class ProbeWorker(ActivationHooks, RaisedParts):
     """Methods vLLM mixes into its worker class (`worker_extension_cls`), whose attributes are declared here."""
 
     model_runner: Any

@@ -1,0 +1,160 @@
+"""The faults that are planted, and how each is planted into a model of transformers and into a running vLLM."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LINEARS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+DENSE: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+ROTARY: Final = "self_attn.rotary_emb"
+THETA: Final = 20_000.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault; `layer` is None where it is in all layers or outside them. `strength` is in words of the report."""
+
+    kind: str
+    place: str
+    layer: int | None
+    strength: float
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return _LABELS[self.kind].format(self.strength)
+
+
+_LABELS: Final = {
+    "weight": "one matrix of a layer, each weight off by {:.1%}",
+    "layer": "every matrix of a layer, each weight off by {:.1%}",
+    "epsilon": "a norm's epsilon {:g} for 1e-6",
+    "rope": "RoPE base times {:g}",
+    "row": "one row of lm_head off by {:.0%}",
+    "router": "the router in FP32 on one side",
+}
+
+
+def draw(kind: str, strength: float, seed: int, *, num_layers: int, moe: bool, vocab_size: int) -> Fault:
+    """A fault at a random place."""
+    random = np.random.default_rng([seed, sum(map(ord, kind))])
+    layer = int(random.integers(num_layers))
+    if kind == "weight":
+        return Fault(kind, str(random.choice([*LINEARS, *(() if moe else DENSE)])), layer, strength, seed)
+    if kind == "layer":
+        return Fault(kind, "", layer, strength, seed)
+    if kind == "epsilon":
+        return Fault(kind, str(random.choice(NORMS)), layer, strength, seed)
+    if kind == "row":
+        return Fault(kind, f"lm_head:{random.integers(vocab_size)}", None, strength, seed)
+    return Fault(kind, {"rope": ROTARY, "router": "mlp.gate"}[kind], None, strength, seed)
+
+
+def changed_weights(fault: Fault, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors that the fault changes, in BF16 values."""
+    generator = torch.Generator().manual_seed(fault.seed)
+    found = {}
+    for name, weight in weights.items():
+        if fault.kind == "row" and name == "lm_head.weight":
+            row = int(fault.place.partition(":")[2])
+            found[name] = weight.clone()
+            found[name][row] = _off(weight[row], fault.strength, generator)
+        in_layer = name.startswith(f"model.layers.{fault.layer}.") and weight.dim() > 1
+        if in_layer and (fault.kind == "layer" or (fault.kind == "weight" and f".{fault.place}." in name)):
+            found[name] = _off(weight, fault.strength, generator)
+    return found
+
+
+def _off(weight: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(weight.shape, generator=generator)
+    return (weight.float() * (1 + strength * noise)).bfloat16().to(weight.dtype)
+
+
+@contextmanager
+def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Plant the fault into a model of transformers and take it out again."""
+    state = dict(model.named_parameters())
+    rotary = model.model.rotary_emb
+    norms = [] if fault.kind != "epsilon" else [model.model.layers[fault.layer].get_submodule(fault.place)]
+    gates = [] if fault.kind != "router" else [layer.mlp.gate for layer in model.model.layers]
+    kept = {name: state[name].data.clone() for name in changed_weights(fault, weights)}
+    inverse_frequencies = rotary.inv_freq.clone()
+    try:
+        with torch.no_grad():
+            for name, weight in changed_weights(fault, weights).items():
+                state[name].data.copy_(weight)
+        for norm in norms:
+            norm.variance_epsilon = fault.strength
+        if fault.kind == "rope":
+            rotary.inv_freq.copy_(_frequencies(inverse_frequencies, fault.strength))
+        handles = [gate.register_forward_pre_hook(_to_fp32) for gate in gates]
+        for gate in gates:
+            gate.weight.data = gate.weight.data.float()
+        yield
+    finally:
+        for name, weight in kept.items():
+            state[name].data.copy_(weight)
+        for norm in norms:
+            norm.variance_epsilon = 1e-6
+        rotary.inv_freq.copy_(inverse_frequencies)
+        for handle in handles:
+            handle.remove()
+        for gate in gates:
+            gate.weight.data = gate.weight.data.bfloat16()
+
+
+def _to_fp32(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(arg.float() for arg in args)
+
+
+def _frequencies(inverse: Tensor, times: float) -> Tensor:
+    """theta^(-2i/d) for `times` the base."""
+    exponents = torch.arange(len(inverse)) / len(inverse)
+    return inverse * times**-exponents
+
+
+@contextmanager
+def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Plant the fault into a running engine and take it out again."""
+    changed = changed_weights(fault, weights)
+    undo: list[Callable[[], Any]] = []
+    try:
+        if changed:
+            engine.update_weights({**weights, **changed}.items())
+            undo.append(lambda: engine.update_weights(weights.items()))
+        else:
+            engine.llm.apply_model(lambda model: undo.append(_change_vllm(fault, model)))
+        yield
+    finally:
+        for one in undo:
+            one()
+
+
+def _change_vllm(fault: Fault, model: Any) -> Callable[[], Any]:
+    layers = model.model.layers
+    if fault.kind == "epsilon":
+        norm = layers[fault.layer].get_submodule(fault.place)
+        norm.variance_epsilon = fault.strength
+        return lambda: setattr(norm, "variance_epsilon", 1e-6)
+    if fault.kind == "router":
+        gates = [layer.get_submodule("mlp" if hasattr(layer, "mlp") else "block_sparse_moe").gate for layer in layers]
+        handles = [gate.register_forward_hook(_exact_logits) for gate in gates]
+        return lambda: [handle.remove() for handle in handles]
+    rotary = layers[0].self_attn.rotary_emb
+    kept = rotary.cos_sin_cache.clone()
+    base = rotary.base
+    rotary.base = base * fault.strength
+    rotary.cos_sin_cache.copy_(rotary._compute_cos_sin_cache().to(kept.dtype))
+    rotary.base = base
+    return lambda: rotary.cos_sin_cache.copy_(kept)
+
+
+def _exact_logits(gate: Any, args: tuple[Tensor, ...], output: Any) -> Any:
+    logits = torch.nn.functional.linear(args[0].float(), gate.weight.float())
+    return (logits, *output[1:]) if isinstance(output, tuple) else logits

@@ -1,0 +1,158 @@
+"""One architecture: both sides recorded with and without each fault, and what `localize` makes of each trial."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.localize_faults.faults import Fault, draw, in_transformers, in_vllm
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.model import EngineSettings, ModelSettings, SamplingSettings, TrainingPathSettings
+from mismatch_probe.engines.start import start_engine
+from mismatch_probe.engines.vllm.activations import record_activations as record_engine
+from mismatch_probe.engines.vllm.recorded import infer_names
+from mismatch_probe.localize.names import Names
+from mismatch_probe.localize.summarise import place_errors
+from mismatch_probe.localize.suspects import find_suspects
+from mismatch_probe.records.activations import ActivationBatch, ActivationStore, plan_activation_batches
+from mismatch_probe.records.localize import Suspect
+from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.sequences import Sequences
+from mismatch_probe.training_path.inside.recording import record_activations as record_training
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
+from mismatch_probe.training_path.precision import decoder_layers, load_reference_model, load_training_model
+
+NUM_PROMPTS = 16
+NEW_TOKENS = 64
+BATCH_TOKENS = 1024
+LOGIT_ROWS = 100_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A planted fault (None: nothing was planted), and what was named."""
+
+    model: str
+    side: str
+    fault: Fault | None
+    suspects: list[Suspect]
+
+    @property
+    def is_localized(self) -> bool:
+        """Something is named, nothing else than what was planted is, and every layer of it."""
+        if self.fault is None or not self.suspects:
+            return False
+        return all(_matches(self.fault, suspect) for suspect in self.suspects)
+
+
+def _matches(fault: Fault, suspect: Suspect) -> bool:
+    if fault.kind == "layer":
+        return suspect.layers == [fault.layer]
+    if fault.kind == "row":
+        return suspect.place == "lm_head" and suspect.channel == int(fault.place.partition(":")[2])
+    same_place = suspect.place.partition("[")[0] == fault.place
+    return same_place and (suspect.layers == [fault.layer] if fault.layer is not None else len(suspect.layers) > 0)
+
+
+def run_model(model: str, folder: Path, scratch: Path, kinds: list[tuple[str, float]], trials: int) -> list[Trial]:
+    """Every kind and strength, `trials` times on each side, on fresh random places; and nothing planted."""
+    config = json.loads((folder / "config.json").read_text())
+    sizes: dict[str, Any] = {
+        "num_layers": config["num_hidden_layers"],
+        "moe": "num_experts_per_tok" in config,
+        "vocab_size": config["vocab_size"],
+    }
+    faults = [draw(kind, size, seed, **sizes) for kind, size in kinds for seed in range(trials)]
+    plan = scratch / "plan.json"
+    plan.write_text(json.dumps({"folder": str(folder), "faults": [asdict(fault) for fault in faults]}))
+    for side in ("engine", "training"):
+        subprocess.run([sys.executable, "-m", "benchmarks.localize_faults.lab", side, str(scratch)], check=True)
+    results = json.loads((scratch / "results.json").read_text())
+    return [
+        Trial(
+            model,
+            one["side"],
+            None if one["fault"] is None else Fault(**one["fault"]),
+            [Suspect.model_validate(suspect) for suspect in one["suspects"]],
+        )
+        for one in results
+    ]
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+
+def _engine(scratch: Path) -> None:
+    plan = json.loads((scratch / "plan.json").read_text())
+    folder, store = Path(plan["folder"]), ActivationStore(scratch)
+    sampling = SamplingSettings(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    random = np.random.default_rng(0)
+    prompts = [EncodedPrompt(f"p{i}", random.integers(3, 250, 5 + i).tolist(), "") for i in range(NUM_PROMPTS)]
+    settings = EngineSettings(args={"enforce_eager": True})
+    with start_engine(str(folder), "bf16", settings, sampling, max_model_len=NEW_TOKENS + 64) as engine:
+        sampled = engine.sample([SampleRequest(one.prompt_id, one, i) for i, one in enumerate(prompts)], sampling)
+        sequences = [one.sequence for one in sampled]
+        batches = _batches(sequences)
+        layout, _ = record_engine(engine, batches, store, modules=True)
+        weights = _weights(folder)
+        for number, fault in enumerate(Fault(**one) for one in plan["faults"]):
+            with in_vllm(fault, engine, weights):
+                record_engine(engine, batches, store, modules=True, side=f"infer-{number}")
+    saved = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
+    rows = [[one.prompt_token_ids, one.token_ids] for one in sequences]
+    (scratch / "sequences.json").write_text(json.dumps({"layout": saved, "rows": rows}))
+
+
+def _training(scratch: Path) -> None:
+    plan = json.loads((scratch / "plan.json").read_text())
+    told = json.loads((scratch / "sequences.json").read_text())
+    folder, store = Path(plan["folder"]), ActivationStore(scratch)
+    faults = [Fault(**one) for one in plan["faults"]]
+    batches = _batches([TokenSequence(f"p{i}", *row) for i, row in enumerate(told["rows"])])
+    cpu = torch.device("cpu")
+    model, arithmetic = load_training_model(folder, "bf16", TrainingPathSettings(), cpu, trust_remote_code=False)
+    record_training(model, arithmetic, batches, store, modules=True)
+    weights = _weights(folder)
+    for number, fault in enumerate(faults):
+        with in_transformers(fault, model, weights):
+            record_training(model, arithmetic, batches, store, modules=True, side=f"train-{number}")
+    layers = decoder_layers(model)
+    paths = [path for path, module in model.named_modules() if module in layers]
+    names = Names.of({"layer_paths": paths}, told["layout"])
+    reference = load_reference_model(
+        folder, "fp32", TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
+    )
+    combinations: list[tuple[str, Fault | None, tuple[str, str]]] = [("none", None, ("infer", "train"))]
+    combinations += [("infer", fault, (f"infer-{number}", "train")) for number, fault in enumerate(faults)]
+    combinations += [("train", fault, ("infer", f"train-{number}")) for number, fault in enumerate(faults)]
+    results = []
+    for side, fault, sides in combinations:
+        walk = ReferenceWalk(*reference, store, modules=True, sides=sides)
+        walk.run(batches)
+        suspects = [one.model_dump(mode="json") for one in _suspects(walk, batches, names)]
+        results.append({"side": side, "fault": None if fault is None else asdict(fault), "suspects": suspects})
+    (scratch / "results.json").write_text(json.dumps(results))
+
+
+def _suspects(walk: ReferenceWalk, batches: list[ActivationBatch], names: Names) -> list[Suspect]:
+    counts = [count for batch in batches for count in batch.rows_per_sequence]
+    places = walk.places()
+    settings = LocalizeSettings(model=ModelSettings(path="planted"))
+    errors = place_errors(places, Estimator(Sequences.of_lengths(counts)), names, settings)
+    return find_suspects(places, errors, "bf16", "bf16")
+
+
+def _batches(sequences: list[TokenSequence]) -> list[ActivationBatch]:
+    return plan_activation_batches(sequences, batch_tokens=BATCH_TOKENS, logit_rows=LOGIT_ROWS)
+
+
+if __name__ == "__main__":
+    {"engine": _engine, "training": _training}[sys.argv[1]](Path(sys.argv[2]))

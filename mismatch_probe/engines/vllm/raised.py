@@ -1,0 +1,84 @@
+"""A part of a running vLLM in FP32, from its 16-bit weights and what it is given: the head's logits, the router's."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.functional import linear
+
+from mismatch_probe.records.activations import is_router
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from mismatch_probe.engines.base import Engine
+
+LM_HEAD: Final = "lm_head"
+ROUTER: Final = "router"
+
+
+def parts_of(engine: Engine) -> list[str]:
+    """What can be raised in this engine."""
+    routers = _llm(engine).collective_rpc("probe_num_routers")
+    return [LM_HEAD, ROUTER] if any(routers) else [LM_HEAD]
+
+
+@contextmanager
+def raised(engine: Engine, part: str) -> Iterator[int]:
+    """Compute `part` in FP32 inside; gives the bytes of FP32 weights that it keeps: none, each pass makes them."""
+    llm = _llm(engine)
+    llm.collective_rpc("probe_raise", args=(part,))
+    try:
+        yield 0
+    finally:
+        llm.collective_rpc("probe_lower")
+
+
+def _llm(engine: Engine) -> Any:
+    from mismatch_probe.engines.vllm.engine import VllmEngine
+
+    assert isinstance(engine, VllmEngine)
+    return engine.llm
+
+
+class RaisedParts:
+    """Methods vLLM mixes into its worker class through `ProbeWorker`."""
+
+    get_model: Callable[[], Any]
+
+    def probe_num_routers(self) -> int:
+        return len(self._probe_routers())
+
+    def probe_raise(self, part: str) -> None:
+        self.probe_undo: list[Callable[[], Any]] = []
+        if part == ROUTER:
+            for router in self._probe_routers():
+                self.probe_undo.append(router.register_forward_hook(_exact_logits).remove)
+            return
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+        for module in self.get_model().modules():
+            if isinstance(module, VocabParallelEmbedding):
+                method: Any = module.quant_method
+                method.apply = _exact_product
+                self.probe_undo.append(lambda method=method: vars(method).pop("apply", None))
+
+    def probe_lower(self) -> None:
+        for undo in self.probe_undo:
+            undo()
+
+    def _probe_routers(self) -> list[torch.nn.Module]:
+        return [module for path, module in self.get_model().named_modules() if ".layers." in path and is_router(path)]
+
+
+def _exact_product(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    return linear(x.float(), layer.weight.float(), None if bias is None else bias.float())
+
+
+def _exact_logits(router: Any, args: tuple[Tensor, ...], output: Any) -> Any:
+    logits = linear(args[0].float(), router.weight.float(), None if router.bias is None else router.bias.float())
+    return (logits, *output[1:]) if isinstance(output, tuple) else logits

@@ -1,0 +1,41 @@
+"""Parts of the training path in FP32, one after another, everything else as it is."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.localize.interventions import TOGETHER
+from mismatch_probe.localize.trials import Raise, Score, try_parts
+from mismatch_probe.localize.workspace import JobNotes, Workspace
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path.inside.raised import ATTENTION, EVERYTHING, is_layer, parts_of, raised
+
+
+def try_training_parts(
+    workspace: Workspace,
+    settings: LocalizeSettings,
+    model: PreTrainedModel,
+    sequences: Sequence[TokenSequence],
+    score: Score,
+    notes: JobNotes,
+) -> None:
+    """Try every part, every layer, all parts together, and the whole model; what cannot be tried is said in `notes`."""
+    if settings.train_dtype not in ("bf16", "fp16") or settings.training.precision not in ("weights", "to"):
+        notes.left_out["training path"] = "its weights are not 16-bit, so it has no part to raise"
+        return
+    names = parts_of(model)
+    if settings.training.attention == "flash_attention_2":
+        names.remove(ATTENTION)
+        notes.left_out["attention of the training path"] = "flash_attention_2 does not compute in FP32"
+    parts: dict[str, Raise] = {name: partial(raised, model, name) for name in [*names, EVERYTHING]}
+    parts[TOGETHER] = partial(_all_raised, model, [name for name in names if not is_layer(name)])
+    notes.trials += try_parts(workspace, "train", sequences, score, parts)
+
+
+@contextmanager
+def _all_raised(model: PreTrainedModel, parts: Sequence[str]) -> Iterator[int]:
+    with ExitStack() as stack:
+        yield sum(stack.enter_context(raised(model, part)) for part in parts)

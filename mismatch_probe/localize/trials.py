@@ -1,0 +1,45 @@
+"""What each side gives with one part raised, on the same ids: scored with the part, timed beside scoring without it."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from mismatch_probe.localize.workspace import TrialNotes, Workspace
+from mismatch_probe.records.localize import Side
+from mismatch_probe.records.rows import leg_table
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.records.tables import write_table
+
+Score = Callable[[], list[ScoredSequence]]
+Raise = Callable[[], AbstractContextManager[int]]
+_REPEATS: Final = 2
+
+
+def try_parts(
+    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: dict[str, Raise]
+) -> list[TrialNotes]:
+    """Score without anything raised, then with each part, and write a leg for each."""
+    return [
+        _tried(workspace, side, sequences, score, name, raise_part)
+        for name, raise_part in {"": lambda: nullcontext(0), **parts}.items()
+    ]
+
+
+def _tried(
+    workspace: Workspace,
+    side: Side,
+    sequences: Sequence[TokenSequence],
+    score: Score,
+    part: str,
+    raise_part: Raise,
+) -> TrialNotes:
+    with raise_part() as extra_bytes:
+        seconds = []
+        for _ in range(_REPEATS):
+            begun = time.perf_counter()
+            scored = score()
+            seconds.append(time.perf_counter() - begun)
+    notes = TrialNotes(part=part, side=side, seconds=min(seconds), extra_bytes=extra_bytes)
+    write_table(workspace.leg(notes.leg), leg_table(sequences, scored))
+    return notes

@@ -1,0 +1,185 @@
+# mypy: allow-untyped-calls
+"""A part of a 16-bit model in FP32, the rest as it was: what would it change?
+
+The part computes in FP32 from the 16-bit numbers that it is given, with its 16-bit weights, and its result is rounded
+once; logits and the residual stream stay FP32, which is what raising those means.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mismatch_probe.records.activations import is_router
+from mismatch_probe.training_path.precision import decoder_layers
+
+LM_HEAD: Final = "lm_head"
+NORMS: Final = "norms"
+ROPE: Final = "rope"
+ATTENTION: Final = "attention"
+ROUTER: Final = "router"
+RESIDUAL: Final = "residual stream"
+EVERYTHING: Final = "everything"
+_LAYER: Final = re.compile(r"layer (\d+)")
+
+
+def parts_of(model: PreTrainedModel) -> list[str]:
+    """What can be raised in this model, every layer last."""
+    parts = [LM_HEAD, RESIDUAL, NORMS, ATTENTION]
+    if _rotary_modules(model):
+        parts.append(ROPE)
+    if _routers(model):
+        parts.append(ROUTER)
+    return [*parts, *(f"layer {number}" for number in range(len(decoder_layers(model))))]
+
+
+def is_layer(part: str) -> bool:
+    return _LAYER.fullmatch(part) is not None
+
+
+@contextmanager
+def raised(model: PreTrainedModel, part: str) -> Iterator[int]:
+    """Compute `part` in FP32 inside; gives the bytes that its FP32 weights take besides.
+
+    Raises:
+        ValueError: no such part.
+    """
+    with ExitStack() as stack:
+        yield _PARTS[part](model, stack) if part in _PARTS else _layer(model, part, stack)
+
+
+def _lm_head(model: PreTrainedModel, stack: ExitStack) -> int:
+    return _in_fp32(model.get_output_embeddings(), stack, keep_output=True)
+
+
+def _norms(model: PreTrainedModel, stack: ExitStack) -> int:
+    return sum(_in_fp32(norm, stack) for norm in _norm_modules(model))
+
+
+def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
+    return sum(_in_fp32(router, stack) for router in _routers(model))
+
+
+def _layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
+    number = _LAYER.fullmatch(part)
+    if number is None:
+        raise ValueError(f"{part!r} is no part that can be raised")
+    return _in_fp32(decoder_layers(model)[int(number[1])], stack)
+
+
+def _residual(model: PreTrainedModel, stack: ExitStack) -> int:
+    """The sum of all layers' contributions in FP32; what reads it gets it rounded, as it is now."""
+    dtype = model.dtype
+    _hook_output(model.get_input_embeddings(), stack, torch.float32)
+    for norm in _norm_modules(model):
+        _hook_output(norm, stack, dtype)
+    for rotary in _rotary_modules(model):
+        _hook_input(rotary, stack, dtype)
+    return 0
+
+
+def _rope(model: PreTrainedModel, stack: ExitStack) -> int:
+    """Cosines, sines and the rotation in FP32; queries and keys rounded afterwards."""
+    for rotary in _rotary_modules(model):
+        _hook_input(rotary, stack, torch.float32)
+    module = sys.modules[type(model).__module__]
+    rotate = vars(module)["apply_rotary_pos_emb"]
+
+    def in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rotated = rotate(query.float(), key.float(), cos, sin, *args, **kwargs)
+        return tuple(one.to(query.dtype) for one in rotated)
+
+    vars(module)["apply_rotary_pos_emb"] = in_fp32
+    stack.callback(vars(module).__setitem__, "apply_rotary_pos_emb", rotate)
+    return 0
+
+
+def _attention(model: PreTrainedModel, stack: ExitStack) -> int:
+    """Scores, softmax and the weighted sum in FP32, from 16-bit queries, keys and values."""
+    name = model.config.get_text_config()._attn_implementation
+    registered = ALL_ATTENTION_FUNCTIONS.get(name)
+
+    def in_fp32(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        function = registered or sys.modules[type(module).__module__].eager_attention_forward
+        output, weights = function(module, query.float(), key.float(), value.float(), *args, **kwargs)
+        return output.to(query.dtype), weights
+
+    before = ALL_ATTENTION_FUNCTIONS._local_mapping.get(name)
+    ALL_ATTENTION_FUNCTIONS[name] = in_fp32
+    if before is None:
+        stack.callback(ALL_ATTENTION_FUNCTIONS.__delitem__, name)
+    else:
+        stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, name, before)
+    return 0
+
+
+def _everything(model: PreTrainedModel, stack: ExitStack) -> int:
+    """The whole model in FP32 on its 16-bit weights: all that this side's arithmetic can be blamed for."""
+    return _in_fp32(model, stack, keep_output=True)
+
+
+_PARTS: Final[dict[str, Callable[[PreTrainedModel, ExitStack], int]]] = {
+    LM_HEAD: _lm_head,
+    NORMS: _norms,
+    ROPE: _rope,
+    ATTENTION: _attention,
+    ROUTER: _routers_in_fp32,
+    RESIDUAL: _residual,
+    EVERYTHING: _everything,
+}
+
+
+def _in_fp32(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:
+    """A module's weights and inputs in FP32, and its output rounded unless it is kept; the bytes of the copies."""
+    dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), None)
+    extra_bytes = 0
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            raised_parameter = torch.nn.Parameter(parameter.detach().float(), requires_grad=False)
+            extra_bytes += raised_parameter.numel() * 4
+            setattr(owner, name, raised_parameter)
+            stack.callback(setattr, owner, name, parameter)
+    _hook_input(module, stack, torch.float32)
+    if not keep_output and dtype is not None:
+        _hook_output(module, stack, dtype)
+    return extra_bytes
+
+
+def _hook_input(module: torch.nn.Module, stack: ExitStack, dtype: torch.dtype) -> None:
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return _cast(args, dtype), _cast(kwargs, dtype)
+
+    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+
+
+def _hook_output(module: Any, stack: ExitStack, dtype: torch.dtype) -> None:
+    stack.callback(module.register_forward_hook(lambda _, args, output: _cast(output, dtype)).remove)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors in another dtype, wherever they are in tuples and dicts; a boolean mask stays one."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(_cast(one, dtype) for one in value)
+    if type(value) is dict:
+        return {name: _cast(one, dtype) for name, one in value.items()}
+    return value
+
+
+def _norm_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if type(module).__name__.endswith("Norm")]
+
+
+def _rotary_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+
+
+def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return [module for layer in decoder_layers(model) for path, module in layer.named_modules() if is_router(path)]

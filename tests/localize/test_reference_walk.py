@@ -1,0 +1,113 @@
+"""Errors of two recorded sides against FP32: exact where nothing differs, found where something does."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES
+from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.scorer import Scorer
+from tests.localize.bench import Bench, some_sequences
+from tests.localize.conftest import NUM_LAYERS
+
+Checkpoint = Callable[[str], Path]
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_side_twice_is_exactly_zero(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    bench = Bench(checkpoint(family), tmp_path)
+    bench.record("once")
+    bench.record("again")
+    held = bench.hold("once", "again")
+    assert [error.between for error in held.errors] == [0.0] * len(held.errors)
+    assert [error.infer.total for error in held.errors] == [error.train.total for error in held.errors]
+    assert held.suspects == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_operation_of_every_layer_is_a_place(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    bench = Bench(checkpoint(family), tmp_path)
+    bench.record("once")
+    held = bench.hold("once", "once")
+    expected = {BLOCK, ATTENTION, ROTARY_QUERIES, ROTARY_KEYS, "input_layernorm", "post_attention_layernorm", "mlp"}
+    expected |= {f"self_attn.{name}_proj" for name in "qkvo"}
+    expected |= {"mlp.gate"} if "moe" in family else {ACTIVATION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+    expected |= {"self_attn.q_norm", "self_attn.k_norm"} if family.startswith("qwen3") else set()
+    for layer in range(NUM_LAYERS):
+        assert expected <= {error.place for error in held.errors if error.layer == layer}
+    assert {error.place for error in held.errors if error.layer is None} == {"embed_tokens", "norm", HEAD}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_fp32_side_errs_as_sums_in_another_order_do(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    bench = Bench(checkpoint(family), tmp_path, dtype="fp32")
+    bench.record("once")
+    held = bench.hold("once", "once")
+    assert max(error.infer.total.value for error in held.errors) < 1e-4
+    assert max(error.infer.own.value for error in held.errors) < 1e-5
+
+
+def test_a_16_bit_side_errs_in_every_block_by_about_its_rounding(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("llama"), tmp_path, modules=False)
+    bench.record("once")
+    held = bench.hold("once", "once")
+    assert [error.layer for error in held.errors] == list(range(NUM_LAYERS))
+    assert all(2.0**-10 < error.infer.own.value < 2.0**-6 for error in held.errors)
+    assert held.errors[0].infer.own.value == pytest.approx(held.errors[0].infer.total.value, rel=0.05)
+    assert all(error.infer.cosine > 0.999 for error in held.errors)
+
+
+@pytest.mark.parametrize("layer", range(NUM_LAYERS))
+@pytest.mark.parametrize("modules", [False, True])
+def test_a_perturbation_in_layer_k_is_found_at_layer_k(
+    checkpoint: Checkpoint, tmp_path: Path, layer: int, modules: bool
+) -> None:
+    bench = Bench(checkpoint("llama"), tmp_path, modules=modules)
+    bench.record("clean")
+    disturbed = decoder_layers(bench.model)[layer].mlp.down_proj.weight
+    disturbed.data *= 1 + 0.05 * torch.randn(disturbed.shape, generator=torch.Generator().manual_seed(0))
+    bench.record("disturbed")
+    held = bench.hold("clean", "disturbed")
+    (suspect,) = held.suspects
+    assert (suspect.place, suspect.layers, suspect.side) == ("mlp.down_proj" if modules else BLOCK, [layer], "train")
+    before = [error.between for error in held.errors if error.layer is not None and error.layer < layer]
+    assert before == [0.0] * len(before)
+
+
+def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint("qwen3")
+    bench = Bench(folder, tmp_path)
+    recorded = bench.record("once")
+    with Scorer.load(folder, "bf16", TrainingPathSettings()) as scorer:
+        plain = [one for batch in bench.batches for one in scorer.score_batch(batch.sequences)]
+    assert [one.id for one in recorded] == [one.id for one in some_sequences()]
+    for one, other in zip(recorded, plain, strict=True):
+        assert np.array_equal(one.logprobs, other.logprobs)
+
+
+def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("llama"), tmp_path)
+    before = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
+    bench.record("once")
+    bench.hold("once", "once")
+    assert before == ALL_ATTENTION_FUNCTIONS._local_mapping
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in bench.model.modules())
+
+
+def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("qwen3-moe"), tmp_path)
+    bench.record("clean")
+    router = decoder_layers(bench.model)[1].mlp.gate
+    router.weight.data = router.weight.data.roll(1, dims=0)
+    bench.record("disturbed")
+    held = bench.hold("clean", "disturbed")
+    shares = {router.layer: router.sides.sum() / router.tokens.sum() for router in held.routers}
+    assert shares[0] == 0.0
+    assert shares[1] > 0.3
+    assert [(suspect.place, suspect.layers) for suspect in held.suspects] == [("mlp.gate", [1])]

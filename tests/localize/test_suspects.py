@@ -1,0 +1,115 @@
+"""Rounding accuses nobody; one wrong row, one wrong constant, one better side are named. On simulated sums."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.localize.names import Names
+from mismatch_probe.localize.summarise import place_errors
+from mismatch_probe.localize.suspects import find_suspects, rounding_unit
+from mismatch_probe.records.localize import Suspect
+from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, SideSums
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.sequences import Sequences
+
+NUM_SEQUENCES, TOKENS_EACH, CHANNELS = 12, 40, 64
+NAMES = Names([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
+
+
+def side(
+    seed: int, *, size: float = 1.0, dtype: Dtype = "bf16", scale: float = 0.0, row: int | None = None
+) -> SideSums:
+    """Own errors of `size` roundings, an output `scale` too long, and one channel with ten times the error."""
+    random = np.random.default_rng(seed)
+    target = random.standard_normal((NUM_SEQUENCES * TOKENS_EACH, CHANNELS))
+    error = random.standard_normal(target.shape) * size * rounding_unit(dtype) * np.abs(target) / 2 + scale * target
+    if row is not None:
+        error[:, row] *= 10
+    sums = _sums(error, target)
+    tokens = np.array([float(len(target))])
+    return SideSums(sums, sums, (error**2).sum(0), (target**2).sum(0), tokens)
+
+
+def _sums(error: np.ndarray, target: np.ndarray) -> ErrorSums:
+    def by_sequence(terms: np.ndarray) -> np.ndarray:
+        return np.asarray(terms.sum(1).reshape(NUM_SEQUENCES, TOKENS_EACH).sum(1))
+
+    tokens = np.full(NUM_SEQUENCES, float(TOKENS_EACH))
+    sums = (by_sequence(one) for one in (target**2, (target + error) ** 2, error**2, error * target))
+    return ErrorSums(tokens, *sums, np.array([np.abs(error).max()]))
+
+
+def place(name: str, layer: int | None, infer: SideSums, train: SideSums) -> PlaceSums:
+    return PlaceSums(layer, name, infer, train, infer.total)
+
+
+def suspects(*places: PlaceSums, infer: Dtype = "bf16", train: Dtype = "bf16") -> list[Suspect]:
+    estimator = Estimator(Sequences.of_lengths([TOKENS_EACH] * NUM_SEQUENCES))
+    settings = LocalizeSettings(model=ModelSettings(path=""), infer_dtype=infer, train_dtype=train)
+    return find_suspects(places, place_errors(places, estimator, NAMES, settings), infer, train)
+
+
+def test_rounding_on_both_sides_accuses_nobody() -> None:
+    clean = [place(name, layer, side(7 * layer), side(7 * layer + 1)) for layer in range(4) for name in ("norm", "mlp")]
+    assert suspects(*clean) == []
+
+
+def test_a_side_that_rounds_half_again_as_much_is_not_accused() -> None:
+    assert suspects(place("self_attn.rotary_emb[q]", 0, side(0), side(1, size=1.5))) == []
+
+
+@pytest.mark.parametrize(("infer", "train"), [("bf16", "fp32"), ("fp16", "bf16"), ("fp32", "fp16")])
+def test_another_dtype_on_each_side_is_no_fault(infer: Dtype, train: Dtype) -> None:
+    two = place("mlp.up_proj", 0, side(0, dtype=infer), side(1, dtype=train))
+    assert suspects(two, infer=infer, train=train) == []
+
+
+def test_a_side_whose_error_is_far_beyond_rounding_is_named() -> None:
+    (found,) = suspects(place("mlp.up_proj", 2, side(0, size=30), side(1)))
+    assert (found.place, found.layers, found.side, found.channel) == ("mlp.up_proj", [2], "infer", None)
+    assert found.times > 10
+    assert "something else" in found.sentence
+
+
+def test_one_wrong_row_is_named_with_its_number() -> None:
+    (found,) = suspects(place("lm_head", None, side(0), side(1, row=17)))
+    assert (found.place, found.side, found.channel) == ("lm_head", "train", 17)
+
+
+def test_a_side_in_higher_precision_is_told_from_a_wrong_one() -> None:
+    (found,) = suspects(place("mlp.gate", 1, side(0, size=1e-3), side(1)))
+    assert found.side == "train"
+    assert "higher precision" in found.sentence
+
+
+def test_a_norm_that_is_a_little_too_long_is_seen_below_the_noise_of_rounding() -> None:
+    (found,) = suspects(place("input_layernorm", 3, side(0), side(1, scale=4e-4)))
+    assert (found.place, found.layers, found.side) == ("input_layernorm", [3], "train")
+    assert "epsilon" in found.sentence
+
+
+def test_only_the_innermost_of_nested_places_is_named() -> None:
+    wrong = [place(name, 1, side(0, size=30), side(1)) for name in ("mlp.up_proj", "mlp", "block")]
+    assert [found.place for found in suspects(*wrong)] == ["mlp.up_proj"]
+
+
+def test_the_same_place_in_several_layers_is_one_suspect() -> None:
+    (found,) = suspects(*(place("self_attn.rotary_emb[q]", layer, side(0, size=30), side(1)) for layer in range(3)))
+    assert found.layers == [0, 1, 2]
+    assert found.train_names == [f"model.layers.{layer}.self_attn.rotary_emb[q]" for layer in range(3)]
+
+
+def test_a_place_that_is_exact_on_both_sides_is_not_suspect() -> None:
+    exact = side(0, size=0.0)
+    assert suspects(place("embed_tokens", None, exact, exact)) == []
+
+
+def test_few_tokens_need_more_to_accuse() -> None:
+    few = np.array([9.0])
+    infer, train = side(0, size=4.0), side(1)
+    assert suspects(place("mlp", 0, infer, train)) != []
+    assert suspects(place("mlp", 0, replace(infer, channel_tokens=few), replace(train, channel_tokens=few))) == []
