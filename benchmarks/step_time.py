@@ -4,7 +4,7 @@
     python -m benchmarks.step_time --steps 8 --rounds 3
 
 Each round runs one process of each, in turn; a run's first two steps warm up and are left out. TRL's in-place weight
-sync fails on vLLM's CPU build, so it is given this project's; and its engine runs eagerly, as this project's does there.
+sync fails on vLLM's CPU build, so it is given this project's; and its engine runs eagerly, as ours does there.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def theirs(steps: int, dtype: str, folder: Path) -> list[float]:
     command = [sys.executable, "-m", "benchmarks.step_time", "--inside-trl", str(folder), "--steps", str(steps)]
     subprocess.run([*command, "--dtype", dtype], check=True, capture_output=True)
     stamps: list[float] = json.loads((folder / "stamps.json").read_text())
-    return [after - before for before, after in zip(stamps[:-1], stamps[1:], strict=True)]
+    return [after - before for before, after in pairwise(stamps)]
 
 
 def run_trl(folder: Path, steps: int, dtype: str) -> None:

@@ -1,7 +1,7 @@
 """Every failure a person can cause or meet, with the exit code it ends the process with.
 
-Exit codes: 0 pass, 1 a gate failed or a guard stopped training, 2 usage or configuration, 3 inconclusive, 4 environment,
-engine or memory, 130 interrupted. A message says what is wrong, why, and which flag or edit mends it.
+Exit codes: 0 pass, 1 a gate failed or a guard stopped training, 2 usage or configuration, 3 inconclusive, 4
+environment, engine or memory, 130 interrupted. A message says what is wrong, why, and which flag or edit mends it.
 """
 
 from enum import IntEnum

@@ -9,7 +9,7 @@ from rich.console import Console
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.cli.train_command import training_values
-from mismatch_probe.cli.training_view import training_view
+from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
@@ -59,7 +59,7 @@ def _test(
     try:
         with (
             noise_in(directory.log_path("train")) as quiet,
-            training_view(quiet, directory, preparation.settings.steps) as view,
+            watched(quiet, directory, preparation.settings) as view,
         ):
             return execute_sanity(directory, preparation, recorded, view, partial(_tell, quiet))
     except UsageError:

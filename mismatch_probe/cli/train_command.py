@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json
-from mismatch_probe.cli.training_view import training_view
+from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.errors import ExitCode, MismatchProbeError, TrainingStopped, UsageError
 from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.report.training import render_outcome, summarise_training
+from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import default_training_path, prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
 
@@ -35,10 +39,13 @@ def run_train(
     try:
         with (
             noise_in(directory.log_path("train")) as quiet,
-            training_view(quiet, directory, preparation.settings.steps) as view,
+            watched(quiet, directory, preparation.settings) as listener,
         ):
-            execute_training(directory, preparation, view)
+            execute_training(directory, preparation, listener)
     except UsageError:
+        raise
+    except TrainingStopped:
+        _show(directory, console, json_output=json_output)
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(
@@ -47,9 +54,19 @@ def run_train(
             soft_wrap=True,
         )
         raise
-    if json_output:
-        print_json(directory.read_training_manifest())
+    _show(directory, console, json_output=json_output)
     return ExitCode.PASS
+
+
+def _show(directory: TrainingDirectory, console: Console, *, json_output: bool) -> None:
+    """What came of the run."""
+    if not is_main():
+        return
+    summary = summarise_training(directory)
+    render_outcome(summary, console)
+    console.print(f"Report: {directory.report_path}", soft_wrap=True, highlight=False)
+    if json_output:
+        print_json(summary)
 
 
 def training_values(

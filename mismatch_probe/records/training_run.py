@@ -118,9 +118,16 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Each whole line; one that a killed process left unfinished at the end is left out."""
     if not path.exists():
         return
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if text.endswith("\n"):
-            yield json.loads(text)
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        if not text.endswith("\n"):
+            return
+        try:
+            line: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise BrokenRecord(
+                f"line {number} of {path} is no JSON ({error}); remove it and what follows, and train on with --resume"
+            ) from error
+        yield line
 
 
 class MetricCourse(Entry):
