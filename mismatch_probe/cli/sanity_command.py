@@ -14,7 +14,7 @@ from mismatch_probe.config.load import merged, parse_settings
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
-from mismatch_probe.notation import write_estimate
+from mismatch_probe.notation import write_percent
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import TrainingPreparation, default_training_path
@@ -79,9 +79,14 @@ def _tell(console: Console, sentence: str) -> None:
 
 
 def _show(record: SanityRecord, console: Console) -> None:
-    accuracy = "not every problem was seen" if record.accuracy is None else f"{write_estimate(record.accuracy)} solved"
-    _tell(
-        console,
-        f"sanity: {record.verdict}; of the latest responses to {len(record.kept or ())} kept problems {accuracy} "
-        f"(above {PASS_ACCURACY:g} passes)",
-    )
+    found = record.accuracy
+    if found is None:
+        accuracy = "not every problem was seen"
+    else:
+        bounds = "" if found.low is None or found.high is None else f" [{_percent(found.low)}, {_percent(found.high)}]"
+        accuracy = f"{_percent(found.value)}{bounds} of the latest responses to {len(record.latest)} problems solved"
+    _tell(console, f"sanity: {record.verdict}; {accuracy} (more than {write_percent(PASS_ACCURACY)} passes)")
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"

@@ -91,6 +91,13 @@ def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
     )
 
 
+def at_step(record: SanityRecord, step: int) -> dict[str, Any]:
+    """What of a record is another where training goes on after `step`: later responses will be sampled again."""
+    latest = {key: solved for key, solved in record.latest.items() if solved.step <= step}
+    accuracy = _whole(latest, record.kept or ())
+    return {"step": step, "latest": latest, "accuracy": accuracy, "passed": None, "verdict": "unfinished"}
+
+
 @dataclass
 class SanityTest:
     """The goal of a sanity run: chooses the problems before the first step, judges after every one.
@@ -113,15 +120,14 @@ class SanityTest:
             self._try_candidates(parts)
         kept = set(self.record.kept or ())
         parts.rollouts.restrict([problem for problem in self.preparation.problems if problem.prompt_id in kept])
-        done = {key: solved for key, solved in self.record.latest.items() if solved.step <= step}
-        self._update(step=step, latest=done, passed=None, verdict="unfinished")
+        self._update(**at_step(self.record, step))
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
         """Whether the latest responses to every kept problem are right often enough."""
         assert self.record.kept is not None, "chosen at the beginning"
         seen_all_before = self.record.accuracy is not None
         latest = {**self.record.latest, **solved_by_problem(step, rollouts)}
-        accuracy = accuracy_of(latest) if len(latest) == len(self.record.kept) else None
+        accuracy = _whole(latest, self.record.kept)
         passed = accuracy is not None and accuracy.value > PASS_ACCURACY
         self._update(step=step, latest=latest, accuracy=accuracy, passed=passed or None)
         if passed:
@@ -203,6 +209,11 @@ def require_enough(kept: Sequence[str], rates: Mapping[str, float], settings: Sa
         f"{write_percent(settings.keep_high)} of the time ({easy} more often, {hard} less), fewer than the {least} "
         f"problems of a step; give more --candidates, {advice}, or fewer --prompts-per-step"
     )
+
+
+def _whole(latest: Mapping[str, Solved], kept: Sequence[str]) -> Estimate | None:
+    """Accuracy once every kept problem has been seen."""
+    return accuracy_of(latest) if latest and len(latest) == len(kept) else None
 
 
 def _share(solved: Solved) -> float:
