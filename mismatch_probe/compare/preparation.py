@@ -19,8 +19,9 @@ from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
 
-_BATCH_SEQUENCES_CPU = 64
-_BATCH_SEQUENCES_GPU = 256
+_BATCH_SEQUENCES = 256
+_BATCH_TOKENS_CPU = 2048
+"""Activations of more leave a processor's caches: measured, 16,384 take 1.1 to 1.5 times as long."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,14 @@ def _require_packages() -> None:
 
 def _resolved(settings: CompareSettings, num_prompts: int, attention: Attention, *, on_gpu: bool) -> CompareSettings:
     """What was left open, as it came out."""
-    size = settings.engine.batch_sequences or (_BATCH_SEQUENCES_GPU if on_gpu else _BATCH_SEQUENCES_CPU)
+    size = settings.engine.batch_sequences or _BATCH_SEQUENCES
+    left_open = "batch_tokens" not in settings.training.model_fields_set
+    tokens = _BATCH_TOKENS_CPU if left_open and not on_gpu else settings.training.batch_tokens
     return settings.model_copy(
         update={
             "prompts": settings.prompts.model_copy(update={"num_prompts": num_prompts}),
             "engine": settings.engine.model_copy(update={"batch_sequences": size}),
-            "training": settings.training.model_copy(update={"attention": attention}),
+            "training": settings.training.model_copy(update={"attention": attention, "batch_tokens": tokens}),
         }
     )
 
