@@ -1,5 +1,6 @@
 """The critic: whose values belong to which token, what its loss pulls at, and what it can learn."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from mismatch_probe.config.train import LoraSettings, OptimizerSettings, PolicySettings
+from mismatch_probe.config.train import LoraSettings, LossScaleSettings, OptimizerSettings, PolicySettings
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
@@ -194,6 +195,28 @@ def test_gradients_that_are_not_finite_are_forgotten_alone(llama: Path, rollouts
     assert torch.equal(weights(critic.model), critic_before)
     assert not torch.equal(weights(policy), policy_before)
     assert all(parameter.grad is None for parameter in critic.model.trainable())
+
+
+def test_an_overflow_of_the_critic_lowers_its_own_loss_scale_alone(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, model = (
+        Policy(llama, "fp16", PolicySettings(), temperature=1.0),
+        ValueModel(llama, "fp16", PolicySettings()),
+    )
+    with torch.no_grad():
+        model.module.head_D.to_local().fill_(0.1)  # type: ignore[attr-defined]
+    own, critics = (
+        Optimizer(one.trainable(), UNCLIPPED, steps=10, scale=LossScaleSettings(initial=scale))
+        for one, scale in ((policy, 2.0**10), (model, 2.0**40))
+    )
+    updater = Updater(policy, own, Critic(model, critics, WHOLE), WHOLE)
+    before = weights(model)
+    scored = updater.score(rollouts, keep_graph=True)
+    told = updater.accumulate(plan_of(rollouts, scored).update(), rollouts, range(len(rollouts)), scored)
+    updater.step(1, 1.0)
+    assert (told["optim/overflow"], told["optim/loss_scale"]) == (0, 2.0**10)
+    assert (told["critic/overflow"], told["critic/loss_scale"]) == (1, 2.0**39)
+    assert math.isfinite(told["critic/value_loss"])
+    assert torch.equal(weights(model), before)
 
 
 def test_with_adapters_the_head_is_trained_beside_them(llama: Path) -> None:
