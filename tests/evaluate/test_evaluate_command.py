@@ -1,0 +1,74 @@
+"""`evaluate` as its users run it: real vLLM, real transformers, the shipped checkpoint."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.errors import ExitCode
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    *("--model", "demo", "--task", "sums:easy", "--num-problems", "24", "--samples-per-prompt", "2"),
+    *("--max-new-tokens", "40", "--dtype", "fp16", "--dtype", "bf16", "--vllm.enforce_eager", "true"),
+)
+
+
+def evaluate(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "mismatch_probe", "evaluate", *map(str, words)]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    answer = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    assert answer.returncode == code, answer.stderr
+    return answer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("evaluate") / "run"
+    evaluate(*SMALL, "--out", path)
+    return path
+
+
+def document(run: Path) -> dict[str, Any]:
+    return json.loads((run / "evaluation.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_every_engine_and_every_pair_has_its_accuracy_with_an_interval(run: Path) -> None:
+    found = document(run)
+    assert [engine["infer_dtype"] for engine in found["engines"]] == ["fp16", "bf16"]
+    for engine in found["engines"]:
+        accuracy = engine["accuracy"]
+        assert 0.4 < accuracy["low"] < accuracy["value"] < accuracy["high"] < 1
+        assert accuracy["num_sequences"] == 48
+    for pair in found["pairs"]:
+        assert pair["ess"]["value"] > 0.5
+        assert pair["gap"]["value"] == pytest.approx(pair["under_pi"]["value"] - pair["under_mu"]["value"])
+        assert abs(pair["gap"]["value"]) < 0.1
+    fp16, bf16 = found["pairs"]
+    assert fp16["ess"]["value"] > bf16["ess"]["value"]
+
+
+def test_pi_samples_in_a_run_that_is_taken_up_again(run: Path) -> None:
+    before = document(run)
+    answer = evaluate("--resume", "--out", run, "--sample-pi", "--json")
+    after = json.loads(answer.stdout)
+    assert after == document(run)
+    assert after["engines"] == before["engines"]
+    for pair in after["pairs"]:
+        assert pair["direct"]["accuracy"]["num_sequences"] == 48
+        gap = pair["direct"]["gap"]
+        assert abs(gap["value"]) < gap["high"] - gap["low"]
+    assert "trained in bf16, deployed in bf16" in answer.stderr
+
+
+def test_another_reward_marks_the_same_responses(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.parent / "marks.py").write_text("def none(prompt, response, answer):\n    return 0.0\n")
+    monkeypatch.chdir(run.parent)
+    evaluate("--resume", "--out", run, "--reward", "marks:none")
+    assert [engine["accuracy"]["value"] for engine in document(run)["engines"]] == [0, 0]
+    assert document(run)["pairs"][0]["gap"]["low"] is None
