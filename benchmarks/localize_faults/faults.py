@@ -34,7 +34,8 @@ class Fault:
 _LABELS: Final = {
     "weight": "one matrix of a layer, each weight off by {:.1%}",
     "layer": "every matrix of a layer, each weight off by {:.1%}",
-    "epsilon": "a norm's epsilon {:g} for 1e-6",
+    "epsilon": "a norm's epsilon that shortens its output by {:.2%}",
+    "epsilons": "every norm's epsilon {:g} for 1e-6",
     "rope": "RoPE base times {:g}",
     "row": "one row of lm_head off by {:.0%}",
     "router": "the router in FP32 on one side",
@@ -53,7 +54,7 @@ def draw(kind: str, strength: float, seed: int, *, num_layers: int, moe: bool, v
         return Fault(kind, str(random.choice(NORMS)), layer, strength, seed)
     if kind == "row":
         return Fault(kind, f"lm_head:{random.integers(vocab_size)}", None, strength, seed)
-    return Fault(kind, {"rope": ROTARY, "router": "mlp.gate"}[kind], None, strength, seed)
+    return Fault(kind, {"rope": ROTARY, "router": "mlp.gate", "epsilons": "norm"}[kind], None, strength, seed)
 
 
 def changed_weights(fault: Fault, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -77,11 +78,11 @@ def _off(weight: Tensor, strength: float, generator: torch.Generator) -> Tensor:
 
 
 @contextmanager
-def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Plant the fault into a model of transformers and take it out again."""
+def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_square: float) -> Iterator[None]:
+    """Plant the fault into a model of transformers and take it out again; `mean_square` is of the norm's input."""
     state = dict(model.named_parameters())
     rotary = model.model.rotary_emb
-    norms = [] if fault.kind != "epsilon" else [model.model.layers[fault.layer].get_submodule(fault.place)]
+    norms = _norms(fault, model)
     gates = [] if fault.kind != "router" else [layer.mlp.gate for layer in model.model.layers]
     kept = {name: state[name].data.clone() for name in changed_weights(fault, weights)}
     inverse_frequencies = rotary.inv_freq.clone()
@@ -90,7 +91,7 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor]) -> Ite
             for name, weight in changed_weights(fault, weights).items():
                 state[name].data.copy_(weight)
         for norm in norms:
-            norm.variance_epsilon = fault.strength
+            norm.variance_epsilon = _epsilon(fault, mean_square)
         if fault.kind == "rope":
             rotary.inv_freq.copy_(_frequencies(inverse_frequencies, fault.strength))
         handles = [gate.register_forward_pre_hook(_to_fp32) for gate in gates]
@@ -109,6 +110,17 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor]) -> Ite
             gate.weight.data = gate.weight.data.bfloat16()
 
 
+def _norms(fault: Fault, model: Any) -> list[Any]:
+    if fault.kind == "epsilons":
+        return [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    return [model.model.layers[fault.layer].get_submodule(fault.place)] if fault.kind == "epsilon" else []
+
+
+def _epsilon(fault: Fault, mean_square: float) -> float:
+    """(x^2 + eps)^(-1/2) is shorter than it should be by eps / (2 x^2)."""
+    return fault.strength if fault.kind == "epsilons" else 1e-6 + 2 * fault.strength * mean_square
+
+
 def _to_fp32(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(arg.float() for arg in args)
 
@@ -120,8 +132,8 @@ def _frequencies(inverse: Tensor, times: float) -> Tensor:
 
 
 @contextmanager
-def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Plant the fault into a running engine and take it out again."""
+def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor], mean_square: float) -> Iterator[None]:
+    """Plant the fault into a running engine and take it out again; `mean_square` is of the norm's input."""
     changed = changed_weights(fault, weights)
     undo: list[Callable[[], Any]] = []
     try:
@@ -129,19 +141,19 @@ def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor]) -> Iterator[N
             engine.update_weights({**weights, **changed}.items())
             undo.append(lambda: engine.update_weights(weights.items()))
         else:
-            engine.llm.apply_model(lambda model: undo.append(_change_vllm(fault, model)))
+            engine.llm.apply_model(lambda model: undo.append(_change_vllm(fault, model, mean_square)))
         yield
     finally:
         for one in undo:
             one()
 
 
-def _change_vllm(fault: Fault, model: Any) -> Callable[[], Any]:
+def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], Any]:
     layers = model.model.layers
-    if fault.kind == "epsilon":
-        norm = layers[fault.layer].get_submodule(fault.place)
-        norm.variance_epsilon = fault.strength
-        return lambda: setattr(norm, "variance_epsilon", 1e-6)
+    if norms := _norms(fault, model):
+        for norm in norms:
+            norm.variance_epsilon = _epsilon(fault, mean_square)
+        return lambda: [setattr(norm, "variance_epsilon", 1e-6) for norm in norms]
     if fault.kind == "router":
         gates = [layer.get_submodule("mlp" if hasattr(layer, "mlp") else "block_sparse_moe").gate for layer in layers]
         handles = [gate.register_forward_hook(_exact_logits) for gate in gates]

@@ -20,7 +20,14 @@ from mismatch_probe.engines.vllm.recorded import infer_names
 from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
 from mismatch_probe.localize.suspects import find_suspects
-from mismatch_probe.records.activations import ActivationBatch, ActivationStore, plan_activation_batches
+from mismatch_probe.records.activations import (
+    INFER,
+    TRAIN,
+    ActivationBatch,
+    ActivationStore,
+    key,
+    plan_activation_batches,
+)
 from mismatch_probe.records.localize import Suspect
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.estimator import Estimator
@@ -57,6 +64,8 @@ def _matches(fault: Fault, suspect: Suspect) -> bool:
         return suspect.layers == [fault.layer]
     if fault.kind == "row":
         return suspect.place == "lm_head" and suspect.channel == int(fault.place.partition(":")[2])
+    if fault.kind == "epsilons":
+        return suspect.place.endswith("norm")
     same_place = suspect.place.partition("[")[0] == fault.place
     return same_place and (suspect.layers == [fault.layer] if fault.layer is not None else len(suspect.layers) > 0)
 
@@ -104,7 +113,7 @@ def _engine(scratch: Path) -> None:
         layout, _ = record_engine(engine, batches, store, modules=True)
         weights = _weights(folder)
         for number, fault in enumerate(Fault(**one) for one in plan["faults"]):
-            with in_vllm(fault, engine, weights):
+            with in_vllm(fault, engine, weights, _mean_square(fault, store, INFER)):
                 record_engine(engine, batches, store, modules=True, side=f"infer-{number}")
     saved = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
     rows = [[one.prompt_token_ids, one.token_ids] for one in sequences]
@@ -122,7 +131,7 @@ def _training(scratch: Path) -> None:
     record_training(model, arithmetic, batches, store, modules=True)
     weights = _weights(folder)
     for number, fault in enumerate(faults):
-        with in_transformers(fault, model, weights):
+        with in_transformers(fault, model, weights, _mean_square(fault, store, TRAIN)):
             record_training(model, arithmetic, batches, store, modules=True, side=f"train-{number}")
     layers = decoder_layers(model)
     paths = [path for path, module in model.named_modules() if module in layers]
@@ -148,6 +157,14 @@ def _suspects(walk: ReferenceWalk, batches: list[ActivationBatch], names: Names)
     settings = LocalizeSettings(model=ModelSettings(path="planted"))
     errors = place_errors(places, Estimator(Sequences.of_lengths(counts)), names, settings)
     return find_suspects(places, errors, "bf16", "bf16")
+
+
+def _mean_square(fault: Fault, store: ActivationStore, side: str) -> float:
+    """Of what a norm is given where nothing is planted; 0 for other faults."""
+    if fault.kind != "epsilon":
+        return 0.0
+    tensors = load_file(store.file(side, 0, fault.layer))
+    return float(tensors[key(fault.place, "in0")].float().square().mean())
 
 
 def _batches(sequences: list[TokenSequence]) -> list[ActivationBatch]:

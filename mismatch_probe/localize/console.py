@@ -115,7 +115,7 @@ def _modules(modules: Sequence[PlaceError], console: Console) -> None:
 def _interventions(found: Interventions, console: Console) -> None:
     table = _table(console, "in FP32", "side", "removes of the token KL", "time", "weights besides")
     for one in (*found.ranked, *found.together):
-        time, extra = f"{100 * one.slower:+.0f} %", write_bytes(one.extra_bytes) if one.extra_bytes else ""
+        time, extra = f"{100 * one.slower:+.0f} %", _weights(one.extra_bytes)
         table.add_row(*map(Text, (plain(one.part), one.side, _share(one.removed), time, extra)))
     _show(console, table, "What higher precision of a part would mend, measured on the same token ids")
     for one in found.together:
@@ -125,6 +125,10 @@ def _interventions(found: Interventions, console: Console) -> None:
         )
     for what, why in found.left_out.items():
         _print(console, f"Not tried: {plain(what)}: {plain(why)}.", "dim")
+
+
+def _weights(num_bytes: int) -> str:
+    return write_bytes(num_bytes) if num_bytes >= 2**20 else "under 1 MiB" if num_bytes else ""
 
 
 def _share(removed: Estimate) -> str:

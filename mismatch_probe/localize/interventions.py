@@ -1,9 +1,7 @@
 """What each part in higher precision removed of the token KL: paired on the same ids, clustered by prompt."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
-
-import numpy as np
+from typing import Final, Literal
 
 from mismatch_probe.localize.workspace import TrialNotes
 from mismatch_probe.records.localize import Intervention, Interventions, Side
@@ -14,8 +12,8 @@ from mismatch_probe.stats.sequences import Floats
 
 TOGETHER: Final = "all parts together"
 ONE_AT_A_TIME: Final = "one response at a time"
-_WHOLE: Final = ("everything", ONE_AT_A_TIME)
-"""What is tried and is no part among those that are raised together."""
+_WHOLE: Final = ("everything", ONE_AT_A_TIME, TOGETHER)
+"""What is no part among those that are raised together; nor is a single layer."""
 ReadLeg = Callable[[str], Floats]
 
 
@@ -25,54 +23,63 @@ def judge_interventions(
     """`read` gives the log-probs [T] of a leg by its name; a trial without a part is its side as it is.
 
     A part of the engine is held against the training path as it is, and the reverse; what the engine's decoding and its
-    replay differ in is on both sides of each contrast.
+    replay differ in is on both sides of each contrast. A part tried on both sides is also raised on both.
     """
-    plain = {trial.side: trial for trial in trials if not trial.part}
-    logprobs = {side: read(trial.leg) for side, trial in plain.items()}
+    legs = {(trial.side, trial.part): trial for trial in trials}
     log_pi, log_mu = read("train"), read("infer")
     found = []
-    for trial in trials:
-        if not trial.part:
+    for (side, part), trial in legs.items():
+        if not part:
             continue
-        raised = read(trial.leg)
-        pairs = (
-            (raised - log_mu, logprobs["train"] - log_mu)
-            if trial.side == "train"
-            else (log_pi - raised, log_pi - logprobs["infer"])
-        )
-        found.append(_judged(trial, plain[trial.side], estimator, *map(k3_terms, pairs)))
-    single = [one for one in found if one.part != TOGETHER and not one.part.startswith("layer ")]
+        raised, plain = read(trial.leg), legs[side, ""]
+        after = raised - log_mu if side == "train" else log_pi - raised
+        before = read(plain.leg) - log_mu if side == "train" else log_pi - read(plain.leg)
+        found.append(_judged(part, side, [trial], [plain], estimator, after, before))
+        if side == "train" and ("infer", part) in legs:
+            other, other_plain = legs["infer", part], legs["infer", ""]
+            after, before = raised - read(other.leg), read(plain.leg) - read(other_plain.leg)
+            found.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
     return Interventions(
-        ranked=sorted((one for one in found if one.part != TOGETHER), key=lambda one: one.removed.value, reverse=True),
+        ranked=sorted((one for one in found if one.part != TOGETHER), key=lambda one: -one.removed.value),
         together=[one for one in found if one.part == TOGETHER],
-        sum_of_removed=_sums(single),
+        sum_of_removed=_sums(found),
         left_out=left_out,
     )
 
 
-def _judged(trial: TrialNotes, plain: TrialNotes, estimator: Estimator, raised: Floats, before: Floats) -> Intervention:
-    kl = estimator.mean(raised, "token", Scale.POSITIVE)
+def _judged(
+    part: str,
+    side: Literal["infer", "train", "both"],
+    trials: Sequence[TrialNotes],
+    plain: Sequence[TrialNotes],
+    estimator: Estimator,
+    after: Floats,
+    before: Floats,
+) -> Intervention:
+    """From the log-ratios [T] with the part raised and without."""
+    terms_after, terms_before = k3_terms(after), k3_terms(before)
+    kl = estimator.mean(terms_after, "token", Scale.POSITIVE)
     removed = estimator.smooth(
         lambda with_part, without: 1 - with_part / without,
-        [estimator.totals(raised, "token"), estimator.totals(before, "token")],
+        [estimator.totals(terms_after, "token"), estimator.totals(terms_before, "token")],
         "token",
     )
     assert kl is not None
     assert removed is not None, "sides that agree bit for bit are not tried"
     return Intervention(
-        part=trial.part,
-        side=trial.side,
+        part=part,
+        side=side,
         kl_k3=kl,
         removed=removed,
-        slower=trial.seconds / plain.seconds - 1,
-        extra_bytes=trial.extra_bytes,
+        slower=sum(trial.seconds for trial in trials) / sum(trial.seconds for trial in plain) - 1,
+        extra_bytes=sum(trial.extra_bytes for trial in trials),
     )
 
 
-def _sums(single: Sequence[Intervention]) -> dict[Side, float]:
+def _sums(found: Sequence[Intervention]) -> dict[Side, float]:
     """What the parts that are raised together removed one by one, added up."""
     sides: dict[Side, float] = {}
-    for one in single:
-        if one.part not in _WHOLE:
+    for one in found:
+        if one.side != "both" and one.part not in _WHOLE and not one.part.startswith("layer "):
             sides[one.side] = sides.get(one.side, 0.0) + one.removed.value
-    return {side: float(np.round(value, 4)) for side, value in sides.items()}
+    return {side: round(value, 4) for side, value in sides.items()}

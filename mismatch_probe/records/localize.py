@@ -69,14 +69,14 @@ class RouterDecisions(Record):
 
 
 class Intervention(Record):
-    """One part in higher precision on one side, everything else as it was, on the same token ids.
+    """One part in higher precision on a side or on both, everything else as it was, on the same token ids.
 
     removed: share of the token KL (k3) that went away. slower: seconds of a scoring pass over those without it, less 1.
     extra_bytes: weights kept besides.
     """
 
     part: str
-    side: Side
+    side: Literal["infer", "train", "both"]
     kl_k3: Estimate
     removed: Estimate
     slower: float

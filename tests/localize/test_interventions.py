@@ -70,6 +70,14 @@ def test_parts_are_ranked_and_independent_ones_add_up() -> None:
     assert found.sum_of_removed["train"] == pytest.approx(0.5 + 0.375, abs=0.1)
 
 
+def test_a_part_tried_on_both_sides_is_also_raised_on_both() -> None:
+    legs = {**LEGS, "train-with-lm_head": LOG_MU + NOISE[0], "infer-with-lm_head": LOG_MU + NOISE[0]}
+    trials = [trial(""), trial("lm_head"), trial("", "infer"), trial("lm_head", "infer", seconds=1.5)]
+    both = next(one for one in judged(legs, trials).ranked if one.side == "both")
+    assert both.removed.value == pytest.approx(1.0)
+    assert both.slower == pytest.approx(0.25)
+
+
 def test_another_cut_of_the_batch_is_no_part_of_the_sum() -> None:
     legs = {**LEGS, f"infer-with-{ONE_AT_A_TIME.replace(' ', '-')}": LOG_MU + NOISE[0]}
     assert judged(legs, [trial("", "infer"), trial(ONE_AT_A_TIME, "infer")]).sum_of_removed == {}

@@ -1,0 +1,145 @@
+"""What `localize` costs beside scoring the same tokens plainly: `python -m benchmarks.localize_cost OUT.md`.
+
+A plain scoring pass is what `compare` does with recorded responses: the engine replays them, the training path scores
+them, the FP32 reference scores them. Each pass is run three times after one to warm up, and the fastest counts.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings, TrainingPathSettings
+from mismatch_probe.engines.start import start_engine
+from mismatch_probe.engines.vllm.activations import record_activations as record_engine
+from mismatch_probe.records.activations import ActivationBatch, ActivationStore, plan_activation_batches
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path.inside.recording import record_activations as record_training
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
+from mismatch_probe.training_path.inside.scoring import BatchPass, score_pass
+from mismatch_probe.training_path.precision import load_reference_model, load_training_model
+from tests.tiny_models import make_checkpoint
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "6.5M parameters, 6 layers of 256": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6},
+    "42M parameters, 8 layers of 640": {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 8},
+}
+HEADS: Final = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+NUM_SEQUENCES, LENGTH, BATCH_TOKENS, LOGIT_ROWS = 16, 256, 2048, 2**26 // 320
+SETTINGS: Final = TrainingPathSettings()
+
+
+def _batches() -> list[ActivationBatch]:
+    random = np.random.default_rng(0)
+    ids = random.integers(3, 250, (NUM_SEQUENCES, LENGTH)).tolist()
+    sequences = [TokenSequence(f"s{number}", row[:32], row[32:]) for number, row in enumerate(ids)]
+    return plan_activation_batches(sequences, batch_tokens=BATCH_TOKENS, logit_rows=LOGIT_ROWS)
+
+
+def _fastest(work: Callable[[Path], Any]) -> float:
+    """Seconds of the fastest of three runs, each with a fresh folder, after one that does not count."""
+    seconds = []
+    for _ in range(4):
+        with tempfile.TemporaryDirectory() as folder:
+            begun = time.perf_counter()
+            work(Path(folder))
+            seconds.append(time.perf_counter() - begun)
+    return min(seconds[1:])
+
+
+def _engine(checkpoint: str, scratch: Path) -> dict[str, float]:
+    batches, found = _batches(), {}
+    settings = EngineSettings(args={"enforce_eager": True})
+    with start_engine(checkpoint, "bf16", settings, SamplingSettings(), max_model_len=LENGTH + 8) as engine:
+        found["plain"] = _fastest(lambda _: [engine.replay(batch.sequences) for batch in batches])
+        for name, modules in (("blocks", False), ("modules", True)):
+            found[name] = _fastest(
+                lambda folder, modules=modules: record_engine(engine, batches, ActivationStore(folder), modules=modules)
+            )
+            store = ActivationStore(scratch / name)
+            store.root.mkdir()
+            record_engine(engine, batches, store, modules=modules)
+    return found
+
+
+def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
+    batches, found, folder, cpu = _batches(), {}, Path(checkpoint), torch.device("cpu")
+    model, arithmetic = load_training_model(folder, "bf16", SETTINGS, cpu, trust_remote_code=False)
+    reference = load_reference_model(folder, "fp32", SETTINGS, cpu, rounded_to=None, trust_remote_code=False)
+
+    def score(model: Any, arithmetic: Any) -> None:
+        with arithmetic.active():
+            for batch in batches:
+                score_pass(BatchPass.run(model, batch))
+
+    found["pi plain"] = _fastest(lambda _: score(model, arithmetic))
+    found["reference plain"] = _fastest(lambda _: score(*reference))
+    for name, modules in (("blocks", False), ("modules", True)):
+        found[f"pi {name}"] = _fastest(
+            lambda at, modules=modules: record_training(
+                model, arithmetic, batches, ActivationStore(at), modules=modules
+            )
+        )
+        store = ActivationStore(scratch / name)
+        record_training(model, arithmetic, batches, store, modules=modules)
+        found[f"reference {name}"] = _fastest(
+            lambda _, store=store, modules=modules: ReferenceWalk(*reference, store, modules=modules).run(batches)
+        )
+        found[f"stored {name}"] = store.num_bytes() / 2**20
+    found["peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return found
+
+
+def _measured(name: str, scratch: Path) -> dict[str, float]:
+    checkpoint = make_checkpoint(scratch / "checkpoint", "qwen3", **HEADS, **SHAPES[name])
+    found: dict[str, float] = {}
+    for side in ("engine", "training"):
+        words = [sys.executable, "-m", "benchmarks.localize_cost", side, str(checkpoint), str(scratch)]
+        answer = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        times = json.loads(answer.splitlines()[-1])
+        found |= {f"mu {key}": value for key, value in times.items()} if side == "engine" else times
+    return found
+
+
+def publish(path: Path) -> None:
+    lines = [
+        "# What `localize` costs",
+        "",
+        f"Seconds for {NUM_SEQUENCES} sequences of {LENGTH} tokens, random Qwen3 in BF16 on the CPU, one thread;",
+        f"batches of {BATCH_TOKENS} tokens, the fastest of three runs. Made by `python -m benchmarks.localize_cost`.",
+    ]
+    for name in SHAPES:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = _measured(name, Path(scratch))
+        lines += ["", f"## {name}", "", "| pass | plain | by block | by module |", "|---|---|---|---|"]
+        totals = {"plain": 0.0, "blocks": 0.0, "modules": 0.0}
+        for label, key in (("engine", "mu"), ("training path", "pi"), ("FP32 reference", "reference")):
+            row = [found[f"{key} {kind}"] for kind in totals]
+            totals = {kind: total + one for (kind, total), one in zip(totals.items(), row, strict=True)}
+            lines.append(f"| {label} | " + " | ".join(f"{one:.2f}" for one in row) + " |")
+        lines.append("| all three | " + " | ".join(f"{one:.2f}" for one in totals.values()) + " |")
+        times = [f"**{one / totals['plain']:.2f}**" for one in totals.values()]
+        lines.append(f"| times a plain scoring pass | {' | '.join(times)} |")
+        lines.append(
+            f"\nActivations on disk: {found['stored blocks']:.0f} MiB by block, {found['stored modules']:.0f} MiB by "
+            f"module. Peak memory of the process with both torch models: {found['peak memory']:.0f} MiB."
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "engine":
+        print(json.dumps(_engine(sys.argv[2], Path(sys.argv[3]))))
+    elif sys.argv[1] == "training":
+        print(json.dumps(_training(sys.argv[2], Path(sys.argv[3]))))
+    else:
+        publish(Path(sys.argv[1]))

@@ -1,0 +1,88 @@
+"""`python -m benchmarks.localize_faults SCRATCH [MODEL ...]`: plant, look, publish `reports/localize-faults.md`.
+
+Each model's trials are kept in SCRATCH; the report is made of all that are there.
+"""
+
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import MixtralConfig
+
+from benchmarks.localize_faults.faults import Fault
+from benchmarks.localize_faults.lab import Trial, run_model
+from benchmarks.localize_faults.publish import publish
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.records.localize import Suspect
+from mismatch_probe.tasks import resolve_model
+from tests.tiny_models import FAMILIES, make_checkpoint
+
+TRIALS: Final = 5
+NUM_LAYERS: Final = 3
+EVERYWHERE: Final[list[tuple[str, float]]] = [
+    ("weight", 0.02),
+    ("layer", 0.01),
+    ("epsilon", 5e-4),
+    ("epsilon", 2e-3),
+    ("rope", 1.1),
+    ("rope", 2.0),
+    ("row", 0.1),
+]
+MODELS: Final[dict[str, list[tuple[str, float]]]] = {
+    "llama": EVERYWHERE,
+    "qwen2": EVERYWHERE,
+    "qwen3-moe": [*EVERYWHERE, ("router", 0.0)],
+    "mixtral": [*EVERYWHERE, ("router", 0.0)],
+    "demo": [("weight", 0.02), ("layer", 0.01), ("epsilons", 1e-5), ("rope", 1.1)],
+}
+"""Random models of 3 layers and the trained demo model, whose embedding and head are one tensor."""
+
+
+def _mixtral(**changes: Any) -> MixtralConfig:
+    moe = FAMILIES["qwen3-moe"]().to_dict()
+    shape = {name: moe[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")}
+    return MixtralConfig(
+        **shape,
+        head_dim=32,
+        intermediate_size=64,
+        num_local_experts=4,
+        rms_norm_eps=1e-6,
+        sliding_window=None,
+        **changes,
+    )
+
+
+def main(scratch: Path, models: list[str]) -> None:
+    FAMILIES["mixtral"] = _mixtral
+    for model in models:
+        at = scratch / model
+        shutil.rmtree(at, ignore_errors=True)
+        at.mkdir(parents=True)
+        if model == "demo":
+            checkpoint = resolve_model(ModelSettings(path="demo"))
+        else:
+            checkpoint = make_checkpoint(at / "checkpoint", model, num_hidden_layers=NUM_LAYERS)
+        trials = run_model(model, checkpoint, at, MODELS[model], TRIALS)
+        shutil.rmtree(at)
+        kept = [{**asdict(one), "suspects": [suspect.model_dump() for suspect in one.suspects]} for one in trials]
+        (scratch / f"{model}.json").write_text(json.dumps(kept))
+    publish([one for path in sorted(scratch.glob("*.json")) for one in _read(path)], Path("reports"))
+
+
+def _read(path: Path) -> list[Trial]:
+    return [
+        Trial(
+            one["model"],
+            one["side"],
+            one["fault"] and Fault(**one["fault"]),
+            [Suspect.model_validate(suspect) for suspect in one["suspects"]],
+        )
+        for one in json.loads(path.read_text())
+    ]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(MODELS))

@@ -1,0 +1,78 @@
+"""`mismatch-probe localize` end to end, and its answers to bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.records.localize import Localization
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mismatch_probe", "localize", *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_the_demo_model_from_prompts_to_json(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shape = ("--num-prompts", "4", "--max-new-tokens", "48")
+    done = run("--model", "demo", "--dtype", "bf16", "--modules", *shape, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document == json.loads((out / "localize.json").read_text())
+    assert [path.name for path in out.iterdir()] == ["localize.json"]
+    found = Localization.model_validate(document)
+    assert found.schema_version == 1
+    assert [block.train_name for block in found.blocks] == [f"model.layers.{layer}" for layer in range(4)]
+    assert [block.infer_name for block in found.blocks] == [f"model.layers.{layer}" for layer in range(4)]
+    assert found.first_difference == "model.layers.0.self_attn.rotary_emb[q]"
+    assert found.unmatched == []
+    assert found.suspects == []
+    assert found.kl_k3 is not None
+    assert found.interventions is not None
+    tried = {(one.side, one.part) for one in found.interventions.ranked}
+    assert {("infer", "lm_head"), ("train", "lm_head"), ("train", "layer 3"), ("train", "everything")} <= tried
+    assert "The sides first differ at model.layers.0.self_attn.rotary_emb[q]" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_side_that_cannot_start_ends_with_its_own_sentence(tmp_path: Path) -> None:
+    done = run("--model", "demo", "--num-prompts", "1", "--vllm.tensor_parallel_size", "2")
+    assert done.returncode in (2, 4)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no model to look into"),
+        (("--model", "demo", "--dtype", "bf16", "--train-dtype", "fp16"), "--dtype sets both sides"),
+        (("--model", "demo", "--dtype", "int3"), "int3"),
+        (("--model", "demo", "--num-prompts", "0"), "num_prompts"),
+        (
+            (
+                "--model",
+                "/nowhere/at/all",
+            ),
+            "does not exist",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("mismatch-probe: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_sampling_other_than_the_models_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave temperature"):
+        LocalizeSettings.model_validate({"model": {"path": "demo"}, "sampling": {"temperature": 0.5}})

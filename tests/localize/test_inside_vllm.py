@@ -1,0 +1,69 @@
+"""Hooks inside real vLLM: every module of every architecture is matched, and looking changes nothing."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.engines.vllm.activations import record_activations
+from mismatch_probe.engines.vllm.raised import parts_of, raised
+from mismatch_probe.engines.vllm.recorded import infer_names
+from mismatch_probe.localize.names import Names
+from tests.engines.conftest import StartEngine, start
+from tests.localize.bench import Bench, some_sequences
+
+__all__ = ["start"]
+pytestmark = pytest.mark.slow
+Checkpoint = Callable[[str], Path]
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_module_is_matched_and_errs_as_rounding_does(
+    checkpoint: Checkpoint, start: StartEngine, tmp_path: Path, family: str
+) -> None:
+    bench = Bench(checkpoint(family), tmp_path)
+    bench.record("train")
+    engine = start(checkpoint(family), "bf16")
+    plain = engine.replay(some_sequences())
+    layout, recorded = record_activations(engine, bench.batches, bench.store, modules=True)
+    record_activations(engine, bench.batches, bench.store, modules=True, side="again")
+    by_batch = [one for batch in bench.batches for one in engine.replay(batch.sequences)]
+    assert all(np.array_equal(one.logprobs, other.logprobs) for one, other in zip(recorded, by_batch, strict=True))
+    assert max(np.abs(one.logprobs - other.logprobs).max() for one, other in zip(recorded, plain, strict=True)) < 0.5
+
+    held = bench.hold("infer", "train")
+    names = Names.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
+    assert names.unmatched({error.place for error in held.errors}) == []
+    assert {error.place for error in bench.hold("train", "train").errors} == {error.place for error in held.errors}
+    assert held.suspects == []
+
+    twice = bench.hold("infer", "again")
+    assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
+    shutil.rmtree(tmp_path / "again")
+
+
+def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: StartEngine, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("qwen3"), tmp_path)
+    for side, tokens in (("infer", 1024), ("chunked", 48)):
+        engine = start(checkpoint("qwen3"), "fp32", args={"max_num_batched_tokens": tokens})
+        record_activations(engine, bench.batches, bench.store, modules=True, side=side)
+    assert max(error.between for error in bench.hold("infer", "chunked").errors) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-moe"])
+def test_a_raised_part_of_the_engine_changes_it_and_is_lowered_again(
+    checkpoint: Checkpoint, start: StartEngine, family: str
+) -> None:
+    engine = start(checkpoint(family), "bf16")
+    plain = engine.replay(some_sequences())
+    for part in parts_of(engine):
+        with raised(engine, part):
+            with_part = engine.replay(some_sequences())
+        again = engine.replay(some_sequences())
+        assert any(
+            not np.array_equal(one.logprobs, other.logprobs) for one, other in zip(plain, with_part, strict=True)
+        )
+        assert all(np.array_equal(one.logprobs, other.logprobs) for one, other in zip(plain, again, strict=True))
