@@ -62,6 +62,10 @@ class Window:
     def finite(self, name: str) -> list[float]:
         return [value for value in self.series(name) if math.isfinite(value)]
 
+    def before(self, step: int) -> "Window":
+        """The steps older than that one."""
+        return Window({one: values for one, values in self.history.items() if one < step}, ())
+
     def last(self, name: str) -> float | None:
         """The newest step's value; None where it has none."""
         return self.history[max(self.history)].get(name) if self.history else None
@@ -202,14 +206,17 @@ def _learning_rate(window: Window) -> Diagnosis | None:
 
 
 def _engine_weights(window: Window) -> Diagnosis | None:
+    """The probe is far from where it was in the steps before a guard on it fired, or before the last one."""
+    fired = [event.step for event in window.events if event.metric in _PROBE_JUMPS]
+    begun = min([*fired, *list(window.history)[-1:]], default=0)
     for name, (jump, unit) in _PROBE_JUMPS.items():
-        probes = window.finite(name)
-        before = statistics.median(probes[:-1]) if len(probes) > 1 else math.inf
-        if probes and probes[-1] > jump * before:
+        probes, earlier = window.finite(name), window.before(begun).finite(name)
+        if earlier and probes[-1] > jump * statistics.median(earlier):
             return Diagnosis(
                 Cause.ENGINE_WEIGHTS,
                 "The engine does not hold the weights it was sent: right after a sync its log-probs of the probe "
-                f"tokens are {write_value(probes[-1])} {unit} from pi's, {write_value(before)} before.",
+                f"tokens are {write_value(probes[-1])} {unit} from pi's, {write_value(statistics.median(earlier))} "
+                "before.",
                 (_COMPARE_WEIGHTS,),
             )
     return None

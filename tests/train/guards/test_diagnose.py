@@ -97,6 +97,20 @@ def test_a_probe_that_jumps_after_a_sync_means_other_weights() -> None:
     assert ending({"sync/probe_k3": [0.01]}).cause is Cause.ENGINE_WEIGHTS
 
 
+def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() -> None:
+    history = clean("fp16")
+    levels = [history[step]["sync/probe_abs_logprob_diff"] for step in sorted(history)]
+    history = {
+        step: {**values, "sync/probe_abs_logprob_diff": level * (4 if step > 32 else 1)}
+        for (step, values), level in zip(sorted(history.items()), levels, strict=True)
+    }
+    guards = GuardBook(DEFAULT_GUARDS)
+    guards.observe_canary(history[29])
+    events = [event for step, values in history.items() for event in guards.evaluate(step, values).events]
+    assert {event.guard for event in events} == {"engine-layer"}
+    assert diagnose(history, events).cause is Cause.ENGINE_WEIGHTS
+
+
 def test_a_mismatch_that_grows_with_equal_weights_is_precision() -> None:
     found = ending({"mismatch/kl_k3": [1e-4 * 1.3**step for step in range(12)], "mismatch/prob_diff_max": [0.97]})
     assert found.cause is Cause.PRECISION_DRIFT
