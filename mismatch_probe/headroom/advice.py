@@ -8,7 +8,7 @@ from mismatch_probe.headroom import models
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY
 from mismatch_probe.headroom.passes import Gradients
 from mismatch_probe.headroom.ranges import ForwardRanges, squared_norm
-from mismatch_probe.headroom.trial import Bench, Tried, fits
+from mismatch_probe.headroom.trial import Bench, Tried, fits, is_close
 from mismatch_probe.headroom.watch import Operation
 from mismatch_probe.records.headroom import Trial
 
@@ -67,11 +67,11 @@ def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Trial) -> Trial
 
 def _blamed(bench: Bench, seen: Seen, tried: Tried, chosen: set[str], bf16: Trial) -> list[str]:
     """Modules at fault for what is wrong with a run that has `chosen` in FP32."""
-    trial, limit = tried.trial, bf16.logprob_error_nats
+    trial = tried.trial
     if tried.first_nonfinite is not None:
         return [*seen.too_large(), tried.first_nonfinite.module, *_of_overflowing_weights(bench)]
     blamed = []
-    if trial.logprob_error_nats is not None and limit is not None and trial.logprob_error_nats > limit:
+    if not is_close(trial, bf16):
         blamed += [*seen.too_small(), *_of_lossy_weights(bench)]
     if trial.from_exponent is None:
         for exponent in _SCALE_STEPS:

@@ -13,8 +13,9 @@ from mismatch_probe.headroom.sentences import (
     scales,
     trial_sentence,
     weights_sentence,
+    write_error,
 )
-from mismatch_probe.headroom.trial import fits
+from mismatch_probe.headroom.trial import fits, is_close
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.headroom import (
     ActivationFindings,
@@ -106,11 +107,11 @@ def _trouble(plain: Trial, activations: ActivationFindings, gradients: GradientF
     if plain.logprob_error_nats is None:
         return "The FP16 run's log-probs are not finite."
     found = []
-    if bf16.logprob_error_nats is not None and plain.logprob_error_nats > bf16.logprob_error_nats:
+    if not is_close(plain, bf16):
         small = f"; the results of {activations.too_small[0].module} are too small" if activations.too_small else ""
         found.append(
             f"The FP16 forward pass is further from FP32 than BF16's, {write_number(plain.logprob_error_nats)} against "
-            f"{write_number(bf16.logprob_error_nats)} nats{small}."
+            f"{write_error(bf16.logprob_error_nats)} nats{small}."
         )
     largest = gradients.activations[0].name
     if all(one.relative_error is None for one in plain.scales):

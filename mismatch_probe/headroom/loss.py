@@ -12,20 +12,26 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.responses import Responses
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.choices import Objective
+from mismatch_probe.train.objectives.choices import GROUP_RULES, Objective
 from mismatch_probe.train.objectives.losses import policy_loss, prepare
 
 
 def load_objective(settings: HeadroomSettings) -> Objective:
     """
     Raises:
-        UsageError: no such objective, or one with a critic, whose values no checkpoint holds.
+        UsageError: no such objective, one with a critic, whose values no checkpoint holds, or one that compares the
+            responses to a prompt where there is but one.
     """
     objective = build_objective(settings.objective.name, settings.objective.overrides)
     if objective.critic is not None:
         raise UsageError(
             f"objective {objective.name} needs a critic, which a checkpoint does not hold; give --objective grpo or "
             "another without one"
+        )
+    if objective.advantage in GROUP_RULES and settings.sampling.samples_per_prompt < 2:
+        raise UsageError(
+            f"objective {objective.name} compares the responses to one prompt, and there is only one; give "
+            "--samples-per-prompt 2 or more, or --objective reinforce"
         )
     return objective
 

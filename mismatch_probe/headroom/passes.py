@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mismatch_probe.config.train import OptimizerSettings
+from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.computing import computing
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges
 from mismatch_probe.headroom.watch import Operation, Watch
@@ -62,7 +63,11 @@ def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: froz
 def try_backward(
     model: PreTrainedModel, reference: PreTrainedModel, workload: Workload, exponents: Sequence[int]
 ) -> list[ScaleTrial]:
-    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient."""
+    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient.
+
+    Raises:
+        UsageError: the FP32 gradient is zero.
+    """
     tally = _Tally(model, reference, list(exponents))
     with computing(model.device):
         for rows in workload.batches:
@@ -107,6 +112,11 @@ class _Tally:
         self._squared_errors[trial] += _squared_norm(errors)
 
     def trials(self) -> list[ScaleTrial]:
+        if self._squares == 0:
+            raise UsageError(
+                "the loss has no gradient even in FP32, because the model is certain of every response; give a higher "
+                "--temperature or other --prompts"
+            )
         return [
             ScaleTrial(
                 exponent=exponent,

@@ -75,8 +75,8 @@ class Binades:
 class ForwardRanges:
     """The largest magnitude of each operation, in the order of execution, and the format of its result.
 
-    Where a result is FP32, also what rounding it to FP16 would change, as a share of its norm. `channels` holds, of each
-    module asked for, the largest magnitude in each channel [D] of its last result.
+    Where a result is FP32, also what rounding it to FP16 would change, as a share of its norm. `channels` holds, of
+    each module asked for, the largest magnitude in each channel [D] of its last result.
     """
 
     watched_channels: frozenset[str] = frozenset()

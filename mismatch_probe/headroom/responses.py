@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from mismatch_probe.config.headroom import DEFAULT_NUM_PROMPTS, HeadroomSettings
+from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom.computing import computing
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer
@@ -59,7 +60,12 @@ def load_problems(folder: Path, settings: HeadroomSettings, context_length: int 
 
 
 def sample_responses(model: PreTrainedModel, problems: Problems, settings: HeadroomSettings) -> Responses:
-    """Groups of responses, prompt after prompt, in FP32."""
+    """Groups of responses, prompt after prompt, in FP32.
+
+    Raises:
+        BrokenRecord: the model's answer to the first prompt is not finite even in FP32.
+    """
+    _require_finite(model, problems.prompts[0].token_ids)
     sampling = settings.sampling
     sequences, prompt_ids, answered = [], [], []
     for number, prompt in enumerate(problems.prompts):
@@ -78,6 +84,15 @@ def sample_responses(model: PreTrainedModel, problems: Problems, settings: Headr
     ):
         return _with_stand_in(sequences, prompt_ids, mean_reward)
     return Responses(sequences, prompt_ids, rewards.tolist(), mean_reward, stand_in=False)
+
+
+def _require_finite(model: PreTrainedModel, token_ids: list[int]) -> None:
+    with torch.no_grad(), computing(model.device):
+        logits = model(input_ids=torch.tensor([token_ids], device=model.device), use_cache=False).logits
+    if not bool(logits.isfinite().all()):
+        raise BrokenRecord(
+            f"the logits of {model.name_or_path} are not finite even in FP32; give --model an intact checkpoint"
+        )
 
 
 def _with_stand_in(sequences: list[TokenSequence], prompt_ids: list[str], mean_reward: float | None) -> Responses:

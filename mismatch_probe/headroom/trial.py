@@ -21,6 +21,7 @@ from mismatch_probe.records.headroom import ScaleTrial, Trial
 
 EXPONENTS: Final = tuple(range(25))
 _NEAR_THE_BEST: Final = 1.25
+_NEGLIGIBLE_NATS: Final = 1e-5
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tu
 
 def fits(trial: Trial, yardstick: Trial) -> bool:
     """Everything finite, a loss scale that fits, and log-probs at least as close to FP32 as the yardstick's."""
-    if trial.first_nonfinite is not None or trial.logprob_error_nats is None or trial.from_exponent is None:
-        return False
-    limit = yardstick.logprob_error_nats
-    return limit is None or trial.logprob_error_nats <= limit
+    return trial.first_nonfinite is None and trial.from_exponent is not None and is_close(trial, yardstick)
+
+
+def is_close(trial: Trial, yardstick: Trial) -> bool:
+    """Log-probs that are finite and no further from FP32 than the yardstick's, or than FP32's own rounding explains."""
+    error, limit = trial.logprob_error_nats, yardstick.logprob_error_nats
+    return error is not None and (limit is None or error <= max(limit, _NEGLIGIBLE_NATS))

@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.headroom import models
+from tests.tiny_models import make_checkpoint
+
+IDS = torch.arange(24).reshape(2, 12)
+SETTINGS = HeadroomSettings(model=ModelSettings(path="tiny"))
+
+
+def raised(folder: Path, modules: list[str], residual_from: str | None = None) -> PreTrainedModel:
+    model = models.load(folder, "fp16", SETTINGS)
+    models.raise_to_fp32(model, models.load(folder, "fp32", SETTINGS), modules, residual_from)
+    return model
+
+
+def result_formats(model: PreTrainedModel) -> dict[str, torch.dtype]:
+    found: dict[str, torch.dtype] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(
+            lambda module, args, output, name=name: (
+                found.update({name: (output[0] if isinstance(output, tuple) else output).dtype})
+                if not hasattr(output, "keys")
+                else None
+            )
+        )
+    with torch.no_grad():
+        model(input_ids=IDS, use_cache=False)
+    return found
+
+
+def test_a_raised_module_answers_in_fp32_and_the_others_do_not(tmp_path: Path) -> None:
+    formats = result_formats(raised(make_checkpoint(tmp_path / "m"), ["model.layers.0.mlp"]))
+    assert formats["model.layers.0.mlp.down_proj"] == torch.float32
+    assert formats["model.layers.0.self_attn.q_proj"] == torch.float16
+    assert formats["model.layers.1.mlp.down_proj"] == torch.float16
+    assert formats["model.layers.1"] == torch.float32, "what was added in FP32 stays in FP32"
+
+
+def test_a_residual_stream_in_fp32_leaves_the_products_in_fp16(tmp_path: Path) -> None:
+    formats = result_formats(raised(make_checkpoint(tmp_path / "m"), [], "model.layers.1"))
+    assert formats["model.layers.0"] == torch.float16
+    assert formats["model.layers.1"] == torch.float32
+    assert formats["model.layers.1.mlp.down_proj"] == torch.float16
+    assert formats["lm_head"] == torch.float16
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gemma2"])
+def test_everything_in_fp32_is_the_fp32_model(tmp_path: Path, family: str) -> None:
+    folder = make_checkpoint(tmp_path / family, family)
+    whole = models.load(folder, "fp32", SETTINGS)
+    model = raised(folder, ["model", "lm_head"])
+    with torch.no_grad():
+        difference = model(input_ids=IDS, use_cache=False).logits - whole(input_ids=IDS, use_cache=False).logits
+    assert float(difference.abs().max()) < 1e-5
+
+
+def test_a_raised_head_does_not_raise_the_embeddings_it_was_tied_to(tmp_path: Path) -> None:
+    model = raised(make_checkpoint(tmp_path / "m", "qwen3"), ["lm_head"])
+    assert model.get_output_embeddings().weight.dtype == torch.float32
+    assert model.get_input_embeddings().weight.dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("module", "mended"),
+    [
+        ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn"),
+        ("model.layers.0.self_attn", "model.layers.0.self_attn"),
+        ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj"),
+        ("model.layers.0", "model.layers.0"),
+        ("model", "model.embed_tokens"),
+    ],
+)
+def test_what_must_be_in_fp32_for_a_module_to_be(tmp_path: Path, module: str, mended: str) -> None:
+    assert models.mendable(models.load(make_checkpoint(tmp_path / "m"), "fp32", SETTINGS), module) == mended
+
+
+def test_a_module_stands_for_what_lies_inside_it() -> None:
+    assert models.outermost(["a.b", "a.b.c", "a.bc", "d"]) == ["a.b", "a.bc", "d"]

@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.headroom import weights as weights_module
+from mismatch_probe.headroom.judge import judge_weights
+from mismatch_probe.headroom.weights import scan_weights
+from mismatch_probe.records.headroom import HeadroomCode
+from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
+from tests.headroom.planted import planted
+from tests.tiny_models import make_checkpoint
+
+
+def stored(folder: Path, **tensors: torch.Tensor) -> Path:
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_every_fate_of_a_weight_is_counted(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, -65504.0, 65520.0, 1e6, 3e-5, -1e-7, 6e-8, 2e-8, 0.0, float("inf"), float("nan")])
+    found = scan_weights(stored(tmp_path, w=values)).total
+    assert found.num_values == 11
+    assert found.num_overflowed == 2
+    assert found.num_subnormal == 3
+    assert found.num_flushed == 1
+    assert found.num_nonfinite == 2
+    assert found.largest == 1e6
+
+
+def test_rounding_error_is_that_of_fp16(tmp_path: Path) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    found = scan_weights(stored(tmp_path, w=values)).total
+    expected = (values.half().double() - values.double()).norm() / values.double().norm()
+    assert found.relative_error == pytest.approx(float(expected))
+    assert 2.0**-14 < found.relative_error < 2.0**-11
+
+
+def test_slices_add_up_to_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(37, 8, generator=torch.Generator().manual_seed(0)) * 2.0**-13
+    whole = scan_weights(stored(tmp_path, w=values))
+    monkeypatch.setattr(weights_module, "_SLICE_VALUES", 24)
+    sliced = scan_weights(tmp_path)
+    assert sliced.total.num_subnormal == whole.total.num_subnormal > 0
+    assert sliced.total.relative_error == pytest.approx(whole.total.relative_error)
+    assert sliced.total.num_values == 37 * 8
+
+
+def test_no_more_than_a_slice_is_ever_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "_SLICE_VALUES", 100)
+    seen: list[int] = []
+    real = weights_module.measure_weight_cast
+
+    def watching(slices: object, dtype: object) -> object:
+        return real((seen.append(one.numel()) or one for one in slices), dtype)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(weights_module, "measure_weight_cast", watching)
+    scan_weights(stored(tmp_path, w=torch.ones(1000, 10), tiny=torch.ones(())))
+    assert max(seen) == 100
+    assert sum(seen) == 10_001
+
+
+def test_shards_are_all_read_and_agree_with_the_weight_cast(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "whole")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
+    whole, sharded = scan_weights(folder), scan_weights(tmp_path / "sharded")
+    assert sharded.total.num_values == whole.total.num_values
+    assert sharded.num_tensors == whole.num_tensors
+    cast = measure_weight_cast(stored_weights(folder) or [], "fp16")
+    assert (whole.total.num_values, whole.total.num_flushed) == (cast.num_weights, cast.num_flushed)
+
+
+def test_a_quantised_tensor_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    stored(tmp_path, w=torch.ones(4).to(torch.float8_e4m3fn))
+    with pytest.raises(UsageError, match=r"tensor w .* F8_E4M3, a quantised format"):
+        scan_weights(tmp_path)
+
+
+def test_weights_past_65504_are_named(tmp_path: Path) -> None:
+    def one_large(weights: torch.Tensor) -> torch.Tensor:
+        weights[3, 5] = 1e5
+        return weights
+
+    found = scan_weights(planted(tmp_path / "m", changes={"layers.1.mlp.up_proj": one_large}))
+    assert found.worst[0].tensor == "model.layers.1.mlp.up_proj.weight"
+    assert found.worst[0].num_overflowed == 1
+    verdict = judge_weights(found)
+    assert verdict.code == HeadroomCode.FITS_EXCEPT
+    assert "model.layers.1.mlp.up_proj.weight, which overflow FP16" in verdict.sentence
+
+
+def test_weights_that_vanish_are_named(tmp_path: Path) -> None:
+    found = scan_weights(planted(tmp_path / "m", changes={"layers.0.self_attn.k_proj": 2.0**-25}))
+    worst = found.worst[0]
+    assert worst.tensor == "model.layers.0.self_attn.k_proj.weight"
+    assert worst.num_flushed > 0.9 * worst.num_values
+    verdict = judge_weights(found)
+    assert verdict.code == HeadroomCode.FITS_EXCEPT
+    assert "too small for FP16" in verdict.sentence
+
+
+def test_a_damaged_checkpoint_fits_no_format(tmp_path: Path) -> None:
+    folder = planted(tmp_path / "m", changes={"layers.0.mlp.up_proj": float("nan")})
+    verdict = judge_weights(scan_weights(folder))
+    assert verdict.code == HeadroomCode.DOES_NOT_FIT
+    assert "model.layers.0.mlp.up_proj.weight" in verdict.sentence
+
+
+def test_ordinary_weights_are_not_accused(tmp_path: Path) -> None:
+    verdict = judge_weights(scan_weights(make_checkpoint(tmp_path / "m")))
+    assert verdict.code == HeadroomCode.FITS
