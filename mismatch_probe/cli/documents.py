@@ -15,6 +15,7 @@ from mismatch_probe.gate.floor import Floor
 from mismatch_probe.gate.result import GateResult
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.examination import Examination
+from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.training_run import TrainingSummary
 
@@ -26,6 +27,7 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "doctor": Examination,
     "dry-run": DryRun,
     "train": TrainingSummary,
+    "headroom": Headroom,
 }
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

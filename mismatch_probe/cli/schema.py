@@ -16,6 +16,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "doctor": "doctor --json",
     "dry-run": "compare --dry-run --json",
     "train": "train --json, report --json of a training run",
+    "headroom": "headroom --json, DIR/headroom.json",
 }
 """Each document and where it is found."""
 
