@@ -33,6 +33,9 @@ def localize(
     no_interventions: Annotated[
         bool, typer.Option("--no-interventions", help="Only where errors enter, not what would mend them.")
     ] = False,
+    switches: Annotated[
+        bool, typer.Option("--switches", help="Also restart the engine with a compiled graph and with chunked prefill.")
+    ] = False,
     attention: Annotated[str | None, typer.Option(help="pi's attention: sdpa, eager, flash_attention_2.")] = None,
     device: Annotated[str | None, typer.Option(help="Device of the training path: auto, cpu, cuda, cuda:1.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write localize.json into.")] = None,
@@ -59,6 +62,7 @@ def localize(
             "sampling.seed": seed,
             "modules": modules or None,
             "interventions": False if no_interventions else None,
+            "switches": switches or None,
             "training.attention": attention,
             "training.device": device,
             "engine.args": engine_arguments(context.args) or None,

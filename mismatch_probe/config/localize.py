@@ -25,6 +25,7 @@ class LocalizeSettings(Settings):
     """One run of `localize`.
 
     modules: every module, not only every block. interventions: also measure what higher precision of a part would gain.
+    switches: also what other ways to run the engine would, each of which is a start of its own.
     most_stored_bytes: activations kept on disk at a time; sequences that do not fit are left out of the attribution.
     """
 
@@ -37,6 +38,7 @@ class LocalizeSettings(Settings):
     training: TrainingPathSettings = TrainingPathSettings(batch_tokens=2048)
     modules: bool = False
     interventions: bool = True
+    switches: bool = False
     most_stored_bytes: int = Field(default=4 * 2**30, gt=0)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 

@@ -113,16 +113,15 @@ def _modules(modules: Sequence[PlaceError], console: Console) -> None:
 
 
 def _interventions(found: Interventions, console: Console) -> None:
-    table = _table(console, "in FP32", "side", "removes of the token KL", "time", "weights besides")
-    for one in (*found.ranked, *found.together):
+    table = _table(console, "in FP32, or otherwise", "side", "removes of the token KL", "time", "weights besides")
+    for one in (*found.ranked, *([] if found.together is None else [found.together])):
         time, extra = f"{100 * one.slower:+.0f} %", _weights(one.extra_bytes)
         table.add_row(*map(Text, (plain(one.part), one.side, _share(one.removed), time, extra)))
     _show(console, table, "What higher precision of a part would mend, measured on the same token ids")
-    for one in found.together:
-        added_up = _percent(found.sum_of_removed[one.side])
-        _print(
-            console, f"Together the parts of {one.side} removed {_share(one.removed)}; one by one, {added_up} % in all."
-        )
+    if found.together is not None and found.sum_of_removed is not None:
+        added_up = _percent(found.sum_of_removed)
+        removed = _share(found.together.removed)
+        _print(console, f"All parts of the training path together removed {removed}; one by one, {added_up} % in all.")
     for what, why in found.left_out.items():
         _print(console, f"Not tried: {plain(what)}: {plain(why)}.", "dim")
 

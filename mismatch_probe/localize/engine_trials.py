@@ -1,14 +1,13 @@
 """Parts of the engine in FP32, and replays that are cut in another way, on the responses that it sampled."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.raised import parts_of, raised
 from mismatch_probe.localize.interventions import ONE_AT_A_TIME
-from mismatch_probe.localize.trials import try_parts
+from mismatch_probe.localize.trials import try_parts, try_plain
 from mismatch_probe.localize.workspace import TrialNotes, Workspace
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
@@ -17,13 +16,14 @@ _BATCH_SEQUENCES: Final = 64
 
 def try_engine_parts(workspace: Workspace, engine: Engine, sequences: Sequence[TokenSequence]) -> list[TrialNotes]:
     """Replay with each part raised, and with every response in a pass of its own."""
-
-    def replay(size: int) -> list[ScoredSequence]:
-        batches = (sequences[start : start + size] for start in range(0, len(sequences), size))
-        return [one for batch in batches for one in engine.replay(batch)]
-
-    together = partial(replay, _BATCH_SEQUENCES)
     parts = {name: partial(raised, engine, name) for name in parts_of(engine)}
-    trials = try_parts(workspace, "infer", sequences, together, parts)
-    alone = try_parts(workspace, "infer", sequences, partial(replay, 1), {ONE_AT_A_TIME: partial(nullcontext, 0)})
-    return [*trials, alone[-1]]
+    trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts)
+    alone = partial(replay_in_batches, engine, sequences, size=1)
+    return [*trials, try_plain(workspace, "infer", sequences, alone, ONE_AT_A_TIME)]
+
+
+def replay_in_batches(
+    engine: Engine, sequences: Sequence[TokenSequence], *, size: int = _BATCH_SEQUENCES
+) -> list[ScoredSequence]:
+    batches = (sequences[start : start + size] for start in range(0, len(sequences), size))
+    return [one for batch in batches for one in engine.replay(batch)]

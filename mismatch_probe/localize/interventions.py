@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from mismatch_probe.localize.workspace import TrialNotes
-from mismatch_probe.records.localize import Intervention, Interventions, Side
+from mismatch_probe.records.activations import is_layer
+from mismatch_probe.records.localize import Intervention, Interventions
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.sequences import Floats
 
 TOGETHER: Final = "all parts together"
-ONE_AT_A_TIME: Final = "one response at a time"
-_WHOLE: Final = ("everything", ONE_AT_A_TIME, TOGETHER)
+_WHOLE: Final = ("everything", TOGETHER)
 """What is no part among those that are raised together; nor is a single layer."""
+ONE_AT_A_TIME: Final = "one response at a time"
 ReadLeg = Callable[[str], Floats]
 
 
@@ -39,10 +40,11 @@ def judge_interventions(
             other, other_plain = legs["infer", part], legs["infer", ""]
             after, before = raised - read(other.leg), read(plain.leg) - read(other_plain.leg)
             found.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
+    parts = [one for one in found if one.side == "train" and one.part not in _WHOLE and not is_layer(one.part)]
     return Interventions(
         ranked=sorted((one for one in found if one.part != TOGETHER), key=lambda one: -one.removed.value),
-        together=[one for one in found if one.part == TOGETHER],
-        sum_of_removed=_sums(found),
+        together=next((one for one in found if one.part == TOGETHER), None),
+        sum_of_removed=sum(one.removed.value for one in parts) if parts else None,
         left_out=left_out,
     )
 
@@ -74,12 +76,3 @@ def _judged(
         slower=sum(trial.seconds for trial in trials) / sum(trial.seconds for trial in plain) - 1,
         extra_bytes=sum(trial.extra_bytes for trial in trials),
     )
-
-
-def _sums(found: Sequence[Intervention]) -> dict[Side, float]:
-    """What the parts that are raised together removed one by one, added up."""
-    sides: dict[Side, float] = {}
-    for one in found:
-        if one.side != "both" and one.part not in _WHOLE and not one.part.startswith("layer "):
-            sides[one.side] = sides.get(one.side, 0.0) + one.removed.value
-    return {side: round(value, 4) for side, value in sides.items()}

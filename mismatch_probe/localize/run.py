@@ -13,6 +13,7 @@ import pyarrow as pa
 from mismatch_probe import __version__
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.errors import EngineError
 from mismatch_probe.localize.children import run_job
 from mismatch_probe.localize.interventions import judge_interventions
 from mismatch_probe.localize.looked_into import logit_rows, looked_into, max_stored_tokens
@@ -26,7 +27,8 @@ from mismatch_probe.localize.summarise import (
     token_kl,
 )
 from mismatch_probe.localize.suspects import find_suspects
-from mismatch_probe.localize.workspace import JobNotes, Task, Workspace
+from mismatch_probe.localize.switches import SWITCHES
+from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobNotes, Task, Workspace
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import Interventions, Localization
@@ -56,15 +58,27 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
     workspace.write_task(_task(settings, preparation))
     notes: dict[str, JobNotes] = {}
     seconds: dict[str, float] = {}
-    for job, doing in (
-        ("engine", f"vLLM in {settings.infer_dtype}: samples {len(preparation.prompts)} responses and is recorded"),
-        ("training", f"the training path in {settings.train_dtype} and FP32: the same token ids"),
-    ):
+    for job, doing in _jobs(settings, len(preparation.prompts)).items():
         tell(doing)
         begun = time.perf_counter()
-        notes[job] = run_job(workspace, job)
+        try:
+            notes[job] = run_job(workspace, job)
+        except EngineError as error:
+            if job not in SWITCHES:
+                raise
+            notes[job] = JobNotes(left_out={job: str(error)})
         seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - begun}
     return _summarised(settings, preparation, workspace, notes, seconds)
+
+
+def _jobs(settings: LocalizeSettings, num_prompts: int) -> dict[str, str]:
+    """Each job and what it does, in order."""
+    jobs = {
+        ENGINE: f"vLLM in {settings.infer_dtype}: samples {num_prompts} responses and is recorded",
+        TRAINING: f"the training path in {settings.train_dtype} and FP32: the same token ids",
+    }
+    switches = SWITCHES if settings.interventions and settings.switches else ()
+    return jobs | {switch: f"vLLM with {switch}: the same token ids" for switch in switches}
 
 
 def _task(settings: LocalizeSettings, preparation: Preparation) -> Task:
@@ -96,7 +110,7 @@ def _summarised(
     chosen = looked_into(sequences, workspace.read_task().max_stored_tokens)
     everywhere = estimator_of(rollouts, [len(one.token_ids) for one in sequences], settings.confidence)
     inside = estimator_of(rollouts, [one.num_tokens - 1 for one in chosen], settings.confidence)
-    names = Names.of(notes["training"].layout, notes["engine"].layout)
+    names = Names.of(notes[TRAINING].layout, notes[ENGINE].layout)
     places, routers = read_sums(workspace.sums)
     errors = place_errors(places, inside, names, settings)
     blocks = [error for error in errors if error.place == BLOCK]

@@ -10,8 +10,9 @@ from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.localize.interventions import TOGETHER
 from mismatch_probe.localize.trials import Raise, Score, try_parts
 from mismatch_probe.localize.workspace import JobNotes, Workspace
+from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path.inside.raised import ATTENTION, EVERYTHING, is_layer, parts_of, raised
+from mismatch_probe.training_path.inside.raised import ATTENTION, EVERYTHING, parts_of, raised
 
 
 def try_training_parts(

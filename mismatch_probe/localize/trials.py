@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Final
 
 from mismatch_probe.localize.workspace import TrialNotes, Workspace
@@ -20,10 +21,15 @@ def try_parts(
     workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: dict[str, Raise]
 ) -> list[TrialNotes]:
     """Score without anything raised, then with each part, and write a leg for each."""
-    return [
-        _tried(workspace, side, sequences, score, name, raise_part)
-        for name, raise_part in {"": lambda: nullcontext(0), **parts}.items()
-    ]
+    plain = try_plain(workspace, side, sequences, score)
+    return [plain, *(_tried(workspace, side, sequences, score, name, part) for name, part in parts.items())]
+
+
+def try_plain(
+    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, name: str = ""
+) -> TrialNotes:
+    """Score with nothing raised, as the side is or, with a name, as `score` runs it otherwise."""
+    return _tried(workspace, side, sequences, score, name, partial(nullcontext, 0))
 
 
 def _tried(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +11,10 @@ from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.records.activations import ActivationStore
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.localize import Side
+
+ENGINE: Final = "engine"
+TRAINING: Final = "training"
+"""The two jobs of every localization; any other is a switch of the engine."""
 
 
 class Task(BaseModel):

@@ -5,6 +5,7 @@ layer as `block.out`. Its rows are the batch's tokens, one sequence after anothe
 pass computes for its own sake.
 """
 
+import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ NORM: Final = "norm"
 HEAD: Final = "lm_head"
 INFER: Final = "infer"
 TRAIN: Final = "train"
+_LAYER: Final = re.compile(r"layer \d+")
 _ROUTERS: Final = ("gate", "router")
 
 
@@ -61,6 +63,11 @@ def key(place: str, end: str) -> str:
 def is_router(place: str) -> bool:
     """Whether a module of this name, inside a layer, gives the logits by which a token's experts are chosen."""
     return place.rpartition(".")[2] in _ROUTERS
+
+
+def is_layer(part: str) -> bool:
+    """Whether a part that is raised is a whole layer."""
+    return _LAYER.fullmatch(part) is not None
 
 
 def stored_keys(place: str, stored: Container[str]) -> tuple[list[str], str]:

@@ -84,14 +84,14 @@ class Intervention(Record):
 
 
 class Interventions(Record):
-    """Parts raised one by one, best first, and all that were tried on a side together.
+    """Parts raised one by one, best first, and all parts of the training path together.
 
-    together: by side. sum_of_removed: what the parts of that side removed one by one, added up.
+    sum_of_removed: what those removed one by one, added up; both are None where the training path was not tried.
     """
 
     ranked: list[Intervention]
-    together: list[Intervention]
-    sum_of_removed: dict[Side, float]
+    together: Intervention | None
+    sum_of_removed: float | None
     left_out: dict[str, str]
 
 

@@ -5,7 +5,6 @@ The part computes in FP32 from the 16-bit numbers that it is given, with its 16-
 once; logits and the residual stream stay FP32, which is what raising those means.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mismatch_probe.records.activations import is_router
+from mismatch_probe.records.activations import is_layer, is_router
 from mismatch_probe.training_path.precision import decoder_layers
 
 LM_HEAD: Final = "lm_head"
@@ -26,7 +25,6 @@ ATTENTION: Final = "attention"
 ROUTER: Final = "router"
 RESIDUAL: Final = "residual stream"
 EVERYTHING: Final = "everything"
-_LAYER: Final = re.compile(r"layer (\d+)")
 
 
 def parts_of(model: PreTrainedModel) -> list[str]:
@@ -37,10 +35,6 @@ def parts_of(model: PreTrainedModel) -> list[str]:
     if _routers(model):
         parts.append(ROUTER)
     return [*parts, *(f"layer {number}" for number in range(len(decoder_layers(model))))]
-
-
-def is_layer(part: str) -> bool:
-    return _LAYER.fullmatch(part) is not None
 
 
 @contextmanager
@@ -67,10 +61,9 @@ def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
 
 
 def _layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
-    number = _LAYER.fullmatch(part)
-    if number is None:
+    if not is_layer(part):
         raise ValueError(f"{part!r} is no part that can be raised")
-    return _in_fp32(decoder_layers(model)[int(number[1])], stack)
+    return _in_fp32(decoder_layers(model)[int(part.removeprefix("layer "))], stack)
 
 
 def _residual(model: PreTrainedModel, stack: ExitStack) -> int:
