@@ -27,7 +27,8 @@ from mismatch_probe.records.headroom import (
 
 _NUM_TIGHTEST: Final = 12
 _MLP_NAMES: Final = ("mlp", "expert", "feed_forward", "ffn", "moe")
-_HELD_AS: Final[dict[torch.dtype, HeldAs]] = {torch.float16: "fp16", torch.float32: "fp32"}
+_HELD_AS: Final[dict[torch.dtype, HeldAs]] = {torch.float16: "fp16"}
+"""Every other format a model asks for by name ranges as far as FP32."""
 
 
 def held_in_fp16(fp16: ForwardRanges) -> frozenset[Operation]:
@@ -101,7 +102,7 @@ def _operation(
     return OperationRange(
         module=one.module,
         operation=f"{one.function} {one.number + 1}" if one.number else one.function,
-        held_as="kernel" if dtype is None else _HELD_AS[dtype],
+        held_as="kernel" if dtype is None else _HELD_AS.get(dtype, "fp32"),
         largest=largest,
         margin_bits=None if largest is None else margin_bits(largest),
         relative_error=_finite(error),

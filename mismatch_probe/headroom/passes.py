@@ -49,7 +49,7 @@ def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: froz
         for rows in workload.batches:
             with Watch(model, found.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
-            loss = workload.loss_of(logprobs_T, rows)
+            loss = workload.loss(logprobs_T, rows)
             found.loss += float(loss.detach())
             gradients = _gradients(loss, list(named.values()), retain=False)
             for binades, gradient, total in zip(found.parameters.values(), gradients, totals, strict=True):
@@ -71,9 +71,9 @@ def try_backward(
     tally = _Tally(model, reference, list(exponents))
     with computing(model.device):
         for rows in workload.batches:
-            reference_loss = workload.loss_of(workload.logprobs(reference, rows), rows)
+            reference_loss = workload.loss(workload.logprobs(reference, rows), rows)
             wanted = _gradients(reference_loss, tally.reference_parameters, retain=False)
-            loss = workload.loss_of(workload.logprobs(model, rows), rows)
+            loss = workload.loss(workload.logprobs(model, rows), rows)
             for place, exponent in enumerate(exponents):
                 scaled = loss * 2.0**exponent
                 found = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)

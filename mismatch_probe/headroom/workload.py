@@ -15,7 +15,7 @@ from mismatch_probe.training_path.batching import plan_batches
 
 @dataclass(frozen=True)
 class Workload:
-    """`batches` are numbers of sequences that share a forward pass."""
+    """`batches` are numbers of sequences that share a forward pass; `loss` takes their log-probs and numbers."""
 
     sequences: list[TokenSequence]
     batches: list[list[int]]
@@ -35,7 +35,3 @@ class Workload:
         """Log-probs [T] of a batch's response tokens, FP32, nats. Raises as `response_logprobs`."""
         chosen = [self.sequences[row] for row in rows]
         return response_logprobs(model, chosen, vocab_size=self.vocab_size, temperature=self.temperature)
-
-    def loss_of(self, logprobs_T: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """The batch's share of the loss."""
-        return self.loss(logprobs_T, rows)
