@@ -69,6 +69,12 @@ class Bench:
             self.model, self.arithmetic, self.batches, self.store, modules=self.modules, side=side
         )
 
+    def twice(self) -> Held:
+        """The side recorded twice, held against itself."""
+        self.record("once")
+        self.record("again")
+        return self.hold("once", "again")
+
     def hold(self, first: str, second: str) -> Held:
         model, arithmetic = load_reference_model(
             self.folder, "fp32", TrainingPathSettings(), CPU, rounded_to=None, trust_remote_code=False

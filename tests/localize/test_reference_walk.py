@@ -22,9 +22,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_side_twice_is_exactly_zero(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     bench = Bench(checkpoint(family), tmp_path)
-    bench.record("once")
-    bench.record("again")
-    held = bench.hold("once", "again")
+    held = bench.twice()
     assert [error.between for error in held.errors] == [0.0] * len(held.errors)
     assert [error.infer.total for error in held.errors] == [error.train.total for error in held.errors]
     assert held.suspects == []
@@ -33,8 +31,7 @@ def test_the_same_side_twice_is_exactly_zero(checkpoint: Checkpoint, tmp_path: P
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operation_of_every_layer_is_a_place(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     bench = Bench(checkpoint(family), tmp_path)
-    bench.record("once")
-    held = bench.hold("once", "once")
+    held = bench.twice()
     expected = {BLOCK, ATTENTION, ROTARY_QUERIES, ROTARY_KEYS, "input_layernorm", "post_attention_layernorm", "mlp"}
     expected |= {f"self_attn.{name}_proj" for name in "qkvo"}
     expected |= {"mlp.gate"} if "moe" in family else {ACTIVATION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
@@ -47,16 +44,14 @@ def test_every_operation_of_every_layer_is_a_place(checkpoint: Checkpoint, tmp_p
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_fp32_side_errs_as_sums_in_another_order_do(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     bench = Bench(checkpoint(family), tmp_path, dtype="fp32")
-    bench.record("once")
-    held = bench.hold("once", "once")
+    held = bench.twice()
     assert max(error.infer.total.value for error in held.errors) < 1e-4
     assert max(error.infer.own.value for error in held.errors) < 1e-5
 
 
 def test_a_16_bit_side_errs_in_every_block_by_about_its_rounding(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("llama"), tmp_path, modules=False)
-    bench.record("once")
-    held = bench.hold("once", "once")
+    held = bench.twice()
     assert [error.layer for error in held.errors] == list(range(NUM_LAYERS))
     assert all(2.0**-10 < error.infer.own.value < 2.0**-6 for error in held.errors)
     assert held.errors[0].infer.own.value == pytest.approx(held.errors[0].infer.total.value, rel=0.05)
@@ -94,8 +89,7 @@ def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_
 def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("llama"), tmp_path)
     before = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
-    bench.record("once")
-    bench.hold("once", "once")
+    bench.twice()
     assert before == ALL_ATTENTION_FUNCTIONS._local_mapping
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in bench.model.modules())
 

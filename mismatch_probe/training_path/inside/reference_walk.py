@@ -105,9 +105,10 @@ class ReferenceWalk:
             given, returned, router_logits = recorded
             padded = [self._layout.unpack(one, like) for one, like in zip(given, visit.given, strict=True)]
             self._watch.router_logits = None
-            own_targets[side] = self._layout.pack(visit.recompute(padded))
+            own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
             found[side] = returned.to(target_TC.device, torch.float32)
-            same_experts[side] = self._same_experts(router_logits, len(target_TC))
+            decided = None if is_router(visit.place) else router_logits
+            same_experts[side] = self._same_experts(decided, len(target_TC))
         self._add((visit.layer, visit.place), self._sequence_T, target_TC, found, own_targets, same_experts)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             self._add_router(visit.layer, target_TC, found, self._top_k)
@@ -122,7 +123,8 @@ class ReferenceWalk:
                 given, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
                 return given, self._stream[side], router_logits
             keys, out = stored_keys(visit.place, names)
-            if not visit.given or not {*keys, out} <= names:
+            keys = keys if visit.given else []
+            if not {*keys, out} <= names:
                 return None
             return [tensors.get_tensor(one) for one in keys], tensors.get_tensor(out), router_logits
 
