@@ -7,6 +7,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 from mismatch_probe.dtypes import Dtype, parse_dtype
 
 DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+
+
+def _written_as_pairs(value: object) -> object:
+    if isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+        return value
+    raise ValueError('write a pair as [training dtype, inference dtype], for instance pairs = [["bf16", "bf16"]]')
+
+
+PairsField = Annotated[tuple[tuple[DtypeField, DtypeField], ...], BeforeValidator(_written_as_pairs)]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
@@ -42,7 +51,7 @@ class SamplingSettings(Settings):
 
     samples_per_prompt: PositiveInt = 1
     max_new_tokens: PositiveInt = 1024
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -103,7 +112,7 @@ class CompareSettings(Settings):
     """One run of `compare`."""
 
     model: ModelSettings
-    pairs: tuple[tuple[DtypeField, DtypeField], ...] = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+    pairs: PairsField = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
     prompts: PromptSettings = PromptSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()

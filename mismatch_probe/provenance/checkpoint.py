@@ -12,6 +12,7 @@ _WHOLE_FILE_BYTES = 256 << 20
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 20
 _WEIGHTS = ("*.safetensors",)
+_INDEX = "model.safetensors.index.json"
 _DESCRIPTIONS = (
     "config.json",
     "generation_config.json",
@@ -49,7 +50,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's safetensors files, each with a header that can be read and the length it promises.
 
     Raises:
-        UsageError: there are none, or one is truncated or not safetensors.
+        UsageError: there are none, one is truncated or not safetensors, or one that the index lists is missing.
     """
     files = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
     if not files:
@@ -58,7 +59,23 @@ def weight_files(folder: Path) -> list[Path]:
         )
     for path in files:
         safetensors_header(path)
+    missing = _listed(folder) - {path.name for path in files}
+    if missing:
+        raise UsageError(
+            f"{folder} lacks {', '.join(sorted(missing))}, which its index lists: download the checkpoint again"
+        )
     return files
+
+
+def _listed(folder: Path) -> set[str]:
+    """Names of the weight files in the index; none without one."""
+    path = folder / _INDEX
+    if not path.exists():
+        return set()
+    try:
+        return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is no index of weights ({error}): download the checkpoint again") from error
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:

@@ -23,12 +23,15 @@ def read_hub(source: str) -> Iterator[Row]:
             "run pip install 'mismatch-probe[datasets]'"
         ) from error
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise UsageError(f"prompt source {source!r} names no data set; give --prompts {HUB_PREFIX}OWNER/NAME[:SPLIT]")
     try:
         data = load_dataset(name, split=split or "train", streaming=True)
         for number, columns in enumerate(data):
             yield Row(f"row {number} of {source}", columns)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, LookupError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(
-            f"prompt source {source} cannot be loaded ({str(error).splitlines()[0]}); "
+            f"prompt source {source} cannot be loaded ({reason}); "
             f"give --prompts {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
         ) from error

@@ -50,6 +50,22 @@ def test_a_truncated_weight_file_is_named(folder: Path, cut: int) -> None:
         checkpoint.fingerprint(folder)
 
 
+def test_a_shard_that_the_index_lists_and_the_folder_lacks_is_named(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "model.safetensors"}}))
+    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
+    index.write_text(json.dumps({"weight_map": {"w": "model.safetensors", "v": "model-00002.safetensors"}}))
+    with pytest.raises(UsageError, match=r"lacks model-00002\.safetensors, which its index lists"):
+        checkpoint.weight_files(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'])
+def test_an_index_that_is_none_is_named(folder: Path, text: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(UsageError, match="is no index of weights"):
+        checkpoint.weight_files(folder)
+
+
 def test_a_weight_file_whose_header_is_no_object_is_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
     with pytest.raises(UsageError, match=r"not an intact safetensors file .*no object"):

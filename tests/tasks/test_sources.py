@@ -96,6 +96,12 @@ def test_a_hub_data_set_may_be_a_folder_of_data_files(tmp_path):
         load(f"hub:{tmp_path}:validation")
 
 
+@pytest.mark.parametrize("source", ["hub:", "hub::train"])
+def test_a_hub_source_without_a_name_is_one_sentence(source):
+    with pytest.raises(UsageError, match="names no data set"):
+        load(source)
+
+
 def test_a_hub_data_set_without_the_package_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtra, match=r"mismatch-probe\[datasets\]"):
