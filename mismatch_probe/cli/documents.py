@@ -16,6 +16,7 @@ from mismatch_probe.gate.result import GateResult
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.examination import Examination
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.training_run import TrainingSummary
 
@@ -28,6 +29,7 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "dry-run": DryRun,
     "train": TrainingSummary,
     "headroom": Headroom,
+    "localize": Localization,
 }
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

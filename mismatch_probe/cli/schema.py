@@ -17,6 +17,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "dry-run": "compare --dry-run --json",
     "train": "train --json, report --json of a training run",
     "headroom": "headroom --json, DIR/headroom.json",
+    "localize": "localize --json, DIR/localize.json",
 }
 """Each document and where it is found."""
 

@@ -57,7 +57,8 @@ def test_every_part_changes_something_and_nothing_is_left_behind(checkpoint: Che
     for part in [*parts_of(loaded.model), EVERYTHING]:
         with_part = loaded.logprobs(part)
         assert np.isfinite(with_part).all()
-        assert not np.array_equal(with_part, plain), part
+        is_fp32_already = (family, part) == ("gemma2", NORMS)
+        assert np.array_equal(with_part, plain) == is_fp32_already, part
         assert np.array_equal(loaded.logprobs(), plain), part
     after = dict(loaded.model.named_parameters())
     assert weights.keys() == after.keys()
