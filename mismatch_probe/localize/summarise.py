@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.suspects import channel_ratio
 from mismatch_probe.records.localize import PlaceError, RouterDecisions, Side, SideError
@@ -38,8 +39,13 @@ def token_kl(estimator: Estimator, log_pi: Floats, log_mu: Floats) -> tuple[Esti
 def place_errors(
     places: Sequence[PlaceSums], estimator: Estimator, names: Names, settings: LocalizeSettings
 ) -> list[PlaceError]:
+    """
+    Raises:
+        BrokenRecord: a side's activations are not finite, so there is no error to measure.
+    """
     found = []
     for place in places:
+        _require_finite(place, names, settings)
         worst = channel_ratio(place, settings.infer_dtype, settings.train_dtype)
         found.append(
             PlaceError(
@@ -83,6 +89,18 @@ def enters(blocks: Sequence[PlaceError]) -> dict[Side, str]:
 def first_difference(errors: Sequence[PlaceError]) -> str | None:
     """The first place in the order of the pass where the sides are not the same bit for bit."""
     return next((error.train_name for error in errors if error.between > 0), None)
+
+
+def _require_finite(place: PlaceSums, names: Names, settings: LocalizeSettings) -> None:
+    for side, who, dtype in (
+        (place.infer, "the engine", settings.infer_dtype),
+        (place.train, "the training path", settings.train_dtype),
+    ):
+        if not np.isfinite(side.total.error_squares).all():
+            raise BrokenRecord(
+                f"what {who} computes at {names.train(place.layer, place.place)} is not finite in {dtype}; "
+                "mismatch-probe headroom says what does not fit, and another dtype mends it"
+            )
 
 
 def _side_error(side: SideSums, estimator: Estimator) -> SideError:

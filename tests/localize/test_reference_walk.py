@@ -9,6 +9,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES
 from mismatch_probe.training_path.precision import decoder_layers
 from mismatch_probe.training_path.scorer import Scorer
@@ -105,3 +106,12 @@ def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, 
     assert shares[0] == 0.0
     assert shares[1] > 0.3
     assert [(suspect.place, suspect.layers) for suspect in held.suspects] == [("mlp.gate", [1])]
+
+
+def test_a_side_that_overflows_is_named_instead_of_measured(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("llama"), tmp_path, dtype="fp16", modules=False)
+    bench.record("clean")
+    decoder_layers(bench.model)[1].mlp.down_proj.weight.data *= 2e4
+    bench.record("overflowing")
+    with pytest.raises(BrokenRecord, match=r"training path computes at model\.layers\.1 is not finite in fp16"):
+        bench.hold("clean", "overflowing")

@@ -18,7 +18,7 @@ from mismatch_probe.engines.vllm.engine import VllmEngine
 from mismatch_probe.engines.vllm.hooks import TOKENS_FILE
 from mismatch_probe.engines.vllm.recorded import canonical_tensors, rows_of_steps
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.activations import HEAD, INFER, ActivationBatch, ActivationStore, key
+from mismatch_probe.records.activations import HEAD, INFER, NORM, ActivationBatch, ActivationStore, key
 from mismatch_probe.records.sequences import ScoredSequence
 
 
@@ -48,7 +48,7 @@ def record_activations(
             finally:
                 engine.llm.collective_rpc("probe_record_stop")
             _gather(Path(steps), batch, store, layout, side)
-        if modules:
+        if modules and batch.logit_rows:
             _record_logits(engine, store.file(side, batch.number, None), batch)
     return layout, scored
 
@@ -73,7 +73,9 @@ def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout:
 def _record_logits(engine: VllmEngine, path: Path, batch: ActivationBatch) -> None:
     """The engine's own head on the final hidden states of the chosen rows."""
     outside = load_file(path)
-    hidden = outside[key("norm", "out")][batch.logit_rows].contiguous()
+    if key(NORM, "out") not in outside:
+        return
+    hidden = outside[key(NORM, "out")][batch.logit_rows].contiguous()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         source, target = Path(folder) / "hidden.safetensors", Path(folder) / "logits.safetensors"
         save_file({"hidden": hidden}, source)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.records.activations import BLOCK, is_router, key
+from mismatch_probe.errors import EngineError
+from mismatch_probe.records.activations import BLOCK, EMBEDDING, NORM, is_router, key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +74,10 @@ def _layers(model: torch.nn.Module) -> list[_Layer]:
     """The decoder layers in order: the first list of modules that is called `layers`."""
     found = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
     if not found:
-        raise RuntimeError(f"{type(model).__name__} has no modules called layers.0, layers.1, …")
+        raise EngineError(
+            f"vLLM's {type(model).__name__} has no modules called layers.0, layers.1, …, so it cannot be looked into; "
+            "use compare, which needs none"
+        )
     prefix = found[0][0].removesuffix("0")
     return [_Layer(path, module) for path, module in found if path.startswith(prefix)]
 
@@ -97,9 +101,10 @@ class _Recorder:
                 if is_router(path) or (modules and path and not _UNWATCHED.search(path)):
                     self._watch(module, path, self._layer)
             self._watch_layer(layer.module, number)
-        if modules:
-            self._watch(model.get_submodule(f"{base}embed_tokens"), "embed_tokens", self._outside)
-        self._watch(model.get_submodule(f"{base}norm"), "norm", self._outside)
+        around = dict(model.named_modules())
+        for place in (EMBEDDING, NORM) if modules else (NORM,):
+            if base + place in around:
+                self._watch(around[base + place], place, self._outside)
 
     def close(self) -> None:
         for handle in self._handles:

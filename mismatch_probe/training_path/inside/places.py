@@ -16,7 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, ROTARY_KEYS, ROTARY_QUERIES, is_router
+from mismatch_probe.records.activations import (
+    ACTIVATION,
+    ATTENTION,
+    BLOCK,
+    EMBEDDING,
+    NORM,
+    ROTARY_KEYS,
+    ROTARY_QUERIES,
+    is_router,
+)
 from mismatch_probe.training_path.precision import decoder_layers
 
 
@@ -79,8 +88,9 @@ class Watch:
             self._watch(layer, number, BLOCK)
         base: Any = self._model.base_model
         if modules:
-            self._watch(self._model.get_input_embeddings(), None, "embed_tokens")
-        self._watch(base.norm, None, "norm")
+            self._watch(self._model.get_input_embeddings(), None, EMBEDDING)
+        if hasattr(base, NORM):
+            self._watch(base.norm, None, NORM)
 
     def _entering(self, number: int) -> Callable[..., None]:
         def entering(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def record_activations(
         recorder = _Recorder(batch, store, side, model.device)
         with visited(model, recorder.on_visit, modules=modules), arithmetic.active():
             done = BatchPass.run(model, batch)
-        if modules:
+        if modules and batch.logit_rows:
             with arithmetic.active():
                 recorder.keep_logits(done)
         recorder.finish()

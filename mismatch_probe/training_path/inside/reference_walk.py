@@ -115,7 +115,7 @@ class ReferenceWalk:
 
     def _recorded(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
-        with safe_open(self._store.file(side, self._batch.number, visit.layer), framework="pt") as tensors:
+        with self._open(side, visit.layer) as tensors:
             names = set(tensors.keys())
             router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
             router_logits = None if router is None else tensors.get_tensor(router)
@@ -138,8 +138,10 @@ class ReferenceWalk:
     def _visit_head(self, done: BatchPass) -> None:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
         rows = self._batch.logit_rows
-        if not rows:
-            return
+        for side in self._sides:
+            with self._open(side, None) as tensors:
+                if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
+                    return
         hidden_TD = done.hidden_rows(self._layout)
         target_TV = done.head.logits(hidden_TD[rows])
         found: dict[str, Tensor] = {}
@@ -180,6 +182,9 @@ class ReferenceWalk:
             total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))
             total.index_add_(0, self._sequence_T, share_T.double().cpu())
 
+    def _open(self, side: str, layer: int | None) -> safe_open:
+        return safe_open(self._store.file(side, self._batch.number, layer), framework="pt")
+
     def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
-        with safe_open(self._store.file(side, self._batch.number, layer), framework="pt") as tensors:
+        with self._open(side, layer) as tensors:
             return [tensors.get_tensor(one) for one in keys]
