@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
 from mismatch_probe.train.objectives.losses import Plan
@@ -13,7 +12,9 @@ from mismatch_probe.train.rollouts import Rollout
 Metrics = dict[str, float]
 
 _CERTAIN = 1e-3
-_FOUR_SIGMA = 0.99994
+_STANDARD_ERRORS = 3.0
+_VARIANCE_OF_ENTROPY = 5.0
+"""Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
 
 _MISMATCH = {
     "kl_k1": "kl_k1",
@@ -61,7 +62,7 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
         found[f"mismatch/{name}"] = estimates[canonical].value if canonical in estimates else np.nan
     found["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
     found["mismatch/temperature_fit"] = _temperature_ratio(pair.diff, log_pi, entropy)
-    found["mismatch/surprise_excess"] = _surprise_excess(pair.sequences, log_pi + entropy)
+    found["mismatch/surprise_excess"] = _surprise_excess(log_pi + entropy, entropy)
     found["policy/entropy"] = float(entropy.mean())
     return found
 
@@ -117,12 +118,12 @@ def _temperature_ratio(diff: Floats, log_pi: Floats, entropy: Floats) -> float:
     return float(1 - np.linalg.lstsq(columns, diff, rcond=None)[0][0])
 
 
-def _surprise_excess(sequences: Sequences, surprise: Floats) -> float:
-    """How far mean(log pi + H) is from 0, less four standard errors clustered by prompt, in nats; 0 where within.
+def _surprise_excess(surprise: Floats, entropy: Floats) -> float:
+    """How far mean(log pi + H) is from 0, less three standard errors, in nats; 0 where within.
 
-    It is 0 in expectation for tokens sampled from pi, whatever log-probs the engine reports for them.
+    It is 0 in expectation for tokens sampled from pi, whatever log-probs the engine reports for them. The terms are
+    differences of a martingale, so they do not correlate. Where no unlikely token came up they vary too little; their
+    variance is then taken from the entropy.
     """
-    mean = Estimator(sequences, level=_FOUR_SIGMA).mean(surprise, "token")
-    if mean is None or mean.low is None or mean.high is None:
-        return 0.0
-    return max(0.0, mean.low, -mean.high)
+    variance = max(float(np.mean(surprise**2)), _VARIANCE_OF_ENTROPY * float(entropy.mean()))
+    return max(0.0, abs(float(surprise.mean())) - _STANDARD_ERRORS * np.sqrt(variance / len(surprise)))

@@ -63,7 +63,7 @@ _ENGINE = (
         patience=2,
         clear_after=5,
         actions=((_SKIP,), (_STOP,)),
-        source="exact: 0 for tokens drawn from pi, whatever the log-probs say; four standard errors are taken off",
+        source="exact: 0 for tokens drawn from pi, whatever the log-probs say; three standard errors are taken off",
     ),
     LimitSettings(
         name="support",
