@@ -128,7 +128,7 @@ def _matmul(
 def _linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
     """What inference mode leaves whole."""
     output_MN = _matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
-    return output_MN.unflatten(0, input_XK.shape[:-1])
+    return output_MN.view(*input_XK.shape[:-1], -1)
 
 
 def _product_of_rows(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
@@ -59,6 +57,9 @@ class ProbeWorker(ActivationHooks, RaisedParts):
         """
         if torch.device(self.device).type != "cpu":
             return
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
         modules = list(self.get_model().modules())
         embeddings = [module for module in modules if isinstance(module, VocabParallelEmbedding)]
         for module in embeddings:
