@@ -1,4 +1,3 @@
-# ruff: noqa: N803 - shape suffixes
 """The responses as every run computes them: the same batches, log-probs and loss in each precision."""
 
 from collections.abc import Sequence
