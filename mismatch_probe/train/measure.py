@@ -126,4 +126,4 @@ def _surprise_excess(surprise: Floats, entropy: Floats) -> float:
     variance is then taken from the entropy.
     """
     variance = max(float(np.mean(surprise**2)), _VARIANCE_OF_ENTROPY * float(entropy.mean()))
-    return max(0.0, abs(float(surprise.mean())) - _STANDARD_ERRORS * np.sqrt(variance / len(surprise)))
+    return max(0.0, abs(float(surprise.mean())) - _STANDARD_ERRORS * float(np.sqrt(variance / len(surprise))))

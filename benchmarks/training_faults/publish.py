@@ -1,0 +1,121 @@
+"""The lab's report: what a person reads, and every outcome as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.training_faults.answers import Proof
+from benchmarks.training_faults.cost import Cost
+from benchmarks.training_faults.outcomes import CLEAN_STEPS, ONSET, SOON, CleanOutcome, FaultOutcome
+from benchmarks.training_faults.runs import SMALL
+
+
+@dataclass
+class Results:
+    faults: list[FaultOutcome] = field(default_factory=list)
+    clean: list[CleanOutcome] = field(default_factory=list)
+    proofs: list[Proof] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+
+
+def publish(results: Results, folder: Path, command: str) -> None:
+    """Write `training-guards.md` and `training-guards.json`."""
+    parts = (
+        _summary(results, command),
+        _faults(results.faults),
+        _clean(results.clean),
+        _proofs(results.proofs),
+        _costs(results.costs),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "training-guards.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    record = {"command": command, **asdict(results)}
+    (folder / "training-guards.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _summary(results: Results, command: str) -> str:
+    usual = [one for one in results.faults if one.usual]
+    caught = sum(one.in_time for one in usual)
+    named = sum(one.right_cause for one in usual)
+    firings = sum(len(one.firings) for one in results.clean)
+    steps = sum(one.steps for one in results.clean)
+    overflows = sum(one.overflows for one in results.clean)
+    rollout = SMALL["rollout"]
+    cost = ", ".join(f"{one.share:.2%} ({one.dtype})" for one in results.costs)
+    return "\n".join(
+        (
+            "# Guards against real faults",
+            "",
+            f"Real training runs on the shipped checkpoint (vLLM in process, {rollout['prompts']} prompts x "
+            f"{rollout['samples']} samples, up to {rollout['max_new_tokens']} tokens), each with one fault injected "
+            f"from step {ONSET} on, under the default guards.",
+            "",
+            f"- Caught within {SOON} steps, nothing fired before: **{caught} of {len(usual)}** at usual strengths; "
+            f"cause named right at that step: {named} of {len(usual)}.",
+            f"- Clean runs: **{firings} firings** in {len(results.clean)} runs, {steps} steps; their {overflows} "
+            "overflows after the loss scale grew are part of FP16.",
+            f"- Actions proven in real runs: **{sum(one.holds for one in results.proofs)} of {len(results.proofs)}**.",
+            f"- Metrics and guards cost **{cost}** of a step.",
+            "",
+            f"Made by `{command}`.",
+        )
+    )
+
+
+def _faults(faults: Sequence[FaultOutcome]) -> str:
+    lines = [
+        "## Faults",
+        "",
+        f"Step {ONSET} is the first faulty one. Strengths in brackets are weaker than what the defaults are to see.",
+        "",
+        "| fault | strength | dtype | fired at | guard | answer | cause named | then |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in faults:
+        strength = one.strength if one.usual else f"({one.strength})"
+        fired = "not" if one.fired is None else str(one.fired)
+        cause = "" if one.cause is None else one.cause + ("" if one.right_cause else " (wrong)")
+        then = f"stopped at {one.steps}" if one.stopped else "went on"
+        answer = " + ".join(one.actions)
+        lines.append(
+            f"| {one.fault} | {strength} | {one.dtype} | {fired} | {one.guard or ''} | {answer} | {cause} | {then} |"
+        )
+    return "\n".join(lines)
+
+
+def _clean(clean: Sequence[CleanOutcome]) -> str:
+    lines = [
+        "## Clean runs",
+        "",
+        f"{CLEAN_STEPS} steps each; FP16's loss scale doubles every other step, so that it overflows now and then.",
+        "",
+        "| dtype | seed | overflows | firings | reward, first and last 5 steps |",
+        "|---|---|---|---|---|",
+    ]
+    for one in clean:
+        firings = ", ".join(f"{firing.guard} at {firing.step}" for firing in one.firings) or "none"
+        reward = f"{one.first_reward:.2f}, {one.last_reward:.2f}"
+        lines.append(f"| {one.dtype} | {one.seed} | {one.overflows} | {firings} | {reward} |")
+    return "\n".join(lines)
+
+
+def _proofs(proofs: Sequence[Proof]) -> str:
+    lines = ["## Actions", "", "| action | what was checked | seen |", "|---|---|---|"]
+    for one in proofs:
+        checks = "; ".join(f"{what}{'' if held else ' (**no**)'}" for what, held in one.checks.items())
+        lines.append(f"| `{one.action}` | {checks} | {one.seen} |")
+    return "\n".join(lines)
+
+
+def _costs(costs: Sequence[Cost]) -> str:
+    lines = ["## Cost", "", "Milliseconds of a step of 32 prompts x 8 samples, medians.", ""]
+    names = list(dict.fromkeys(name for one in costs for name in one.parts))
+    lines += [
+        f"| dtype | {' | '.join(names)} | step | share |",
+        "|---|" + "---|" * (len(names) + 2),
+    ]
+    for one in costs:
+        cells = " | ".join(f"{1e3 * one.parts[name]:.2f}" for name in names)
+        lines.append(f"| {one.dtype} | {cells} | {1e3 * one.step_seconds:.0f} | {one.share:.2%} |")
+    return "\n".join(lines)
