@@ -14,9 +14,11 @@ from mismatch_probe.difference.result import Difference
 from mismatch_probe.gate.floor import Floor
 from mismatch_probe.gate.result import GateResult
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.evaluation import Evaluation
 from mismatch_probe.records.examination import Examination
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.sanity_run import SanityRecord
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.training_run import TrainingSummary
 
@@ -28,6 +30,8 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "doctor": Examination,
     "dry-run": DryRun,
     "train": TrainingSummary,
+    "sanity": SanityRecord,
+    "evaluation": Evaluation,
     "headroom": Headroom,
     "localize": Localization,
 }

@@ -16,6 +16,8 @@ SCHEMAS: Final[dict[str, str]] = {
     "doctor": "doctor --json",
     "dry-run": "compare --dry-run --json",
     "train": "train --json, report --json of a training run",
+    "sanity": "sanity --json, RUN/sanity.json",
+    "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, DIR/headroom.json",
     "localize": "localize --json, DIR/localize.json",
 }
@@ -33,7 +35,7 @@ def schema(
     """Print the JSON schema of a document that --json prints."""
     if name is None:
         for known, where in SCHEMAS.items():
-            typer.echo(f"{known:<10}{where}")
+            typer.echo(f"{known:<12}{where}")
     elif name in SCHEMAS:
         typer.echo(schema_path(name).read_text(encoding="utf-8"), nl=False)
     else:
