@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mismatch_probe.engines.vllm.raised import ROUTER
+
 LINEARS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 DENSE: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS: Final = ("input_layernorm", "post_attention_layernorm")
@@ -140,6 +142,9 @@ def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor], mean_square: 
         if changed:
             engine.update_weights({**weights, **changed}.items())
             undo.append(lambda: engine.update_weights(weights.items()))
+        elif fault.kind == "router":
+            engine.llm.collective_rpc("probe_raise", args=(ROUTER,))
+            undo.append(lambda: engine.llm.collective_rpc("probe_lower"))
         else:
             engine.llm.apply_model(lambda model: undo.append(_change_vllm(fault, model, mean_square)))
         yield
@@ -154,10 +159,6 @@ def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], A
         for norm in norms:
             norm.variance_epsilon = _epsilon(fault, mean_square)
         return lambda: [setattr(norm, "variance_epsilon", 1e-6) for norm in norms]
-    if fault.kind == "router":
-        gates = [layer.get_submodule("mlp" if hasattr(layer, "mlp") else "block_sparse_moe").gate for layer in layers]
-        handles = [gate.register_forward_hook(_exact_logits) for gate in gates]
-        return lambda: [handle.remove() for handle in handles]
     rotary = layers[0].self_attn.rotary_emb
     kept = rotary.cos_sin_cache.clone()
     base = rotary.base
@@ -165,8 +166,3 @@ def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], A
     rotary.cos_sin_cache.copy_(rotary._compute_cos_sin_cache().to(kept.dtype))
     rotary.base = base
     return lambda: rotary.cos_sin_cache.copy_(kept)
-
-
-def _exact_logits(gate: Any, args: tuple[Tensor, ...], output: Any) -> Any:
-    logits = torch.nn.functional.linear(args[0].float(), gate.weight.float())
-    return (logits, *output[1:]) if isinstance(output, tuple) else logits

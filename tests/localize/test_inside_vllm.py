@@ -14,7 +14,7 @@ from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences
 
 __all__ = ["start"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Checkpoint = Callable[[str], Path]
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
 

@@ -57,7 +57,7 @@ class RaisedParts:
         self.probe_undo: list[Callable[[], Any]] = []
         if part == ROUTER:
             for router in self._probe_routers():
-                self.probe_undo.append(router.register_forward_hook(_exact_logits).remove)
+                self.probe_undo.append(router.register_forward_hook(_exact_logits(router)).remove)
             return
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -79,6 +79,24 @@ def _exact_product(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return linear(x.float(), layer.weight.float(), None if bias is None else bias.float())
 
 
-def _exact_logits(router: Any, args: tuple[Tensor, ...], output: Any) -> Any:
-    logits = linear(args[0].float(), router.weight.float(), None if router.bias is None else router.bias.float())
-    return (logits, *output[1:]) if isinstance(output, tuple) else logits
+def _exact_logits(router: Any) -> Callable[[Any, tuple[Tensor, ...], Any], Any]:
+    """A forward hook that gives the router's logits in FP32.
+
+    A CPU keeps a linear layer's weights packed and nothing else. What it makes of the unit vectors is the weights,
+    exactly where there is no bias: one product each, and zeros.
+    """
+    parameter = next(router.parameters())
+    bias = router(parameter.new_zeros(1, router.input_size))
+    weight = router(torch.eye(router.input_size, dtype=parameter.dtype, device=parameter.device))
+    bias, weight = (_logits(output).float() for output in (bias, weight))
+
+    def exact(_: Any, args: tuple[Tensor, ...], output: Any) -> Any:
+        logits = args[0].float() @ (weight - bias) + bias
+        return (logits, *output[1:]) if isinstance(output, tuple) else logits
+
+    return exact
+
+
+def _logits(output: Any) -> Tensor:
+    logits: Tensor = output[0] if isinstance(output, tuple) else output
+    return logits
