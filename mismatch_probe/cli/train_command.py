@@ -14,7 +14,7 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, TrainingStopped, UsageError
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import render_outcome, summarise_training
-from mismatch_probe.train.distributed import is_main
+from mismatch_probe.train.distributed import is_main, world_size
 from mismatch_probe.train.preparation import default_training_path, prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
 
@@ -34,6 +34,8 @@ def run_train(
     continuing = resume and out is not None and TrainingDirectory(out).is_run
     recorded = TrainingDirectory(out) if continuing and out is not None else None
     preparation = prepare_training(parse_settings(TrainSettings, training_values(flags, config, recorded)))
+    if out is None and world_size() > 1:
+        raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
     directory = resume_training(path, preparation) if continuing else start_training(path, preparation)
     try:

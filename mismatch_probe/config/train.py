@@ -91,10 +91,13 @@ class PolicySettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """A checkpoint every `every` steps; the last `keep` stay, and the one with the best reward."""
+    """A checkpoint every `every` steps; the last `keep` stay, and the one with the best reward.
+
+    Two at the least: a checkpoint's weights are judged in the step after it, and a roll-back may need the one before.
+    """
 
     every: PositiveInt = 50
-    keep: PositiveInt = 2
+    keep: int = Field(default=2, ge=2)
 
 
 class TrainSettings(Settings):

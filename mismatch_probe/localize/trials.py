@@ -1,9 +1,8 @@
 """What each side gives with one part raised, on the same ids: scored with the part, timed beside scoring without it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Final
 
 from mismatch_probe.localize.workspace import TrialNotes, Workspace
@@ -18,7 +17,7 @@ _REPEATS: Final = 2
 
 
 def try_parts(
-    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: dict[str, Raise]
+    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: Mapping[str, Raise]
 ) -> list[TrialNotes]:
     """Score without anything raised, then with each part, and write a leg for each."""
     plain = try_plain(workspace, side, sequences, score)
@@ -29,7 +28,7 @@ def try_plain(
     workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, name: str = ""
 ) -> TrialNotes:
     """Score with nothing raised, as the side is or, with a name, as `score` runs it otherwise."""
-    return _tried(workspace, side, sequences, score, name, partial(nullcontext, 0))
+    return _tried(workspace, side, sequences, score, name, lambda: nullcontext(0))
 
 
 def _tried(

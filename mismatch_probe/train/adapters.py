@@ -57,6 +57,10 @@ def merged_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tenso
         if id(parameter) in adapters:
             weight = weight + _change(adapters[id(parameter)], weight)
         yield name.replace(_INNER, ""), weight
+    stored = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in stored:
+            yield name.replace(_INNER, ""), whole(buffer)
 
 
 def _change(adapted: Any, weight: torch.Tensor) -> torch.Tensor:

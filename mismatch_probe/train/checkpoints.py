@@ -94,7 +94,7 @@ class Checkpoints:
             if (best := self.best()) is not None and best > good:
                 (self._folder / _BEST).unlink()
             for later in steps[steps.index(good) + 1 :]:
-                shutil.rmtree(self._path(later))
+                self._remove(later)
         dist.barrier()
         return good
 
@@ -128,7 +128,15 @@ class Checkpoints:
         kept = {*self.steps()[-self._keep :], self.best()}
         for step in self.steps():
             if step not in kept:
-                shutil.rmtree(self._path(step))
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Half-removed, a checkpoint must not look like one."""
+        path = self._path(step)
+        leaving = path.with_name(TEMPORARY_PREFIX + path.name)
+        shutil.rmtree(leaving, ignore_errors=True)
+        path.replace(leaving)
+        shutil.rmtree(leaving)
 
 
 def _state(trained: Mapping[str, Trained]) -> dict[str, Any]:

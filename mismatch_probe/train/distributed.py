@@ -53,7 +53,7 @@ def largest(value: int) -> int:
 
 
 def _by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def _leave() -> None:

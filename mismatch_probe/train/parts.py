@@ -12,7 +12,7 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
 from mismatch_probe.train.critic import Critic
-from mismatch_probe.train.distributed import world_size
+from mismatch_probe.train.distributed import gathered, world_size
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
@@ -151,4 +151,4 @@ def _probe_sequences(
     problems = preparation.problems[:_PROBE_SEQUENCES]
     requests = [SampleRequest(f"probe/{problem.prompt_id}", problem, 0) for problem in problems]
     shorter = sampling.model_copy(update={"max_new_tokens": min(_PROBE_NEW_TOKENS, sampling.max_new_tokens)})
-    return [one.sequence for one in engine.sample(requests, shorter)]
+    return gathered([one.sequence for one in engine.sample(requests, shorter)])[: len(problems)]

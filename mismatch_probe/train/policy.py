@@ -76,6 +76,9 @@ class Policy(ShardedModel[TokenLogprobs]):
 
     def save(self, folder: Path) -> None:
         """The merged model as a transformers checkpoint in FP32; every rank must call it, the first one writes."""
-        parameters = dict(merged_parameters(self._model))
+        parameters = {}
+        for name, tensor in merged_parameters(self._model):
+            if is_main():
+                parameters[name] = tensor.cpu()
         if is_main():
             self._model.save_pretrained(folder, state_dict=parameters)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mismatch_probe import __version__
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import ModelIdentity
@@ -16,6 +17,8 @@ from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
 from mismatch_probe.tasks.rewards import Reward, load_reward
+from mismatch_probe.train.guards.actions import ActionKind
+from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.load import load_guards
 from mismatch_probe.train.guards.rules.base import GuardSettings
@@ -55,6 +58,7 @@ def prepare_training(settings: TrainSettings) -> TrainingPreparation:
     """
     build_objective(settings.objective.name, settings.objective.overrides)
     guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
+    _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
     identity = ModelIdentity(
@@ -80,7 +84,7 @@ def prepare_training(settings: TrainSettings) -> TrainingPreparation:
         settings=settings,
         model=identity,
         content_keys={
-            "settings": content_key(settings.model_dump(mode="json", exclude={"steps", "report_to", "guards"})),
+            "settings": content_key(settings.model_dump(mode="json", exclude=_free_to_change(settings))),
             "model": identity.fingerprint,
             "problems": content_key([[problem.prompt_id, problem.token_ids] for problem in problems]),
             "guards": content_key([guard.model_dump(mode="json") for guard in guards]),
@@ -90,6 +94,24 @@ def prepare_training(settings: TrainSettings) -> TrainingPreparation:
         git=environment.git_state(),
     )
     return TrainingPreparation(settings, manifest, folder, tokenizer, problems, reward, guards)
+
+
+def _refuse_empty_raises(settings: TrainSettings, guards: tuple[GuardSettings, ...]) -> None:
+    """
+    Raises:
+        UsageError: a guard would raise the precision of a side that is in FP32 already.
+    """
+    for action in GuardBook(guards).declared_actions:
+        if action.kind is ActionKind.RAISE_PRECISION and getattr(settings, f"{action.side}_dtype") == "fp32":
+            raise UsageError(
+                f"a guard asks for {action}, and --{action.side}-dtype is fp32 already; give that guard another action"
+            )
+
+
+def _free_to_change(settings: TrainSettings) -> set[str]:
+    """What a resumed run may have otherwise; guards have a key of their own, and a decaying rate needs its steps."""
+    free = {"report_to", "guards"}
+    return free | {"steps"} if settings.optimizer.schedule == "constant" else free
 
 
 def default_training_path(command: str = "train") -> Path:

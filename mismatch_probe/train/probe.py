@@ -77,7 +77,7 @@ class WeightSync:
             "sync/probe_k3": max(gathered([probe_k3])),
             "sync/probe_abs_logprob_diff": max(gathered([float(np.abs(now.log_pi - now.log_mu).mean())])),
             "sync/probe_k3_canary_ratio": max(gathered([probe_k3 / max(self._canary_k3, _SMALLEST_K3)])),
-            "update/policy_shift_k3": k3(now.log_pi - last.log_pi),
+            "update/policy_shift_k3": max(gathered([k3(now.log_pi - last.log_pi)])),
         }
 
     def state(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDire
 
 
 def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
-    """The run directory of an earlier start.
+    """The run directory of an earlier start, its manifest with the settings it goes on with.
 
     Raises:
         RunDirectoryError: there is none, or it is of another model, other settings, problems or guards.
@@ -49,6 +49,7 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
             "manifest.json), or give another --out"
         )
+    _record(directory, settings=preparation.settings, outcome="unfinished")
     return directory
 
 

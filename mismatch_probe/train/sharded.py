@@ -41,7 +41,7 @@ class ShardedModel(Generic[Module]):
         trust_remote_code: bool,
         seed: int,
     ) -> None:
-        """`wrap` makes `module` from the checkpoint's model with its adapters.
+        """`wrap` makes `module` from the checkpoint's model with its adapters, on the host; sharding moves each part.
 
         Raises:
             UsageError: the checkpoint or the device cannot be used.
@@ -55,7 +55,7 @@ class ShardedModel(Generic[Module]):
             folder,
             dtype=torch.float32,
             attention=settings.attention,
-            device=self.device,
+            device=torch.device("cpu"),
             device_map=None,
             trust_remote_code=trust_remote_code,
         )
@@ -65,8 +65,7 @@ class ShardedModel(Generic[Module]):
         if settings.lora is not None:
             add_adapters(model, settings.lora, seed=seed)
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()
+            _checkpoint_gradients(model)
         self.module = wrap(model)
         sharding: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (world_size(),)),
@@ -105,3 +104,13 @@ class ShardedModel(Generic[Module]):
             # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
             cast(FSDPModule, self.module).reshard()
         return computed
+
+
+def _checkpoint_gradients(model: PreTrainedModel) -> None:
+    """Compute each layer's activations again in the backward pass.
+
+    Only the modules that do so are told that they train: dropout stays off, as it is when mu samples.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        module.training = getattr(module, "gradient_checkpointing", False) is True

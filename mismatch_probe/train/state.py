@@ -1,5 +1,6 @@
 """What guards have changed since the run began; it is saved with every checkpoint."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -32,7 +33,8 @@ class Adjustments:
                 return replace(self, correction=action.to)
             case ActionKind.TIGHTEN_SEQUENCES:
                 assert action.factor is not None
-                return replace(self, sequence_bound=action.factor * (self.sequence_bound or largest_ratio))
+                bound = self.sequence_bound or largest_ratio
+                return replace(self, sequence_bound=action.factor * bound) if math.isfinite(bound) else self
             case ActionKind.RAISE_PRECISION:
                 raised: dict[str, Any] = {f"{action.side}_dtype": "fp32"}
                 return replace(self, **raised)

@@ -43,11 +43,12 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """One step up to its gradients."""
+    """One step up to its gradients; `before` is the optimizers' small state without them."""
 
     rollouts: list[Rollout]
     scored: Scored
     plan: Plan
+    before: dict[str, Any]
     learnt: Metrics
 
 
@@ -133,7 +134,7 @@ class Trainer:
             with clock("sync"):
                 self._parts.sync()
         with clock("update"):
-            self._apply(step, decision, prepared)
+            metrics |= self._apply(step, decision, prepared)
         metrics |= clock.metrics(sum(rollout.length for rollout in prepared.rollouts))
         self._recent_rewards.append(metrics["reward/mean"])
         self._history.append((step, metrics))
@@ -153,8 +154,9 @@ class Trainer:
         """The gradients of the step's first update."""
         with clock("learn"):
             plan = plan_step(self._settings, self.adjustments, rollouts, scored)
+            before = self._parts.updater.small_state()
             learnt = self._accumulate(plan, rollouts, scored, 0)
-        return Prepared(rollouts, scored, plan, learnt)
+        return Prepared(rollouts, scored, plan, before, learnt)
 
     def _accumulate(self, plan: Plan, rollouts: list[Rollout], scored: Scored, number: int) -> Metrics:
         """The gradients of one of the step's updates."""
@@ -185,18 +187,25 @@ class Trainer:
         if not changed or any(action.kind in _GIVES_UP_UPDATE for action in decision.actions):
             return prepared
         self._parts.updater.discard()
+        self._parts.updater.restore(prepared.before)
         return self._learn(prepared.rollouts, prepared.scored.without_graphs(), clock)
 
-    def _apply(self, step: int, decision: Decision, prepared: Prepared) -> None:
-        """The optimizer step, and those of the updates after the first."""
+    def _apply(self, step: int, decision: Decision, prepared: Prepared) -> Metrics:
+        """The optimizer step, and those of the updates after the first; what they were learnt with, taken together.
+
+        Guards have seen the first update alone. Gradients of a later one that are not finite are not applied.
+        """
         updater = self._parts.updater
         if any(action.kind in _GIVES_UP_UPDATE for action in decision.actions):
             updater.discard()
-            return
+            return {}
+        learnt = [prepared.learnt]
         for number in range(self._settings.rollout.updates):
             if number > 0:
-                self._accumulate(prepared.plan, prepared.rollouts, prepared.scored.without_graphs(), number)
+                scored = prepared.scored.without_graphs()
+                learnt.append(self._accumulate(prepared.plan, prepared.rollouts, scored, number))
             updater.step(step, self.adjustments.learning_rate_factor)
+        return _taken_together(learnt)
 
     def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""
@@ -225,3 +234,15 @@ class Trainer:
 def _without_update(metrics: Metrics) -> Metrics:
     """What is known of weights that were just synced, before anything is learnt from them."""
     return {name: value for name, value in metrics.items() if name.startswith(("mismatch/", "sync/"))}
+
+
+def _taken_together(learnt: Sequence[Metrics]) -> Metrics:
+    """Of a step's updates: shares and losses on average, norms and overflows at their largest, scales as they end."""
+    combined = dict(learnt[-1])
+    for name in combined:
+        values = [one[name] for one in learnt]
+        if name.endswith(("loss", "clipped_share")):
+            combined[name] = float(np.mean(values))
+        elif name.endswith(("grad_norm", "overflow")):
+            combined[name] = float(np.max(values))
+    return combined

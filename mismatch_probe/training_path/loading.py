@@ -1,5 +1,6 @@
 """From a checkpoint's folder to a causal language model, or one sentence why not."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +23,13 @@ from mismatch_probe.training_path.memory import memory_errors_named
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU where there is none.
+    """`cuda` is the GPU that torchrun gave this process, else the first; `auto` too, or the CPU where there is none.
 
     Raises:
         UsageError: the name is none, or of a device this machine or PyTorch build lacks.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     ways = "set training.device to auto, cpu, cuda or cuda:N"
     try:
         device = torch.device(name)
@@ -36,7 +37,9 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"device {name!r} is not a device's name; {ways}") from error
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name!r} cannot be used for scoring; {ways}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UsageError(f"device {name!r} is not there: PyTorch sees {torch.cuda.device_count()} GPUs; {ways}")
     return device
 

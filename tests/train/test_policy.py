@@ -130,6 +130,14 @@ def test_only_adapters_are_trained(llama: Path) -> None:
     assert len(list(merged_parameters(policy.module.model))) == len(load_file(llama / "model.safetensors"))
 
 
+def test_checkpointed_gradients_leave_dropout_off(rollouts: list[Rollout], tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "llama", "llama", attention_dropout=0.5)
+    policy = Policy(folder, "fp32", PolicySettings(gradient_checkpointing=True), temperature=1.0)
+    with policy.computing():
+        first, second = (policy.logprobs(sequences(rollouts))[0].detach() for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_checkpointed_gradients_are_the_same_gradients(llama: Path, rollouts: list[Rollout]) -> None:
     found = []
     for checkpointing in (False, True):

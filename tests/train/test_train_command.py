@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert sentence in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_given_at_a_resume_are_recorded(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "longer"
+    shutil.copytree(whole, run)
+    train("--resume", "--out", run, "--steps", 5)
+    assert json.loads((run / "manifest.json").read_text())["settings"]["steps"] == 5
+    assert metrics(run)[:4] == metrics(whole)
 
 
 def test_a_resume_with_other_settings_is_refused(whole: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.errors import EngineError, MismatchProbeError, MissingExtra, UsageError
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.loading import choose_attention
+from mismatch_probe.training_path.loading import choose_attention, choose_device
 from tests.tiny_models import make_checkpoint
 
 
@@ -157,3 +158,12 @@ with Scorer.load(sys.argv[1], "fp32", settings) as scorer:
     )
     assert "out of memory while scoring 1 sequences" in done.stdout
     assert "halve training.batch_tokens (now 8192)" in done.stdout
+
+
+def test_a_rank_computes_on_the_gpu_that_torchrun_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert choose_device("auto") == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda:3")
+    assert choose_device("cuda:1") == torch.device("cuda:1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -57,7 +58,7 @@ class RaisedParts:
         self.probe_undo: list[Callable[[], Any]] = []
         if part == ROUTER:
             for router in self._probe_routers():
-                self.probe_undo.append(router.register_forward_hook(_exact_logits(router)).remove)
+                self.probe_undo.append(router.register_forward_hook(exact_logits(router)).remove)
             return
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -65,7 +66,7 @@ class RaisedParts:
             if isinstance(module, VocabParallelEmbedding):
                 method: Any = module.quant_method
                 method.apply = _exact_product
-                self.probe_undo.append(lambda method=method: vars(method).pop("apply", None))
+                self.probe_undo.append(partial(method.__dict__.pop, "apply", None))
 
     def probe_lower(self) -> None:
         for undo in self.probe_undo:
@@ -79,7 +80,7 @@ def _exact_product(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return linear(x.float(), layer.weight.float(), None if bias is None else bias.float())
 
 
-def _exact_logits(router: Any) -> Callable[[Any, tuple[Tensor, ...], Any], Any]:
+def exact_logits(router: Any) -> Callable[[Any, tuple[Tensor, ...], Any], Any]:
     """A forward hook that gives the router's logits in FP32.
 
     A CPU keeps a linear layer's weights packed and nothing else. What it makes of the unit vectors is the weights,

@@ -85,6 +85,7 @@ class _Guard:
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
         self._rule = settings.start()
+        self._fired_at_canary = False
         self._escalation = Escalation(settings.patience, settings.clear_after)
 
     def check_metrics(self, metrics: Values) -> None:
@@ -102,14 +103,18 @@ class _Guard:
         if breach is None:
             return None
         self._escalation.fire()
+        self._fired_at_canary = True
         return self._fired(step, breach)
 
     def step(self, step: int, metrics: Values) -> GuardEvent | None:
-        """A step that lacks a metric counts neither as broken nor as clean."""
+        """A step that lacks a metric counts neither as broken nor as clean; what fired at the canary fired for it."""
         values = self._read(metrics)
         if values is None:
             return None
         breach = self._rule.judge(values)
+        if self._fired_at_canary:
+            self._fired_at_canary = False
+            return None
         if step <= self.settings.warmup or not self._escalation.count(breach is not None) or breach is None:
             return None
         return self._fired(step, breach)

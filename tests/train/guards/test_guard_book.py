@@ -148,3 +148,10 @@ def test_a_state_that_was_taken_does_not_change_with_the_book() -> None:
 def test_a_state_of_other_guards_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the guards differ .* --guards"):
         book(limit(above=2)).restore(book(limit()).state())
+
+
+def test_what_fired_at_the_canary_fires_once_for_the_first_step() -> None:
+    guards = book(limit(actions=["warn", "stop"]))
+    assert [str(action) for action in guards.observe_canary({"m": 2.0}).actions] == ["warn"]
+    assert guards.evaluate(1, {"m": 2.0}).events == ()
+    assert [str(action) for action in guards.evaluate(2, {"m": 2.0}).actions] == ["stop"]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_probe.errors import UsageError
 from mismatch_probe.train.guards.load import parse_guards
 from mismatch_probe.train.guards.rules.base import Rule
 
@@ -126,11 +125,10 @@ def test_a_floor_far_below_the_least_counts_as_the_least() -> None:
     assert breaks(started, [0.5, 0.6]) == [False, True]
 
 
-def test_a_canary_that_is_no_number_is_a_breach_and_sets_no_floor() -> None:
+def test_a_canary_that_is_no_number_is_a_breach_and_leaves_the_floor_to_the_first_number() -> None:
     started = rule("floor", metric="m", times=10)
     assert started.judge_canary({"m": math.nan}) is not None
-    with pytest.raises(UsageError, match="which was not measured; run the canary first"):
-        started.judge({"m": 1.0})
+    assert breaks(started, [math.nan, 1.0, 9.0, 11.0]) == [True, False, False, True]
 
 
 DEAD = {"loss": 0.0, "grad_norm": 0.0, "other": 1.0, "reward": math.nan}

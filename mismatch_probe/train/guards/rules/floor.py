@@ -20,15 +20,21 @@ class FloorSettings(MetricGuardSettings):
 
 
 class Floor(Rule):
-    """The first canary sets the floor; steps and later canaries are held against it."""
+    """The first canary sets the floor, or the first step after it that has a number; the rest is held against it."""
 
-    remembers = ("floor",)
+    remembers = ("floor", "was_asked")
 
     def __init__(self, settings: FloorSettings) -> None:
         self._settings = settings
         self.floor: float | None = None
+        self.was_asked = False
 
     def judge(self, values: Values) -> Breach | None:
+        broken = not_a_number(self._settings.metric, values[self._settings.metric], self._settings.least)
+        if broken is not None:
+            return broken
+        if self.floor is None and self.was_asked:
+            self.floor = values[self._settings.metric]
         if self.floor is None:
             raise UsageError(
                 f"guard {self._settings.name!r} is relative to the canary's {self._settings.metric}, which was not "
@@ -38,7 +44,7 @@ class Floor(Rule):
         threshold = max(self._settings.times * self.floor, self._settings.least)
         if value <= threshold:
             return None
-        return not_a_number(self._settings.metric, value, threshold) or Breach(
+        return Breach(
             self._settings.metric,
             value,
             threshold,
@@ -48,6 +54,7 @@ class Floor(Rule):
 
     def judge_canary(self, values: Values) -> Breach | None:
         value = values[self._settings.metric]
+        self.was_asked = True
         if self.floor is not None:
             return self.judge(values)
         broken = not_a_number(self._settings.metric, value, self._settings.least)

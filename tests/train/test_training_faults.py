@@ -1,0 +1,72 @@
+"""Faults in real runs, vLLM and all: the default guards see them, and each action does what it says."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.training_faults import answers
+from benchmarks.training_faults.answers import Proof
+from benchmarks.training_faults.faults import FAULTS, Fault
+from benchmarks.training_faults.outcomes import fault_outcome
+from benchmarks.training_faults.runs import run_with, small_settings
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.training_run import TrainingDirectory
+
+pytestmark = pytest.mark.slow
+
+CHOSEN = [
+    fault
+    for fault in FAULTS
+    if (fault.name, fault.strength)
+    in {
+        ("sync skipped", "every sync"),
+        ("engine samples at another temperature", "1.2 for 1"),
+        ("one layer perturbed on its way to the engine", "noise of 20%"),
+        ("learning rate, applied unseen", "x 100"),
+        ("loss-scale overflow", "scale of 2^60"),
+    }
+]
+
+
+@pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: fault.slug)
+def test_a_fault_is_caught_within_two_steps_and_its_cause_named(fault: Fault, tmp_path: Path) -> None:
+    found = fault_outcome(fault, "fp16", tmp_path)
+    assert found.in_time, found.firings
+    assert found.right_cause, found.cause
+
+
+def test_no_guard_fires_without_a_fault(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", small_settings("bf16", seed=3, steps=12))
+    assert [event["guard"] for event in run.directory.read_events()] == []
+
+
+@pytest.mark.parametrize("prove", answers.PROOFS, ids=lambda prove: prove.__name__)
+def test_an_action_does_what_it_says(prove: Callable[[Path], Proof], tmp_path: Path) -> None:
+    found = prove(tmp_path / "run")
+    assert found.holds, (found.checks, found.seen)
+
+
+def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text('def score(prompt, response, answer):\n    return float("nan")\n')
+    small = """--model demo --task sums:terms=3 --num-problems 32 --reward own:score --prompts-per-step 4
+        --samples-per-prompt 4 --max-new-tokens 40 --steps 5 --out run"""
+    assert command(small, ExitCode.GATE_FAILED).count("rewards of the last step cannot be learned from") == 1
+    outcome = TrainingDirectory(tmp_path / "run").read_training_manifest().outcome
+    assert outcome.startswith("stopped: ")
+    (tmp_path / "own.py").write_text("def score(prompt, response, answer):\n    return float(answer in response)\n")
+    command("--resume --out run", ExitCode.PASS)
+    assert [step for step, _ in TrainingDirectory(tmp_path / "run").read_metrics()] == [1, 2, 3, 4, 5]
+
+
+def command(words: str, code: ExitCode) -> str:
+    line = [sys.executable, "-m", "mismatch_probe", "train", *words.split()]
+    answer = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ})
+    assert answer.returncode == code, answer.stderr
+    return answer.stderr
