@@ -21,7 +21,7 @@ Checkpoint = Callable[[str], Path]
 
 def plain_scores(folder: Path, sequences: list[TokenSequence], temperature: float = 1.0) -> np.ndarray:
     """One forward of transformers a sequence and a log-softmax over all of it: what a person would write."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     found = []
     for sequence in sequences:
         ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids])
