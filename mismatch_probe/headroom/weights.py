@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom.fp16 import SMALLEST_NORMAL_EXPONENT
+from mismatch_probe.headroom.fp16 import ROUNDS_TO_INFINITY, SMALLEST_NORMAL_EXPONENT
+from mismatch_probe.headroom.ranges import largest_magnitude, squared_norm
 from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.records.headroom import WeightFindings, WeightRange
 from mismatch_probe.training_path.weight_cast import measure_weight_cast
@@ -19,6 +20,8 @@ from mismatch_probe.training_path.weight_cast import measure_weight_cast
 _SLICE_VALUES: Final = 2**22
 _NUM_WORST: Final = 8
 _STORED: Final = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_TINY: Final = 1e-15
+"""Squares of smaller weights would be lost in FP32."""
 _NO_WEIGHTS: Final = ("I", "U", "BOOL")
 
 
@@ -34,8 +37,8 @@ class _Totals:
 
     def passing(self, slices: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
         for weights in slices:
-            self._add(weights[weights.isfinite()].double())
-            self.num_nonfinite += int((~weights.isfinite()).sum())
+            if weights.numel():
+                self._add(weights.to(torch.promote_types(weights.dtype, torch.float32)))
             yield weights
 
     def merge(self, other: "_Totals") -> None:
@@ -50,15 +53,24 @@ class _Totals:
         return math.sqrt(self.squared_errors / self.squares) if self.squares else 0.0
 
     def _add(self, weights: torch.Tensor) -> None:
+        if not bool(largest_magnitude(weights).isfinite()):
+            finite = weights.isfinite()
+            self.num_nonfinite += int(torch.count_nonzero(~finite))
+            weights = weights[finite]
         if not weights.numel():
             return
-        rounded = weights.half().double()
-        size = rounded.abs()
-        self.largest = max(self.largest, float(weights.abs().max()))
-        self.num_subnormal += int(((size > 0) & (size < 2.0**SMALLEST_NORMAL_EXPONENT)).sum())
-        kept = rounded.isfinite()
-        self.squares += float(weights[kept].square().sum())
-        self.squared_errors += float((rounded - weights)[kept].square().sum())
+        largest = float(largest_magnitude(weights))
+        self.largest = max(self.largest, largest)
+        if largest < _TINY:
+            weights = weights.double()
+        rounded = weights.half().to(weights.dtype)
+        num_normal = torch.count_nonzero(rounded.abs() >= 2.0**SMALLEST_NORMAL_EXPONENT)
+        self.num_subnormal += int(torch.count_nonzero(rounded) - num_normal)
+        if largest >= ROUNDS_TO_INFINITY:
+            kept = rounded.isfinite()
+            weights, rounded = weights[kept], rounded[kept]
+        self.squares += float(squared_norm(weights))
+        self.squared_errors += float(squared_norm(rounded - weights))
 
 
 def scan_weights(folder: Path) -> WeightFindings:

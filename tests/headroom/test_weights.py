@@ -39,6 +39,10 @@ def test_rounding_error_is_that_of_fp16(tmp_path: Path) -> None:
     assert 2.0**-14 < found.relative_error < 2.0**-11
 
 
+def test_the_error_of_weights_too_small_for_a_square_is_not_lost(tmp_path: Path) -> None:
+    assert scan_weights(stored(tmp_path, w=torch.full((10,), 1e-30))).total.relative_error == 1
+
+
 def test_slices_add_up_to_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(37, 8, generator=torch.Generator().manual_seed(0)) * 2.0**-13
     whole = scan_weights(stored(tmp_path, w=values))
