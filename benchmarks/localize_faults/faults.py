@@ -9,28 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mismatch_probe.engines.vllm.raised import ROUTER
+from mismatch_probe.engines.vllm.raised import exact_logits
 
 LINEARS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 DENSE: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 ROTARY: Final = "self_attn.rotary_emb"
-THETA: Final = 20_000.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; `layer` is None where it is in all layers or outside them. `strength` is in words of the report."""
+    """One fault; `layer` is None where it is in all layers or outside them."""
 
     kind: str
     place: str
     layer: int | None
     strength: float
     seed: int
-
-    @property
-    def label(self) -> str:
-        return _LABELS[self.kind].format(self.strength)
+    label: str
 
 
 _LABELS: Final = {
@@ -38,25 +34,31 @@ _LABELS: Final = {
     "layer": "every matrix of a layer, each weight off by {:.1%}",
     "epsilon": "a norm's epsilon that shortens its output by {:.2%}",
     "epsilons": "every norm's epsilon {:g} for 1e-6",
-    "rope": "RoPE base times {:g}",
+    "rope": "RoPE base times about {:g}",
     "row": "one row of lm_head off by {:.0%}",
-    "router": "the router in FP32 on one side",
+    "router": "a router in FP32 on one side",
 }
 
 
 def draw(kind: str, strength: float, seed: int, *, num_layers: int, moe: bool, vocab_size: int) -> Fault:
-    """A fault at a random place."""
+    """A fault at a random place; RoPE's base, which has one place, is random itself."""
     random = np.random.default_rng([seed, sum(map(ord, kind))])
-    layer = int(random.integers(num_layers))
-    if kind == "weight":
-        return Fault(kind, str(random.choice([*LINEARS, *(() if moe else DENSE)])), layer, strength, seed)
-    if kind == "layer":
-        return Fault(kind, "", layer, strength, seed)
-    if kind == "epsilon":
-        return Fault(kind, str(random.choice(NORMS)), layer, strength, seed)
-    if kind == "row":
-        return Fault(kind, f"lm_head:{random.integers(vocab_size)}", None, strength, seed)
-    return Fault(kind, {"rope": ROTARY, "router": "mlp.gate", "epsilons": "norm"}[kind], None, strength, seed)
+    layer: int | None = int(random.integers(num_layers))
+    label = _LABELS[kind].format(strength)
+    match kind:
+        case "weight":
+            place = str(random.choice([*LINEARS, *(() if moe else DENSE)]))
+        case "epsilon":
+            place = str(random.choice(NORMS))
+        case "row":
+            place, layer = f"lm_head:{random.integers(vocab_size)}", None
+        case "rope":
+            place, layer, strength = ROTARY, None, strength ** float(random.uniform(0.8, 1.2))
+        case "epsilons":
+            place, layer = "norm", None
+        case _:
+            place = {"layer": "", "router": "mlp.gate"}[kind]
+    return Fault(kind, place, layer, strength, seed, label)
 
 
 def changed_weights(fault: Fault, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -85,7 +87,7 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_s
     state = dict(model.named_parameters())
     rotary = model.model.rotary_emb
     norms = _norms(fault, model)
-    gates = [] if fault.kind != "router" else [layer.mlp.gate for layer in model.model.layers]
+    gates = [] if fault.kind != "router" else [model.model.layers[fault.layer].mlp.gate]
     kept = {name: state[name].data.clone() for name in changed_weights(fault, weights)}
     inverse_frequencies = rotary.inv_freq.clone()
     try:
@@ -142,9 +144,6 @@ def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor], mean_square: 
         if changed:
             engine.update_weights({**weights, **changed}.items())
             undo.append(lambda: engine.update_weights(weights.items()))
-        elif fault.kind == "router":
-            engine.llm.collective_rpc("probe_raise", args=(ROUTER,))
-            undo.append(lambda: engine.llm.collective_rpc("probe_lower"))
         else:
             engine.llm.apply_model(lambda model: undo.append(_change_vllm(fault, model, mean_square)))
         yield
@@ -159,6 +158,10 @@ def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], A
         for norm in norms:
             norm.variance_epsilon = _epsilon(fault, mean_square)
         return lambda: [setattr(norm, "variance_epsilon", 1e-6) for norm in norms]
+    if fault.kind == "router":
+        layer = layers[fault.layer]
+        router = (layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe).gate
+        return router.register_forward_hook(exact_logits(router)).remove
     rotary = layers[0].self_attn.rotary_emb
     kept = rotary.cos_sin_cache.clone()
     base = rotary.base
