@@ -61,12 +61,13 @@ def _engine(checkpoint: str, scratch: Path) -> dict[str, float]:
     with start_engine(checkpoint, "bf16", settings, SamplingSettings(), max_model_len=LENGTH + 8) as engine:
         found["plain"] = _fastest(lambda _: [engine.replay(batch.sequences) for batch in batches])
         for name, modules in (("blocks", False), ("modules", True)):
-            found[name] = _fastest(
-                lambda folder, modules=modules: record_engine(engine, batches, ActivationStore(folder), modules=modules)
-            )
-            store = ActivationStore(scratch / name)
-            store.root.mkdir()
-            record_engine(engine, batches, store, modules=modules)
+
+            def record(folder: Path, modules: bool = modules) -> None:
+                record_engine(engine, batches, ActivationStore(folder), modules=modules)
+
+            found[name] = _fastest(record)
+            (scratch / name).mkdir()
+            record(scratch / name)
     return found
 
 
@@ -83,16 +84,17 @@ def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
     found["pi plain"] = _fastest(lambda _: score(model, arithmetic))
     found["reference plain"] = _fastest(lambda _: score(*reference))
     for name, modules in (("blocks", False), ("modules", True)):
-        found[f"pi {name}"] = _fastest(
-            lambda at, modules=modules: record_training(
-                model, arithmetic, batches, ActivationStore(at), modules=modules
-            )
-        )
         store = ActivationStore(scratch / name)
-        record_training(model, arithmetic, batches, store, modules=modules)
-        found[f"reference {name}"] = _fastest(
-            lambda _, store=store, modules=modules: ReferenceWalk(*reference, store, modules=modules).run(batches)
-        )
+
+        def record(folder: Path, modules: bool = modules) -> None:
+            record_training(model, arithmetic, batches, ActivationStore(folder), modules=modules)
+
+        def walk(_: Path, modules: bool = modules, store: ActivationStore = store) -> None:
+            ReferenceWalk(*reference, store, modules=modules).run(batches)
+
+        found[f"pi {name}"] = _fastest(record)
+        record(store.root)
+        found[f"reference {name}"] = _fastest(walk)
         found[f"stored {name}"] = store.num_bytes() / 2**20
     found["peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return found

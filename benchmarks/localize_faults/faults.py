@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -105,8 +106,7 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_s
     finally:
         for name, weight in kept.items():
             state[name].data.copy_(weight)
-        for norm in norms:
-            norm.variance_epsilon = 1e-6
+        _reset(norms)
         rotary.inv_freq.copy_(inverse_frequencies)
         for handle in handles:
             handle.remove()
@@ -123,6 +123,11 @@ def _norms(fault: Fault, model: Any) -> list[Any]:
 def _epsilon(fault: Fault, mean_square: float) -> float:
     """(x^2 + eps)^(-1/2) is shorter than it should be by eps / (2 x^2)."""
     return fault.strength if fault.kind == "epsilons" else 1e-6 + 2 * fault.strength * mean_square
+
+
+def _reset(norms: list[Any]) -> None:
+    for norm in norms:
+        norm.variance_epsilon = 1e-6
 
 
 def _to_fp32(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -157,7 +162,7 @@ def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], A
     if norms := _norms(fault, model):
         for norm in norms:
             norm.variance_epsilon = _epsilon(fault, mean_square)
-        return lambda: [setattr(norm, "variance_epsilon", 1e-6) for norm in norms]
+        return partial(_reset, norms)
     if fault.kind == "router":
         layer = layers[fault.layer]
         router = (layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe).gate

@@ -143,11 +143,11 @@ def _training(scratch: Path) -> None:
     combinations += [("infer", fault, (f"infer-{number}", "train")) for number, fault in enumerate(faults)]
     combinations += [("train", fault, ("infer", f"train-{number}")) for number, fault in enumerate(faults)]
     results = []
-    for side, fault, sides in combinations:
+    for side, planted, sides in combinations:
         walk = ReferenceWalk(*reference, store, modules=True, sides=sides)
         walk.run(batches)
         suspects = [one.model_dump(mode="json") for one in _suspects(walk, batches, names)]
-        results.append({"side": side, "fault": None if fault is None else asdict(fault), "suspects": suspects})
+        results.append({"side": side, "fault": None if planted is None else asdict(planted), "suspects": suspects})
     (scratch / "results.json").write_text(json.dumps(results))
 
 

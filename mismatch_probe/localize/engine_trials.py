@@ -7,7 +7,7 @@ from typing import Final
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.raised import parts_of, raised
 from mismatch_probe.localize.interventions import ONE_AT_A_TIME
-from mismatch_probe.localize.trials import try_parts, try_plain
+from mismatch_probe.localize.trials import Raise, try_parts, try_plain
 from mismatch_probe.localize.workspace import TrialNotes, Workspace
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
@@ -16,7 +16,7 @@ _BATCH_SEQUENCES: Final = 64
 
 def try_engine_parts(workspace: Workspace, engine: Engine, sequences: Sequence[TokenSequence]) -> list[TrialNotes]:
     """Replay with each part raised, and with every response in a pass of its own."""
-    parts = {name: partial(raised, engine, name) for name in parts_of(engine)}
+    parts: dict[str, Raise] = {name: partial(raised, engine, name) for name in parts_of(engine)}
     trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts)
     alone = partial(replay_in_batches, engine, sequences, size=1)
     return [*trials, try_plain(workspace, "infer", sequences, alone, ONE_AT_A_TIME)]
