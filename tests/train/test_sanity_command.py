@@ -19,7 +19,10 @@ SMALL = (
     *("--num-problems", "2", "--checkpoint-every", "1", "--vllm.enforce_eager", "true"),
 )
 ALWAYS_SOLVED = ("--keep-low", "1", "--keep-high", "1", "--learning-rate", "1e-9")
-SOLVED_AT_TIMES = ("--keep-low", "0.25", "--keep-high", "0.75", "--learning-rate", "1e-9")
+SOLVED_AT_TIMES = (
+    *("--task", "sums:terms=3", "--max-new-tokens", "40"),
+    *("--keep-low", "0.25", "--keep-high", "0.75", "--learning-rate", "1e-9"),
+)
 
 
 def sanity(*words: object, code: ExitCode) -> subprocess.CompletedProcess[str]:
