@@ -48,7 +48,7 @@ def run_compare(
     path = out or default_run_path()
     if not continuing and not dry_run:
         RunDirectory(path).require_free()
-    preparation = prepare(settings)
+    preparation = prepare(settings, rehearsed=dry_run)
     if dry_run:
         plan = estimate(preparation)
         show_dry_run(plan, console)
@@ -62,6 +62,8 @@ def run_compare(
         write_report(run)
         code = None if gated is None else gated.run(run, console, lambda: write_report(run))
     except UsageError:
+        if not continuing:
+            run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(

@@ -1,6 +1,7 @@
 """Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -41,8 +42,11 @@ class Preparation:
         return model_length(self.prompts, self.manifest.settings, self.manifest.model.context_length)
 
 
-def prepare(settings: CompareSettings) -> Preparation:
+def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparation:
     """Resolve and check everything that can be checked without loading the model.
+
+    `rehearsed` has the engine configured in a process of its own as well, which takes seconds; a run that starts one
+    right away finds out by that.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -56,14 +60,15 @@ def prepare(settings: CompareSettings) -> Preparation:
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
-    with rehearsal(
+    engine_configured = rehearsal(
         str(folder),
         settings.infer_dtypes,
         settings.engine,
         settings.sampling,
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
-    ):
+    )
+    with engine_configured if rehearsed else nullcontext():
         identity = ModelIdentity(
             name=settings.model.path,
             folder=str(folder),

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,11 @@ class RunDirectory:
     def _is_empty(self) -> bool:
         """Nothing is here but what a process killed at its first write left half-written."""
         return all(entry.name.startswith(TEMPORARY_PREFIX) for entry in self.path.iterdir())
+
+    def discard_without_results(self) -> None:
+        """Remove a run that ended before anything was computed, so that the same command can be given again, mended."""
+        if not any((self.path / name).exists() for name in ("rollouts.parquet", "legs", "parts")):
+            shutil.rmtree(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ def directory(tmp_path: Path) -> TrainingDirectory:
 
 @pytest.fixture
 def another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2"}.items():
+    for name, value in {"MASTER_ADDR": "localhost", "RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
 

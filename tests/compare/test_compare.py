@@ -137,6 +137,14 @@ def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: P
     assert recorded_bytes(run) == recorded_bytes(whole_run)
 
 
+def test_what_only_the_engine_can_refuse_leaves_nothing_behind(tmp_path: Path, llama: Path) -> None:
+    run = tmp_path / "refused"
+    flags = ("--model", llama, "--dtype", "bf16", "--out", run, *SMALL, "--vllm.kv_cache_dtype", "nonsense")
+    said = compare(*flags, code=ExitCode.USAGE).stderr
+    assert "--vllm.kv_cache_dtype nonsense" in said
+    assert not run.exists()
+
+
 def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
     tmp_path: Path, llama: Path, two_batches: Path
 ) -> None:
