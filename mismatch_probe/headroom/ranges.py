@@ -145,7 +145,8 @@ def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
 
 def squared_norm(values: torch.Tensor) -> torch.Tensor:
     """In FP64; of values below 1e-22 in FP32 it is 0."""
-    return values.norm().double().square()
+    norm: torch.Tensor = values.norm()
+    return norm.double().square()
 
 
 def _raise_to(largest: dict[Operation, torch.Tensor], operation: Operation, value: torch.Tensor) -> None:
