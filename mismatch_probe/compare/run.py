@@ -75,6 +75,7 @@ def advance(run: RunDirectory, listener: Listener, earlier: Mapping[str, StageRe
         if any(not _is_done(run, manifest, plan, stage) for stage in job.stages):
             run_job(run, job, recorder)
     _collect(run, manifest, plan)
+    _note_done(run, manifest, plan)
     run.write_manifest(manifest)
     return manifest
 
@@ -94,6 +95,14 @@ def _is_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) ->
     if isinstance(stage, DistributionsStage):
         return all(_is_done(run, manifest, plan, reader) for reader in plan.readers(stage))
     return run.leg_path(stage.leg).exists() and run.rollouts_path.exists()
+
+
+def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
+    """A stage whose last batch was recorded by a process that was killed before it could say so is done as well."""
+    for stage in plan.stages:
+        record = manifest.stages[stage.name]
+        if record.state != "skipped" and _is_done(run, manifest, plan, stage):
+            record.state, record.batches_done = "done", record.batches
 
 
 def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.compare.events import EffectiveSettings, StageStarted
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Recorder
-from mismatch_probe.compare.run import resume_run
+from mismatch_probe.compare.run import execute, resume_run
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import grounds_keys
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -92,6 +92,15 @@ def test_a_run_that_another_process_writes_is_left_alone(made: RunDirectory) -> 
     with made.locked(), pytest.raises(RunDirectoryError, match="another process"):
         resume_run(made.path, Preparation(made.read_manifest(), simulated_prompts(Simulation(num_prompts=1))))
     assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_stage_that_was_recorded_whole_before_a_kill_is_done(made: RunDirectory) -> None:
+    manifest = made.read_manifest()
+    manifest.stages[STAGE].state, manifest.stages[STAGE].batches_done = "running", 0
+    made.write_manifest(manifest)
+    execute(made, lambda event: None)
+    record = made.read_manifest().stages[STAGE]
+    assert (record.state, record.batches_done) == ("done", 1)
 
 
 STAGE = "sample-bf16"
