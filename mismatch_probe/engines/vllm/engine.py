@@ -10,7 +10,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, Products
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
-from mismatch_probe.engines.vllm.failures import engine_failure
+from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
 from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.weights import send_weights
@@ -51,7 +51,7 @@ def start_vllm(
     try:
         llm = LLM(**launch.arguments)
     except Exception as error:
-        raise engine_failure(error, checkpoint, "starting") from error
+        raise start_failure(error, checkpoint, dtype, engine.args) from error
     start = {"bounded_by_probe": launch.bounds, "environment": launch.environment}
     started = VllmEngine(llm, checkpoint, sampling, start, products)
     try:

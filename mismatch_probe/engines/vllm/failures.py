@@ -64,6 +64,15 @@ def engine_failure(error: BaseException, checkpoint: str, doing: str) -> Mismatc
     return EngineError(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(_text(error))}")
 
 
+def start_failure(
+    error: BaseException, checkpoint: str, dtype: Dtype, args: Mapping[str, object]
+) -> MismatchProbeError:
+    """The error to raise from `error`, with which vLLM ended its start: of its configuration, or of anything later."""
+    if _refused_argument(error):
+        return refused_settings(error, checkpoint, dtype, args)
+    return engine_failure(error, checkpoint, "starting")
+
+
 def refused_settings(
     error: BaseException, checkpoint: str, dtype: Dtype, args: Mapping[str, object]
 ) -> MismatchProbeError:
