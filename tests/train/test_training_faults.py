@@ -16,7 +16,7 @@ from benchmarks.training_faults.runs import run_with, small_settings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TrainingDirectory
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 CHOSEN = [
     fault
