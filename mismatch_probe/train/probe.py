@@ -18,6 +18,8 @@ Metrics = dict[str, float]
 
 _SMALLEST_K3: Final = 1e-12
 """Nats a token; FP32 engines agree to about this, and two equal ones to 0."""
+_LEAST_DOUBT: Final = 1e-3
+"""1 - p of a token; a log-prob closer to 0 has no digits in FP32 for the error of a 16-bit logit."""
 _MOVED: Final = 1e-3
 """Of the first sync's k3: a smaller shift of pi may vanish in the engine's rounding."""
 
@@ -60,8 +62,8 @@ class WeightSync:
 
         `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did for other weights, although pi has
         moved since. `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the
-        first sync's, and `sync/probe_abs_logprob_diff` mean abs(d). `update/policy_shift_k3` is the KL between pi
-        before and after the last update.
+        first sync's, and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between
+        pi before and after the last update.
         """
         log_mu = np.concatenate([one.logprobs for one in self._engine.replay(self._probe)]).astype(np.float64)
         now = Held(self._sent, log_mu, self._log_pi())
@@ -75,7 +77,7 @@ class WeightSync:
         return {
             "sync/engine_unchanged": float(any(gathered([bool(stale)]))),
             "sync/probe_k3": max(gathered([probe_k3])),
-            "sync/probe_abs_logprob_diff": max(gathered([float(np.abs(now.log_pi - now.log_mu).mean())])),
+            "sync/probe_logit_error": max(gathered([logit_error(now.log_pi, now.log_mu)])),
             "sync/probe_k3_canary_ratio": max(gathered([probe_k3 / max(self._canary_k3, _SMALLEST_K3)])),
             "update/policy_shift_k3": max(gathered([k3(now.log_pi - last.log_pi)])),
         }
@@ -122,3 +124,12 @@ def _from_json(saved: Mapping[str, Any] | None) -> Held | None:
 def k3(log_ratio: Floats) -> float:
     """mean(e^x - x - 1), nats a token [Schulman 2020, Approximating KL divergence]; NaN stays NaN."""
     return float(np.mean(np.expm1(log_ratio) - log_ratio))
+
+
+def logit_error(log_pi: Floats, log_mu: Floats) -> float:
+    """Root mean square of d / (1 - pi), nats; NaN stays NaN.
+
+    An error e of a token's logit against the others' moves its log-prob by (1 - p) e, to first order. So this is the
+    error of logits, which a format sets: unlike d it does not follow how sure the policy is, nor rest on few tokens.
+    """
+    return float(np.sqrt(np.mean(((log_pi - log_mu) / np.maximum(-np.expm1(log_pi), _LEAST_DOUBT)) ** 2)))

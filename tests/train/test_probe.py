@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.probe import WeightSync
+from mismatch_probe.train.probe import WeightSync, logit_error
 from mismatch_probe.train.rollouts import Rollout
 from tests.train.model_engine import ModelEngine
 
@@ -71,6 +72,17 @@ def test_a_layer_perturbed_in_the_engine_shows_in_the_probe(llama: Path, rollout
     engine.perturbation = 0.05
     found = sync()
     assert found["sync/probe_k3_canary_ratio"] > 100
+
+
+def test_the_error_of_a_logit_is_found_whatever_the_probability_of_its_token() -> None:
+    random = np.random.default_rng(0)
+    logits = random.standard_normal((2000, 8)) + 8 * np.eye(8)[0] * random.random((2000, 1))
+    wrong = logits + 1e-3 * random.standard_normal((2000, 8))
+    log_pi, log_mu = (one[:, 0] - np.log(np.exp(one).sum(axis=1)) for one in (logits, wrong))
+    against_the_others = 1e-3 * np.sqrt(1 + 1 / 3)
+    assert logit_error(log_pi, log_mu) == pytest.approx(against_the_others, rel=0.2)
+    sure = log_pi > np.log(0.95)
+    assert logit_error(log_pi[sure], log_mu[sure]) == pytest.approx(against_the_others, rel=0.2)
 
 
 def test_a_restored_sync_compares_with_what_the_first_one_saw(llama: Path, rollouts: list[Rollout]) -> None:

@@ -8,6 +8,7 @@ Metrics = dict[str, float]
 Fault = Callable[[Metrics, int], None]
 
 LEVELS_K3 = {"bf16": 3e-5, "fp16": 4e-7, "fp32": 1e-11}
+LOGIT_ERRORS = {"bf16": 2.2e-2, "fp16": 2.4e-3, "fp32": 5e-6}
 GROWTH_INTERVAL = 25
 
 
@@ -45,7 +46,6 @@ class Run:
         k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.5) * (8 if self._random.random() < 0.005 else 1)
         probe_k3 = LEVELS_K3[self._dtype] * 5**course * self._noise(0.4) * (20 if self._random.random() < 0.005 else 1)
         rms = float(np.sqrt(2 * k3))
-        rms_of_level = float(np.sqrt(2 * LEVELS_K3[self._dtype] * 5**course))
         accuracy = min(1.0, max(0.0, 0.54 + 0.45 * course + self._random.normal(0, 0.05)))
         overflow = self._overflows()
         extreme = min(0.5, 25 * rms * self._noise(0.2))
@@ -70,7 +70,7 @@ class Run:
             "optim/learning_rate": 1e-4 * min(1.0, step / 10),
             "sync/engine_unchanged": 0.0,
             "sync/probe_k3": probe_k3,
-            "sync/probe_abs_logprob_diff": 0.2 * rms_of_level * self._noise(0.25),
+            "sync/probe_logit_error": LOGIT_ERRORS[self._dtype] * self._noise(0.12),
             "update/policy_shift_k3": 0.0 if step == 1 else 2e-3 * min(1.0, step / 10) ** 2 * self._noise(0.6),
         }
 
@@ -104,13 +104,13 @@ def sampled_at_another_temperature(metrics: Metrics, age: int) -> None:
 
 
 def one_layer_perturbed(metrics: Metrics, age: int) -> None:
-    for name in ("mismatch/kl_k3", "sync/probe_k3", "sync/probe_abs_logprob_diff"):
-        metrics[name] += 3e-2
+    for name in ("mismatch/kl_k3", "sync/probe_k3", "sync/probe_logit_error"):
+        metrics[name] += 0.1
 
 
 def one_layer_perturbed_a_little(metrics: Metrics, age: int) -> None:
     """As measured with noise of a fifth in BF16."""
-    metrics["sync/probe_abs_logprob_diff"] = max(1e-4, 9 * metrics["sync/probe_abs_logprob_diff"])
+    metrics["sync/probe_logit_error"] += 0.1
     metrics["sync/probe_k3"] *= 20
 
 

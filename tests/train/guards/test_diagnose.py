@@ -99,9 +99,9 @@ def test_a_probe_that_jumps_after_a_sync_means_other_weights() -> None:
 
 def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() -> None:
     history = clean("fp16")
-    levels = [history[step]["sync/probe_abs_logprob_diff"] for step in sorted(history)]
+    levels = [history[step]["sync/probe_logit_error"] for step in sorted(history)]
     history = {
-        step: {**values, "sync/probe_abs_logprob_diff": level * (4 if step > 32 else 1)}
+        step: {**values, "sync/probe_logit_error": level * (4 if step > 32 else 1)}
         for (step, values), level in zip(sorted(history.items()), levels, strict=True)
     }
     guards = GuardBook(DEFAULT_GUARDS)
