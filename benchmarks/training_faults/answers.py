@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from safetensors.torch import load_file
 
-from benchmarks.training_faults.faults import applied_rate, first_sync_skipped, layer_perturbed, reward_nan
+from benchmarks.training_faults.faults import applied_rate, first_sync_skipped, reward_nan, sampling_temperature
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
 from benchmarks.training_faults.runs import LabRun, digest_of, run_with, small_settings, weights_digest
 from mismatch_probe.errors import ExitCode, TrainingStopped
@@ -83,7 +83,7 @@ def lower_learning_rate(scratch: Path) -> Proof:
 def switch_correction(scratch: Path) -> Proof:
     updates = _Updates()
     settings = small_settings("fp16", seed=0, steps=STEPS, objective={"name": "grpo"})
-    inject = _both(partial(layer_perturbed, noise=2.0), updates.record)
+    inject = _both(partial(sampling_temperature, temperature=1.7), updates.record)
     run_with(scratch, settings, inject, Now(STEP), guards=asking("switch_correction(seq-mis)"))
     first, again = updates.of(STEP)
     later = [update for step in range(STEP + 1, STEPS + 1) for update in updates.of(step)]
@@ -93,7 +93,7 @@ def switch_correction(scratch: Path) -> Proof:
             "the update that asked is computed again with it": first.plan.objective.correction == CORRECTIONS["none"]
             and again.plan.objective.correction == CORRECTIONS["seq-mis"],
             "later updates use it": all(one.plan.objective.correction == CORRECTIONS["seq-mis"] for one in later),
-            "it rejects responses where a layer is perturbed": again.plan.corrected.num_rejected > 0,
+            "it rejects responses sampled at a temperature of 1.7": again.plan.corrected.num_rejected > 0,
         },
         f"responses rejected {first.plan.corrected.num_rejected}, then {again.plan.corrected.num_rejected} of "
         f"{again.plan.corrected.num_units} in the same step",

@@ -13,8 +13,8 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.diagnose import diagnose
 
-ONSET: Final = 7
-STEPS: Final = 14
+ONSET: Final = 6
+STEPS: Final = 10
 CLEAN_STEPS: Final = 30
 SOON: Final = 2
 """Steps, the first faulty one included, within which a fault has to be seen."""
