@@ -42,7 +42,10 @@ def activation_findings(
     """Ranges of the FP32 run, with what the FP16 run made of each operation."""
     largest, errors, found = fp32.largest(), fp32.rounding_errors(), fp16.largest()
     ranges = sorted(
-        (_operation(one, value, errors[one], fp16.formats.get(one), found.get(one)) for one, value in largest.items()),
+        (
+            _operation(one, value, errors.get(one, 0.0), fp16.formats.get(one), found.get(one))
+            for one, value in largest.items()
+        ),
         key=_bits_left,
     )
     in_fp16 = [one for one in ranges if one.held_as == "fp16"]
