@@ -46,9 +46,9 @@ def run_train(
             execute_training(directory, preparation, listener)
     except UsageError:
         raise
-    except TrainingStopped:
+    except TrainingStopped as stop:
         _show(directory, console, json_output=json_output)
-        raise
+        return stop.exit_code
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(
             "What was trained up to the last checkpoint is kept. Continue with: "
