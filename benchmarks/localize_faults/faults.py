@@ -84,16 +84,20 @@ def _off(weight: Tensor, strength: float, generator: torch.Generator) -> Tensor:
 
 @contextmanager
 def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_square: float) -> Iterator[None]:
-    """Plant the fault into a model of transformers and take it out again; `mean_square` is of the norm's input."""
+    """Plant the fault into a model of transformers and take it out again; `mean_square` is of the norm's input.
+
+    Experts, which transformers holds in one tensor and under other names than the checkpoint, stay as they are.
+    """
     state = dict(model.named_parameters())
     rotary = model.model.rotary_emb
     norms = _norms(fault, model)
     gates = [] if fault.kind != "router" else [model.model.layers[fault.layer].mlp.gate]
-    kept = {name: state[name].data.clone() for name in changed_weights(fault, weights)}
+    changed = {name: weight for name, weight in changed_weights(fault, weights).items() if name in state}
+    kept = {name: state[name].data.clone() for name in changed}
     inverse_frequencies = rotary.inv_freq.clone()
     try:
         with torch.no_grad():
-            for name, weight in changed_weights(fault, weights).items():
+            for name, weight in changed.items():
                 state[name].data.copy_(weight)
         for norm in norms:
             norm.variance_epsilon = _epsilon(fault, mean_square)

@@ -16,6 +16,8 @@ from tests.localize.bench import Bench, some_sequences
 __all__ = ["start"]
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Checkpoint = Callable[[str], Path]
+ROUNDS_ITS_SCORES = {"gemma2": ["self_attn.attention"]}
+"""Soft caps need transformers' eager attention, which rounds scores to BF16 where the engine keeps FP32."""
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
 
 
@@ -37,7 +39,7 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
     names = Names.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
     assert names.unmatched({error.place for error in held.errors}) == []
     assert {error.place for error in bench.twice().errors} == {error.place for error in held.errors}
-    assert held.suspects == []
+    assert [suspect.place for suspect in held.suspects] == ROUNDS_ITS_SCORES.get(family, [])
 
     twice = bench.hold("infer", "infer again")
     assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
