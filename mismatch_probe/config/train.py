@@ -81,9 +81,9 @@ class LoraSettings(Settings):
 
 
 class PolicySettings(Settings):
-    """How the training path holds and computes the policy."""
+    """How the training path holds and computes the policy. attention: unset, SDPA, or eager where SDPA would differ."""
 
-    attention: Attention = "sdpa"
+    attention: Attention | None = None
     device: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch_tokens: PositiveInt = 16384

@@ -90,7 +90,7 @@ def test_in_fp32_both_sides_stay_together_after_every_update(tmp_path: Path) -> 
 
 def test_two_ranks_follow_one(tmp_path: Path) -> None:
     train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "one")
-    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2")
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
     train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "two", launcher=torchrun)
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]

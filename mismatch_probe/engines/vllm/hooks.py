@@ -87,6 +87,7 @@ class _Recorder:
 
     def __init__(self, model: torch.nn.Module, folder: Path, *, modules: bool) -> None:
         self._folder = folder
+        self._modules = modules
         self._step = -1
         self._layer: dict[str, Tensor] = {}
         self._outside: dict[str, Tensor] = {}
@@ -102,9 +103,8 @@ class _Recorder:
                     self._watch(module, path, self._layer)
             self._watch_layer(layer.module, number)
         around = dict(model.named_modules())
-        for place in (EMBEDDING, NORM) if modules else (NORM,):
-            if base + place in around:
-                self._watch(around[base + place], place, self._outside)
+        if base + NORM in around:
+            self._watch(around[base + NORM], NORM, self._outside)
 
     def close(self) -> None:
         for handle in self._handles:
@@ -133,7 +133,11 @@ class _Recorder:
     def _watch_layer(self, layer: torch.nn.Module, number: int) -> None:
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if number == 0:
-                self._outside[key(BLOCK, "in0")] = _copy(_stream(_floating([*args, *kwargs.values()])))
+                entering = _copy(_stream(_floating([*args, *kwargs.values()])))
+                self._outside[key(BLOCK, "in0")] = entering
+                if self._modules:
+                    # Behind the embedding, some models scale outside of it what transformers scales inside.
+                    self._outside[key(EMBEDDING, "out")] = entering.clone()
 
         def after(_: Any, args: tuple[Any, ...], output: Any) -> None:
             returned = _floating(output if isinstance(output, (tuple, list)) else [output])
