@@ -20,7 +20,7 @@ from mismatch_probe.records.localize import Suspect
 from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import FAMILIES, make_checkpoint
 
-TRIALS: Final = 5
+TRIALS: Final = 4
 NUM_LAYERS: Final = 3
 EVERYWHERE: Final[list[tuple[str, float]]] = [
     ("weight", 0.02),

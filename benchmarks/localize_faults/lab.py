@@ -36,8 +36,8 @@ from mismatch_probe.training_path.inside.recording import record_activations as 
 from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.precision import decoder_layers, load_reference_model, load_training_model
 
-NUM_PROMPTS = 16
-NEW_TOKENS = 64
+NUM_PROMPTS = 12
+NEW_TOKENS = 56
 BATCH_TOKENS = 1024
 LOGIT_ROWS = 100_000
 
