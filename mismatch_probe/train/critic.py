@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mismatch_probe.stats.sequences import Floats
@@ -23,7 +24,11 @@ class Critic:
         self._micro_batch_tokens = micro_batch_tokens
 
     def score(self, rollouts: Sequence[Rollout], *, keep_graph: bool) -> tuple[Floats, torch.Tensor | None]:
-        """Values [T] as they are now; with their graph where it is to be kept and one micro-batch holds them all."""
+        """Values [T] as they are now; with their graph where it is to be kept and one micro-batch holds them all.
+
+        Until a first update they are the mean reward of the responses at hand.
+        """
+        self.model.expect(float(np.nan_to_num(np.mean([rollout.reward for rollout in rollouts]))))
         batches = micro_batches(rollouts, range(len(rollouts)), self._micro_batch_tokens)
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self.model.computing():

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.train.adapters import whole
 from mismatch_probe.train.sharded import ShardedModel
 from mismatch_probe.training_path.batching import PaddedBatch
 
@@ -15,7 +16,7 @@ from mismatch_probe.training_path.batching import PaddedBatch
 class TokenValues(torch.nn.Module):
     """What is expected to be earned, at the states in which response tokens are chosen.
 
-    The head starts at zero, so that before any learning no state is worth more than another.
+    The head starts at zero: before any learning no state is worth more than another.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -48,6 +49,16 @@ class ValueModel(ShardedModel[TokenValues]):
     ) -> None:
         """Raises as `ShardedModel`."""
         super().__init__(folder, dtype, settings, TokenValues, trust_remote_code=trust_remote_code, seed=seed)
+
+    def expect(self, earned: float) -> None:
+        """Where nothing has been learnt yet, value every state at `earned`.
+
+        What the first gradients then tell the body is how states differ. From values of zero they would all ask it for
+        more of the same, for as long as the mean takes to be reached, until it says the same of every state.
+        """
+        with torch.no_grad():
+            if not bool(whole(self.module.head_D).any()):
+                self.module.bias.fill_(earned)
 
     def values(self, sequences: list[TokenSequence]) -> torch.Tensor:
         """Of the response tokens [T] of a micro-batch, each before it is chosen, with a gradient where one is wanted.

@@ -36,7 +36,7 @@ def optimizer(model: Policy | ValueModel) -> Optimizer:
 
 def make_critic(folder: Path, micro_batch_tokens: int = WHOLE, *, with_head: bool = True) -> Critic:
     """A critic that values states differently, unless its head is to be the one it starts with."""
-    model = ValueModel(folder, "fp32", PolicySettings())
+    model = ValueModel(folder, "fp32", PolicySettings(attention="eager"))
     if with_head:
         with torch.no_grad():
             local = model.module.head_D.to_local()  # type: ignore[attr-defined]
@@ -62,8 +62,16 @@ def weights(model: Policy | ValueModel) -> torch.Tensor:
     return torch.cat([p.full_tensor().flatten() for p in model.trainable()]).detach().clone()  # type: ignore[attr-defined]
 
 
-def test_a_fresh_critic_expects_nothing_anywhere(llama: Path, rollouts: list[Rollout]) -> None:
-    assert not values_of(make_critic(llama, with_head=False), rollouts[0].sequence).any()
+def test_a_fresh_critic_expects_the_mean_reward_everywhere(llama: Path, rollouts: list[Rollout]) -> None:
+    values_T, _ = make_critic(llama, with_head=False).score(rollouts, keep_graph=False)
+    assert np.allclose(values_T, np.mean([rollout.reward for rollout in rollouts]))
+
+
+def test_a_critic_that_has_learnt_keeps_what_it_expects(llama: Path, rollouts: list[Rollout]) -> None:
+    critic = make_critic(llama)
+    before = values_of(critic, rollouts[0].sequence)
+    critic.score(rollouts, keep_graph=False)
+    assert np.array_equal(values_of(critic, rollouts[0].sequence), before)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gemma2"])
@@ -73,7 +81,7 @@ def test_a_value_is_the_head_on_the_hidden_state_that_chooses_the_token(
     folder = make_checkpoint(tmp_path / family, family)
     critic = make_critic(folder)
     sequence = rollouts[0].sequence
-    body = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    body = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         hidden_SD = body(torch.tensor([sequence.prompt_token_ids + sequence.token_ids])).last_hidden_state[0]
     head = critic.model.module.head_D.full_tensor()  # type: ignore[attr-defined]
