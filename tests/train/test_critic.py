@@ -166,20 +166,31 @@ def test_the_policy_learns_the_same_whether_or_not_a_critic_learns_beside_it(
     assert torch.allclose(gradient(policy), gradient(alone), atol=1e-6)
 
 
-def test_a_critic_comes_to_expect_a_constant_reward(llama: Path, rollouts: list[Rollout]) -> None:
-    rewarded = [replace(rollout, reward=1.0) for rollout in rollouts]
-    critic = make_critic(llama)
+def learnt(critic: Critic, rollouts: list[Rollout], updates: int) -> list[Plan]:
+    """What each update found before it."""
     log_pi_T = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
-    errors = []
-    for step in range(1, 31):
-        values_T, graph = critic.score(rewarded, keep_graph=True)
-        errors.append(np.abs(values_T - 1).max())
-        update = plan_of(rewarded, Scored(log_pi_T, log_pi_T, None, values_T)).update()
-        critic.accumulate(update, rewarded, range(len(rewarded)), graph)
+    plans = []
+    for step in range(1, updates + 1):
+        values_T, graph = critic.score(rollouts, keep_graph=True)
+        plans.append(plan_of(rollouts, Scored(log_pi_T, log_pi_T, None, values_T)))
+        critic.accumulate(plans[-1].update(), rollouts, range(len(rollouts)), graph)
         critic.optimizer.unscale_and_clip()
         critic.optimizer.step(critic.optimizer.learning_rate(step))
+    return plans
+
+
+def test_a_critic_comes_to_expect_a_constant_reward(llama: Path, rollouts: list[Rollout]) -> None:
+    plans = learnt(make_critic(llama), [replace(rollout, reward=1.0) for rollout in rollouts], 30)
+    errors = [float((plan.batch.values_T - 1).abs().max()) for plan in plans if plan.batch.values_T is not None]
     assert errors[0] > 1
     assert errors[-1] < 0.2
+
+
+def test_a_fresh_critic_comes_to_tell_apart_what_earns_differently(llama: Path, rollouts: list[Rollout]) -> None:
+    plans = learnt(make_critic(llama, with_head=False), rollouts, 60)
+    explained = [value_metrics(plan)["critic/explained_variance"] for plan in plans]
+    assert explained[0] == 0
+    assert explained[-1] > 0.8
 
 
 def test_explained_variance_is_one_for_a_prophet_and_zero_for_a_constant(rollouts: list[Rollout]) -> None:
