@@ -1,6 +1,7 @@
 """One training run from its directory: started, resumed, assembled again where a guard raised a precision."""
 
 import gc
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,9 +19,11 @@ from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.trainer import Goal, Listener, Trainer
 from mismatch_probe.training_path.loading import choose_device
 
+_WAIT_SECONDS = 0.1
+
 
 def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
-    """Make the run directory.
+    """Make the run directory; the other ranks wait for the first, which makes it.
 
     Raises:
         RunDirectoryError: something is there already.
@@ -30,6 +33,8 @@ def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDire
     if is_main():
         directory.create()
         directory.write_training_manifest(preparation.manifest)
+    while not directory.is_run:
+        time.sleep(_WAIT_SECONDS)
     return directory
 
 
