@@ -34,16 +34,16 @@ def main() -> None:
     parser.add_argument("--publish", type=Path, help="folder for training-guards.md and training-guards.json")
     arguments = parser.parse_args()
     scratch: Path = arguments.scratch
-    results = Results()
-    for dtype in arguments.dtypes:
-        if "faults" in arguments.what:
-            results.faults += [told(fault_outcome(one, dtype, scratch)) for one in chosen(dtype, arguments.only)]
-        if "clean" in arguments.what:
-            results.clean += [told(clean_outcome(dtype, seed, scratch)) for seed in CLEAN_SEEDS]
-        if "cost" in arguments.what:
-            results.costs.append(told(cost(dtype, scratch)))
+    results, dtypes = Results(), arguments.dtypes
+    if "cost" in arguments.what:
+        results.costs = [told(cost(dtype, scratch)) for dtype in dtypes]
     if "answers" in arguments.what:
         results.proofs = [told(proof(make, scratch)) for make in PROOFS]
+    if "faults" in arguments.what:
+        found = (fault_outcome(one, dtype, scratch) for dtype in dtypes for one in chosen(dtype, arguments.only))
+        results.faults = [told(outcome) for outcome in found]
+    if "clean" in arguments.what:
+        results.clean = [told(clean_outcome(dtype, seed, scratch)) for dtype in dtypes for seed in CLEAN_SEEDS]
     if arguments.publish:
         publish(results, arguments.publish, "python -m benchmarks.training_faults --publish reports")
 
