@@ -28,7 +28,8 @@ def headroom(
     reward: Annotated[str | None, typer.Option(help="`math`, or `module:function`; default: the task's own.")] = None,
     objective: Annotated[str | None, typer.Option(help="Whose gradient: grpo, dr-grpo, reinforce, gspo, …")] = None,
     attention: Annotated[
-        str | None, typer.Option(help="Attention of the FP16 runs: sdpa, eager, flash_attention_2.")
+        str | None,
+        typer.Option(help="Attention of the FP16 runs: sdpa, eager, flash_attention_2; default: as `train`."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one forward pass, padding included.")] = None,

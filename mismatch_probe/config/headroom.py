@@ -26,8 +26,9 @@ class HeadroomSampling(SamplingSettings):
 class HeadroomSettings(Settings):
     """One examination.
 
-    reward: as `train`'s; unset, the task's own check. attention: of the FP16 runs; the FP32 run is eager, where every
-    product is seen. batch_tokens: padded size of a forward pass.
+    reward: as `train`'s; unset, the task's own check. attention: of the 16-bit runs; unset, SDPA, and eager attention
+    where SDPA would leave out a part of the architecture. The FP32 run is eager, where every product is seen.
+    batch_tokens: padded size of a forward pass.
     """
 
     model: ModelSettings
@@ -35,7 +36,7 @@ class HeadroomSettings(Settings):
     sampling: HeadroomSampling = HeadroomSampling()
     reward: str | None = None
     objective: ObjectiveSettings = ObjectiveSettings()
-    attention: Attention = "sdpa"
+    attention: Attention | None = None
     device: str = "auto"
     batch_tokens: PositiveInt = 1024
     weights_only: bool = False

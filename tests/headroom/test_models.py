@@ -82,3 +82,9 @@ def test_what_must_be_in_fp32_for_a_module_to_be(tmp_path: Path, module: str, me
 
 def test_a_module_stands_for_what_lies_inside_it() -> None:
     assert models.outermost(["a.b", "a.b.c", "a.bc", "d"]) == ["a.b", "a.bc", "d"]
+
+
+@pytest.mark.parametrize(("family", "attention"), [("gemma2", "eager"), ("llama", "sdpa")])
+def test_a_soft_cap_of_attention_scores_is_kept_in_the_fp16_run(tmp_path: Path, family: str, attention: str) -> None:
+    model = models.load(make_checkpoint(tmp_path / "m", family), "fp16", SETTINGS)
+    assert model.config._attn_implementation == attention
