@@ -39,7 +39,9 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
         (counts.missing_pi, f"lacks {counts.missing_pi} log-probs of the training path (NaN)"),
         (counts.nonfinite_mu, f"has {counts.nonfinite_mu} infinite log-probs of the engine"),
         (counts.nonfinite_pi, f"has {counts.nonfinite_pi} infinite log-probs of the training path"),
-        (dropped, f"has {dropped} responses whose prefill or reference log-probs are missing or not finite"),
+        (counts.positive_mu, f"has {counts.positive_mu} log-probs of the engine above 0, and none can be"),
+        (counts.positive_pi, f"has {counts.positive_pi} log-probs of the training path above 0, and none can be"),
+        (dropped, f"has {dropped} responses whose prefill or reference log-probs are missing, not finite or above 0"),
     )
     for count, what in faults:
         if count:

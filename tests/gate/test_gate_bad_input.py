@@ -89,6 +89,10 @@ def _infinite(row: list[float]) -> None:
     row[1] = float("-inf")
 
 
+def _positive(row: list[float]) -> None:
+    row[1] = 3.0
+
+
 def _engine_nan(run: RunDirectory) -> None:
     edit_leg(run, "infer-bf16-decode", lambda columns: _nan(columns["logprobs"][0]))
 
@@ -176,6 +180,7 @@ def _no_stage(manifest: Manifest) -> None:
 BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "a missing log-prob of the training path": (_first_row(_nan), "lacks 1 log-probs of the training path"),
     "an infinite log-prob": (_first_row(_infinite), "1 infinite log-probs of the training path"),
+    "a log-prob above 0": (_first_row(_positive), "1 log-probs of the training path above 0"),
     "a missing log-prob of the engine": (_engine_nan, "lacks 1 log-probs of the engine"),
     "a missing log-prob of the reference": (_reference_nan, "prefill or reference log-probs"),
     "other token ids": (_other_ids, "scored on other token ids"),
