@@ -21,11 +21,13 @@ class Decision:
     checks: list[CheckResult]
 
     def exit_code(self, settings: GateSettings) -> ExitCode:
+        """A sample too small for the first look was not tested, which no setting makes a pass."""
         if self.answer == "inconclusive":
+            tolerated = ExitCode.PASS if self.look.number else ExitCode.INCONCLUSIVE
             return {
                 "extend": ExitCode.INCONCLUSIVE,
-                "warn": ExitCode.PASS,
-                "pass": ExitCode.PASS,
+                "warn": tolerated,
+                "pass": tolerated,
                 "fail": ExitCode.GATE_FAILED,
             }[settings.on_inconclusive]
         return ExitCode.PASS if self.answer == "pass" else ExitCode.GATE_FAILED

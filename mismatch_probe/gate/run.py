@@ -100,15 +100,18 @@ def _limits(checks: Sequence[CheckResult], one: str = "is", many: str = "are") -
 def _what_next(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
+    if on_inconclusive in ("warn", "pass") and not decision.look.number:
+        return f"no setting passes what was not tested: {_command_on(run_path, gate_path)}"
     if on_inconclusive != "extend":
         result = "failed" if decision.exit_code(gate.settings) == ExitCode.GATE_FAILED else "passed"
         return f'{result}, because on_inconclusive = "{on_inconclusive}"'
     if following is None:
         return "that was the last look: move the limit, or raise max_sequences"
-    return (
-        f"the next look is at {following} sequences: mismatch-probe compare --resume --out {run_path} "
-        f"--gate {gate_path}"
-    )
+    return f"the next look is at {following} sequences: {_command_on(run_path, gate_path)}"
+
+
+def _command_on(run_path: Path, gate_path: Path) -> str:
+    return f"mismatch-probe compare --resume --out {run_path} --gate {gate_path}"
 
 
 def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:

@@ -76,6 +76,14 @@ def test_what_an_inconclusive_answer_ends_with_is_the_files_choice(on_inconclusi
     assert decided(file, pair).exit_code(file.settings) == code
 
 
+@pytest.mark.parametrize(
+    ("on_inconclusive", "code"), [("warn", ExitCode.INCONCLUSIVE), ("pass", ExitCode.INCONCLUSIVE), ("fail", 1)]
+)
+def test_a_sample_too_small_for_the_first_look_is_never_a_pass(on_inconclusive: str, code: ExitCode) -> None:
+    file = gate({"metric": "abs_logprob_diff", "max": 100.0}, on_inconclusive=on_inconclusive)
+    assert decided(file, sample(200)).exit_code(file.settings) == code
+
+
 def test_a_warning_never_decides() -> None:
     checks = ({"metric": "abs_logprob_diff", "max": 1e-6, "level": "warn"}, {"metric": "kl_k2", "max": 1.0})
     decision = decided(gate(*checks), sample(256))
