@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.records.tables import write_table
 
 Vector = npt.NDArray[np.float64]
+
+_MOMENTS = count()
+"""When a run was made: no two at once."""
 
 ERROR_NATS: dict[Dtype, float] = {"bf16": 1e-2, "fp16": 1.2e-3, "fp32": 1e-6, "fp64": 0.0}
 
@@ -117,7 +121,7 @@ def simulated_manifest(simulation: Simulation) -> Manifest:
     settings = _settings(simulation)
     return Manifest(
         tool_version=__version__,
-        created_at="2026-01-01T00:00:00+00:00",
+        created_at=f"2026-01-01T00:00:00.{next(_MOMENTS):06}+00:00",
         command=["mismatch-probe", "compare"],
         settings=settings,
         model=ModelIdentity(

@@ -48,6 +48,7 @@ def evidence_of(run: OpenRun, baseline: OpenRun | None) -> dict[PairName, Eviden
     pairs = {name: sound_pair(sample, run.manifest, where) for name, sample in run.samples.items()}
     if baseline is None:
         return {name: Evidence(pair, run.samples[name].num_sampled) for name, pair in pairs.items()}
+    _check_another(run, baseline)
     check_comparable(run, baseline)
     return {name: _beside(run.samples[name], baseline, pairs[name].sequences.num_sequences) for name in pairs}
 
@@ -77,6 +78,16 @@ def _check_overlap(overlap: Overlap, where: str, num_usable: int) -> None:
         raise UsageError(
             f"{overlap.changed_prompts} of {overlap.prompts} prompts have other token ids in {where} (another "
             "tokenizer, template or seed): the two are not comparable; make the baseline again on purpose"
+        )
+
+
+def _check_another(run: OpenRun, baseline: OpenRun) -> None:
+    """A run, or a copy of it, shows no change against itself, whatever happened to it."""
+    made = [(one.manifest.created_at, one.manifest.command, one.manifest.content_keys) for one in (run, baseline)]
+    if made[0] == made[1]:
+        raise UsageError(
+            f"the baseline {baseline.path} is the run itself, or a copy of it: nothing can have changed; "
+            "give the run that was kept from before"
         )
 
 

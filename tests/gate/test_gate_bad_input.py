@@ -1,6 +1,7 @@
 """Whatever is wrong ends with a sentence, its exit code, and no file that says pass."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -291,6 +292,16 @@ def test_a_baseline_that_says_nothing(
     config = gate_file(tmp_path, GATE + REGRESSION)
     ended = command_line("gate", small.path, "--config", config, "--baseline", other.path)
     assert (ended.code, words in ended.stderr) == (code, True), ended.stderr
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_run_is_not_its_own_baseline(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path, is_copied: bool
+) -> None:
+    other = Path(shutil.copytree(small.path, tmp_path / "copy")) if is_copied else small.path
+    config = gate_file(tmp_path, GATE + REGRESSION)
+    ended = command_line("gate", small.path, "--config", config, "--baseline", other)
+    assert (ended.code, "the run itself" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
 
 
 def test_prompts_with_other_token_ids_are_not_the_baselines(
