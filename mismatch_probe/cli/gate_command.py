@@ -1,6 +1,6 @@
 """What `gate` does once its flags are parsed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.reading import open_run
 from mismatch_probe.gate.result import GateResult
 from mismatch_probe.gate.run import refused, run_gate
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.atomic import storage_errors, write_text
 from mismatch_probe.records.run_directory import RunDirectory
 
 
@@ -33,13 +33,16 @@ class Outputs:
 
 
 def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -> GateResult:
-    """Judge a run and publish the answer; an error is published too, then raised.
+    """Judge a run and publish the answer; an error is published too, then raised. No older answer stands meanwhile.
 
     Raises:
         MismatchProbeError: nothing could be decided.
     """
     if outputs.github:
         summary_path()
+    for path in _files(run, outputs):
+        with storage_errors(path):
+            path.unlink(missing_ok=True)
     try:
         result = run_gate(run, gate_file, baseline)
     except MismatchProbeError as error:
@@ -50,16 +53,9 @@ def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -
 
 
 def publish(result: GateResult, outputs: Outputs) -> None:
-    """Write the answer everywhere it was asked for; the run directory's files only where there is a run."""
-    directory = RunDirectory(Path(result.run))
-    junit = [outputs.junit] if outputs.junit else []
-    if directory.is_run:
-        write_text(directory.path / "gate.json", result.model_dump_json(indent=2) + "\n")
-        junit.append(directory.path / "junit.xml")
-    for path in junit:
-        write_junit(path, result)
-    if outputs.markdown:
-        write_text(outputs.markdown, render_markdown(result))
+    """Write the answer everywhere it was asked for."""
+    for path, write in _files(Path(result.run), outputs).items():
+        write(path, result)
     if outputs.github:
         append_summary(summary_path(), result)
         for command in annotations(result):
@@ -67,6 +63,26 @@ def publish(result: GateResult, outputs: Outputs) -> None:
     render_gate(result, people())
     if outputs.json:
         print_json(result)
+
+
+def _files(run: Path, outputs: Outputs) -> dict[Path, Callable[[Path, GateResult], None]]:
+    """The files of an answer and what writes each; those of the run directory only where there is a run."""
+    files: dict[Path, Callable[[Path, GateResult], None]] = {}
+    if RunDirectory(run).is_run:
+        files |= {run / "gate.json": _write_json, run / "junit.xml": write_junit}
+    if outputs.junit:
+        files[outputs.junit] = write_junit
+    if outputs.markdown:
+        files[outputs.markdown] = _write_markdown
+    return files
+
+
+def _write_json(path: Path, result: GateResult) -> None:
+    write_text(path, result.model_dump_json(indent=2) + "\n")
+
+
+def _write_markdown(path: Path, result: GateResult) -> None:
+    write_text(path, render_markdown(result))
 
 
 def measure_floor(paths: Sequence[Path], gate_file: Path, *, json_output: bool) -> None:

@@ -50,15 +50,29 @@ def test_each_answer_has_its_exit_code_and_stands_in_the_file(
     assert (result.answer, result.exit_code) == (answer, code)
 
 
-def test_an_interruption_is_no_answer(
-    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ending", "code"), [(KeyboardInterrupt, ExitCode.INTERRUPTED), (ZeroDivisionError, ExitCode.ENVIRONMENT)]
+)
+def test_what_ends_before_an_answer_leaves_no_older_one_standing(
+    command_line: CommandLine,
+    baseline: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: type[BaseException],
+    code: ExitCode,
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def ended_early(*_: object) -> None:
+        raise ending
 
-    monkeypatch.setattr(gate_command, "run_gate", interrupted)
-    ended = command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + KEPT))
-    assert ended.code == ExitCode.INTERRUPTED
+    outputs = [tmp_path / "copy.xml", tmp_path / "answer.md"]
+    words = ("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + KEPT))
+    words += ("--junit", outputs[0], "--markdown", outputs[1])
+    assert command_line(*words).code == ExitCode.PASS
+    outputs += [baseline.path / "gate.json", baseline.path / "junit.xml"]
+    assert all(path.exists() for path in outputs)
+    monkeypatch.setattr(gate_command, "run_gate", ended_early)
+    assert command_line(*words).code == code
+    assert not any(path.exists() for path in outputs)
 
 
 def test_an_upgrade_that_makes_it_worse_turns_red_and_one_that_does_not_stays_green(
