@@ -17,7 +17,7 @@ from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.reading import open_run
 from mismatch_probe.gate.result import GateResult
-from mismatch_probe.gate.run import refused, run_gate
+from mismatch_probe.gate.run import answer_of, refused, run_gate
 from mismatch_probe.records.atomic import storage_errors, write_text
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -40,11 +40,12 @@ def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -
     """
     if outputs.github:
         summary_path()
+    earlier = answer_of(run)
     for path in _files(run, outputs):
         with storage_errors(path):
             path.unlink(missing_ok=True)
     try:
-        result = run_gate(run, gate_file, baseline)
+        result = run_gate(run, gate_file, baseline, earlier)
     except MismatchProbeError as error:
         publish(refused(error, run, gate_file), outputs)
         raise

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from mismatch_probe import __version__
 from mismatch_probe.difference.changes import version_changes
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
@@ -17,8 +19,10 @@ from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.run_directory import RunDirectory
 
 
-def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None) -> GateResult:
-    """Hold a run against a gate file.
+def run_gate(
+    run_path: Path, gate_path: Path, baseline_path: Path | None = None, earlier: GateResult | None = None
+) -> GateResult:
+    """Hold a run against a gate file; `earlier` is the last answer about this run.
 
     Raises:
         UsageError: the gate file, the baseline or the floor cannot be used with this run.
@@ -30,6 +34,7 @@ def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None)
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
     decision = decide(gate, Measurer(evidence_of(run, baseline)))
+    gate_key = content_key(gate.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
         answer=decision.answer,
@@ -37,7 +42,7 @@ def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None)
         sentence=_sentence(decision, gate, run_path, gate_path),
         run=str(run_path),
         gate_file=str(gate_path),
-        gate_key=content_key(gate.model_dump(mode="json")),
+        gate_key=gate_key,
         model=run.manifest.model.name,
         model_fingerprint=run.manifest.model.fingerprint,
         baseline=None if baseline_path is None else str(baseline_path),
@@ -45,7 +50,7 @@ def run_gate(run_path: Path, gate_path: Path, baseline_path: Path | None = None)
         on_inconclusive=gate.settings.on_inconclusive,
         look=decision.look,
         checks=decision.checks,
-        notes=_notes(gate, run, baseline),
+        notes=[*_notes(gate, run, baseline), *_edited(gate_key, earlier)],
         versions=run.manifest.versions,
     )
 
@@ -64,6 +69,14 @@ def open_gate(gate_path: Path, baseline_path: Path | None) -> GateFile:
     elif regression is not None:
         raise UsageError(f"the check {regression} compares with a baseline, and none is given; add --baseline RUN")
     return gate
+
+
+def answer_of(run_path: Path) -> GateResult | None:
+    """The last answer about a run; None where none stands, or none that can be read."""
+    try:
+        return GateResult.model_validate_json((run_path / "gate.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:
@@ -114,6 +127,15 @@ def _command_on(run_path: Path, gate_path: Path) -> str:
     return f"mismatch-probe compare --resume --out {run_path} --gate {gate_path}"
 
 
+def _edited(gate_key: str, earlier: GateResult | None) -> list[str]:
+    if earlier is None or earlier.look is None or earlier.gate_key == gate_key:
+        return []
+    return [
+        f"the gate file was edited since this run was gated with {earlier.look.num_sequences} sequences: limits chosen "
+        "after a look at the same responses are wrong more often than alpha"
+    ]
+
+
 def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     notes = []
     empty = sum(sample.num_empty for sample in run.samples.values())
@@ -123,6 +145,8 @@ def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
         changed = version_changes(baseline.manifest, run.manifest)
         what = ", ".join(str(change) for change in changed) or "no package version"
         notes.append(f"changed since the baseline: {what}")
+        if baseline.manifest.created_at > run.manifest.created_at:
+            notes.append("the baseline is younger than the run: if the two were swapped, what got worse passes")
         if not any(check.kind == "max_regression" for check in gate.checks):
             notes.append("no check has max_regression: the baseline was looked at and not compared with")
     if gate.settings.floor is None and any(check.kind == "max_regression" for check in gate.checks):

@@ -97,6 +97,27 @@ def test_other_responses_are_compared_as_two_samples(
     assert ended.code == ExitCode.GATE_FAILED
 
 
+def test_limits_edited_after_a_look_are_noted(command_line: CommandLine, small: RunDirectory, tmp_path: Path) -> None:
+    def notes(limits: str) -> str:
+        config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmax_sequences = 32\n" + limits)
+        return " ".join(command_line("gate", small.path, "--config", config, "--json").document["notes"])
+
+    assert "edited" not in notes(BROKEN)
+    assert "edited" not in notes(BROKEN)
+    assert "the gate file was edited since this run was gated with 32 sequences" in notes(KEPT)
+
+
+def test_a_baseline_made_after_the_run_is_noted(command_line: CommandLine, small: RunDirectory, tmp_path: Path) -> None:
+    later = simulated_run(tmp_path / "later", Simulation(num_prompts=32, mean_length=20))
+    config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmax_sequences = 32\n" + REGRESSION)
+    swapped, right = (
+        command_line("gate", run.path, "--config", config, "--baseline", other.path).stderr
+        for run, other in ((small, later), (later, small))
+    )
+    assert "the baseline is younger than the run" in swapped
+    assert "younger" not in right
+
+
 def test_json_is_one_document_and_the_file_holds_the_same(
     command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
 ) -> None:
