@@ -1,7 +1,9 @@
 VENV ?= .venv
 RUN ?= runs/demo
+JOBS ?= 2
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: help demo test test-fast check setup clean
 
@@ -12,10 +14,10 @@ demo: $(READY) ## Set up, compare the shipped checkpoint in BF16, FP16 and FP32,
 	$(BIN)/mismatch-probe compare --model demo --dtype bf16 --dtype fp16 --dtype fp32 --out $(RUN) --resume
 
 test: check ## Set up and run every test
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(READY) ## The tests that start no engine (under two minutes)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 check: $(READY) ## Lint, types, import contract
 	$(BIN)/ruff check .
