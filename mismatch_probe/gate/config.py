@@ -9,7 +9,7 @@ from mismatch_probe.config.model import Settings
 from mismatch_probe.difference.slices import EVERYTHING, Span
 from mismatch_probe.dtypes import Dtype, parse_dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, why_never_blocking
+from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 
 Kind = Literal["max", "min", "max_regression", "equal"]
@@ -86,9 +86,20 @@ class Check(Settings):
         reason = why_never_blocking(self.name, self.clip)
         if self.level == "error" and reason:
             raise ValueError(f'{self.name} never blocks: {reason}, or set level = "warn" to have it shown')
+        self._check_can_be_broken()
         if self.kind == "max_regression" and not has_regression(self.name):
             raise ValueError(f"{self.name} has no relative regression: it may be 0 or change sign; use max or min")
         return self
+
+    def _check_can_be_broken(self) -> None:
+        least, most = range_of(self.name, self.clip)
+        clip = "" if self.clip is None else f" with clip = {self.clip:g}"
+        if self.min is not None and self.min <= least:
+            raise ValueError(f"{self.name} is never below {least:g}{clip}, so the limit asks for nothing; raise min")
+        if self.max is not None and self.max >= most:
+            raise ValueError(f"{self.name} is never above {most:g}{clip}, so the limit asks for nothing; lower max")
+        if self.max_regression is not None and self.higher_is_better and self.max_regression >= 1:
+            raise ValueError(f"{self.name} can only be worse by less than 1, its whole; lower max_regression")
 
     @property
     def name(self) -> str:

@@ -1,5 +1,7 @@
 """Which metrics a limit can be put on: their names, which way is better, and which are shown but never decide."""
 
+import math
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -14,6 +16,12 @@ HIGHER_IS_BETTER = frozenset({"ess_token", "ess_seq", "prob_pearson", "bitwise_e
 
 _HEAVY_UNLESS_CLIPPED = frozenset({"kl_k3", "kl_entropy_ratio", "chi2_token"})
 _HEAVY = {"kl_k3_seq": "kl_k2_seq", "chi2_seq": "ess_seq", "is_ratio_mean_seq": "ess_seq"}
+_SHARES = ("prob_abs_diff", "outside_band", "differs", "top1_flip")
+_MOST_OF_CLIP: dict[str, Callable[[float], float]] = {
+    **dict.fromkeys(("abs_logprob_diff", "logprob_diff_rms", "kl_k1"), lambda clip: clip),
+    "kl_k2": lambda clip: clip**2 / 2,
+    "kl_k3": lambda clip: math.expm1(clip) - clip,
+}
 _IDEAL_IS_ONE = ("is_ratio_mean_token", "is_ratio_mean_seq", "ppl_ratio")
 
 
@@ -54,7 +62,24 @@ def why_never_blocking(name: str, clip: float | None) -> str | None:
     return None
 
 
+def range_of(name: str, clip: float | None) -> tuple[float, float]:
+    """The least and the most that a metric can be, whatever the data; d lies within +-`clip` where it is given."""
+    if name == "prob_pearson":
+        return -1.0, 1.0
+    if name in HIGHER_IS_BETTER or name.startswith(_SHARES):
+        return 0.0, 1.0
+    if name.startswith("token_mult_prob_error"):
+        return 1.0, math.inf if clip is None else math.exp(clip)
+    least = 0.0 if _is_positive(name) else -math.inf
+    most = math.inf if clip is None or name not in _MOST_OF_CLIP else _MOST_OF_CLIP[name](clip)
+    return least, most
+
+
 def has_regression(name: str) -> bool:
     """Whether a metric is positive by nature and best at an end, so that it can be so many per cent worse."""
+    return _is_positive(name) and name not in _IDEAL_IS_ONE
+
+
+def _is_positive(name: str) -> bool:
     example = _example()[name]
-    return isinstance(example, Traced) and example.positive and name not in _IDEAL_IS_ONE
+    return isinstance(example, Traced) and example.positive

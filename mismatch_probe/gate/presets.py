@@ -25,6 +25,9 @@ PRESETS: dict[PresetName, tuple[Check, ...]] = {
         Check(metric="kl_k1", min=-0.1, level="warn", source=_VERL_ALERT),
         Check(metric="chi2_token", max=1.0, level="warn", source=_VERL_ALERT),
     ),
-    "tinker": (Check(metric="kl_k1", max=0.01, source=_TINKER),),
+    "tinker": (
+        Check(metric="kl_k1", max=0.01, source=_TINKER),
+        Check(metric="kl_k1", min=-0.01, source=f"{_TINKER}; a KL is not negative, so far below 0 k1 is no KL"),
+    ),
     "bitwise": (Check(metric="bitwise_equal", equal=1.0, source=_TITAN),),
 }

@@ -102,7 +102,7 @@ def test_holm_asks_more_of_each_check_the_more_checks_there_are() -> None:
     assert bounds.low is not None
     limit = 0.999 * bounds.low
     alone = {"metric": "abs_logprob_diff", "max": limit}
-    others = [{"metric": "prob_abs_diff", "max": 1.0 + number} for number in range(40)]
+    others = [{"metric": "prob_abs_diff", "max": 0.5 + number / 100} for number in range(40)]
     assert decided(gate(alone), pair).answer == "fail"
     assert decided(gate(alone, *others), pair).answer == "inconclusive"
 

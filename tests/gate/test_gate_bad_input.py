@@ -43,6 +43,14 @@ BAD_FILES = {
     "no limit": (GATE + check(metric="kl_k2"), "no limit given"),
     "two limits": (GATE + check(metric="kl_k2", max=1, min=0), "both max and min"),
     "a limit that is no number": (GATE + check(metric="kl_k2") + "max = nan\n", "finite number"),
+    "a limit below what there can be": (GATE + check(metric="kl_k2", min=0), "kl_k2 is never below 0"),
+    "a limit that clip keeps": (GATE + check(metric="kl_k3", clip=0.01, max=1e-3), "never above 5.01671e-05 with clip"),
+    "a share of at most all": (GATE + check(metric="top1_flip", max=1), "top1_flip is never above 1"),
+    "a ratio of at least what it is": (
+        GATE + check(metric="token_mult_prob_error", min=1),
+        "token_mult_prob_error is never below 1",
+    ),
+    "a regression to nothing": (GATE + check(metric="ess_seq", max_regression=1), "can only be worse by less than 1"),
     "an unknown level": (GATE + check(metric="kl_k2", max=1, level="fatal"), "'level' is not usable"),
     "a maximum that blocks": (GATE + check(metric="abs_logprob_diff", agg="max", max=1), "use abs_logprob_diff or"),
     "unclipped k3 that blocks": (GATE + check(metric="kl_k3", max=1), "add clip = 5"),
@@ -57,7 +65,7 @@ BAD_FILES = {
     "positions no response reaches": (GATE + check(metric="kl_k2", max=1, slice={"position": "9999:"}), "no token of"),
     "lengths no response has": (GATE + check(metric="kl_k2", max=1, slice={"length": "9999:"}), "no token of"),
     "a pair that was not run": (GATE + check(metric="kl_k2", max=1, slice={"pair": "fp16"}), "the run has bf16/bf16"),
-    "a metric that was not recorded": (GATE + check(metric="top1_flip", max=1), "were not recorded"),
+    "a metric that was not recorded": (GATE + check(metric="top1_flip", max=0.5), "were not recorded"),
     "a regression without a baseline": (GATE + REGRESSION, "add --baseline"),
     "a floor that was never measured": (GATE + 'floor = "floor.json"\n' + GOOD, "make it with gate calibrate"),
 }
