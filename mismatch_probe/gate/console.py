@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatch_probe.gate.floor import Floor
-from mismatch_probe.gate.markdown import bounds_text, limit_text, value_text
+from mismatch_probe.gate.markdown import bounds_text, limit_text, passing_text, value_text
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.hostile import plain
@@ -19,8 +19,7 @@ def render_gate(result: GateResult, console: Console) -> None:
     """One row a check, a sentence for each that is not kept, and the answer last, where the eye stops."""
     table = Table(*_COLUMNS, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     for check in result.checks:
-        passing = "" if check.passing_limit is None else write_number(check.passing_limit)
-        cells = (check.pair, limit_text(check), value_text(check), bounds_text(check), passing)
+        cells = (check.pair, limit_text(check), value_text(check), bounds_text(check), passing_text(check))
         table.add_row(Text(_answer(check), style=_STYLES[check.answer]), *map(Text, cells))
     if result.checks:
         if not console.is_terminal:

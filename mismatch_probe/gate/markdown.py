@@ -3,13 +3,13 @@
 import re
 
 from mismatch_probe.gate.result import CheckResult, GateResult
-from mismatch_probe.gate.wording import change_text
+from mismatch_probe.gate.wording import change_text, rounded_out
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.hostile import plain
 
 MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
 _WARNED = "⚠️"
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
 
 
 def render_markdown(result: GateResult) -> str:
@@ -53,9 +53,17 @@ def bounds_text(check: CheckResult) -> str:
     return f"{write_number(check.low)} to {write_number(check.high)}"
 
 
+def passing_text(check: CheckResult) -> str:
+    """The tightest limit that would pass, rounded so that it does."""
+    if check.passing_limit is None:
+        return ""
+    if check.kind == "max_regression" and check.passing_limit <= 0:
+        return "any"
+    return write_number(rounded_out(check.passing_limit, up=check.kind != "min"))
+
+
 def _row(check: CheckResult) -> str:
-    passing = "" if check.passing_limit is None else write_number(check.passing_limit)
-    cells = [check.pair, limit_text(check), value_text(check), bounds_text(check), passing]
+    cells = [check.pair, limit_text(check), value_text(check), bounds_text(check), passing_text(check)]
     return "| " + " | ".join([mark(check), *map(escaped, cells)]) + " |"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from mismatch_probe.cli import gate_command
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.result import GateResult
+from mismatch_probe.gate.markdown import escaped, passing_text
+from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import CommandLine, check, gate_file
 from tests.simulated_run import Simulation, simulated_run
@@ -173,6 +174,23 @@ def test_markdown_cannot_be_written_to_by_a_hostile_name(
     text = (tmp_path / "out.md").read_text()
     assert "\\<img src=x\\>\\|\\[a\\]\\(b\\)" in text
     assert "\n# " not in text
+
+
+@pytest.mark.parametrize("name", ["https://a.example/x", "HTTP://a.example", "www.a.example"])
+def test_markdown_makes_no_link_of_a_bare_address(name: str) -> None:
+    assert name not in escaped(name)
+    assert escaped(name).replace("\\", "") == name
+
+
+def test_the_table_names_a_limit_that_would_pass(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    config = gate_file(tmp_path, "[gate]" + KEPT + check(metric="ess_seq", min=0.5))
+    result = command_line("gate", baseline.path, "--config", config, "--json").document
+    for one in map(CheckResult.model_validate, result["checks"]):
+        shown = float(passing_text(one))
+        assert one.passing_limit is not None
+        assert shown >= one.passing_limit if one.kind == "max" else shown <= one.passing_limit
 
 
 def test_an_error_reaches_every_output(
