@@ -1,8 +1,8 @@
 """How numbers are written: the one place, so that sentences, the terminal and the page print identical strings.
 
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
-value is cut at the same place. A bound much smaller than that gets the digits it needs not to read as zero. A number
-without an interval gets three significant digits.
+value is cut at the same place. A bound much smaller than that, or a value whose interval leaves zero out, gets the digits
+it needs not to read as zero. A number without an interval gets three significant digits.
 """
 
 import math
@@ -113,9 +113,10 @@ def write_bytes(num_bytes: int) -> str:
 
 def _write(estimate: Estimate, fewest: int, most: int, write_at: Callable[[float, int], str]) -> Written:
     place = _place(estimate, fewest, most)
-    value = write_at(estimate.value, place)
     if estimate.low is None or estimate.high is None:
-        return Written(value)
+        return Written(write_at(estimate.value, place))
+    is_beside_zero = estimate.low <= 0 <= estimate.high
+    value = write_at(estimate.value, place if is_beside_zero else _place_of_bound(estimate.value, place))
     low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
     return Written(value, f"[{low}, {high}]")
 

@@ -31,6 +31,7 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
         (-1.01, -1.2, -0.8, "-1.01 [-1.20, -0.80]"),
         (0.0, 0.0, 0.0, "0 [0, 0]"),
         (3.0, -400.0, 500.0, "0 [-400, 500]"),
+        (3.0, 0.4, 900.0, "3 [0.4, 900]"),
         (0.5, None, None, "0.500"),
         (1.0000042, None, None, "1.0000042"),
     ],
@@ -47,6 +48,7 @@ def test_the_interval_sets_the_digits(value: float, low: float | None, high: flo
         (23_104.0, 21_840.0, 24_460.0, "23.1k [21.8k, 24.5k]"),
         (8.66e10, 7.9e10, 9.2e10, "87B [79B, 92B]"),
         (1e5, 8_400.0, 8e5, "100k [8,000, 800k]"),
+        (1_900.0, 90.0, 40_000.0, "2,000 [90, 40k]"),
     ],
 )
 def test_tokens_are_written_as_people_say_them(value: float, low: float, high: float, written: str) -> None:
