@@ -15,7 +15,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
 from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
 
@@ -66,7 +66,7 @@ class RunReader:
     def __init__(self, run: RunDirectory, manifest: Manifest) -> None:
         self._run = run
         self._manifest = manifest
-        self._rollouts = read_table(run.rollouts_path)
+        self._rollouts = read_rows(run.rollouts_path, ROLLOUTS)
 
     def pair(self, train: Dtype, infer: Dtype) -> PairData:
         """The pair's responses, sampled by `infer`.
@@ -112,7 +112,7 @@ class RunReader:
         return reference if exact else name
 
     def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:
-        table = read_table(self._run.leg_path(name))
+        table = read_rows(self._run.leg_path(name), leg_schema(), leg_schema(double=True))
         try:
             table = in_order(table, rollouts["id"].to_pylist())
         except KeyError as error:
@@ -126,8 +126,8 @@ class RunReader:
         foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets) != lengths)
         return _Leg(
             logprobs=np.split(values, offsets[1:-1]),
-            top1=_optional(table["top1_ids"]),
-            entropy=_optional(table["entropy_nats"]),
+            top1=_optional(table, "top1_ids"),
+            entropy=_optional(table, "entropy_nats"),
             starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=scored,
             foreign=foreign,
@@ -230,8 +230,9 @@ def _flat(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(pa.compute.list_flatten(column).to_numpy())
 
 
-def _optional(column: pa.ChunkedArray) -> list[npt.NDArray[Any]] | None:
-    return None if column.null_count else _rows(column)
+def _optional(table: pa.Table, name: str) -> list[npt.NDArray[Any]] | None:
+    """The lists of a column; None where it is absent or has gaps."""
+    return None if name not in table.column_names or table[name].null_count else _rows(table[name])
 
 
 def _of_rows(values: list[npt.NDArray[Any]] | None, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:

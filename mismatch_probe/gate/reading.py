@@ -6,9 +6,10 @@ from pathlib import Path
 from mismatch_probe.difference.samples import Overlap, PairName, Sample, meet, pair_text, read_samples
 from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.gate.measure import Evidence
-from mismatch_probe.gate.soundness import check_finished, sound_pair
+from mismatch_probe.gate.soundness import check_complete, check_finished, sound_pair
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
 
 _SAME_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
 
@@ -34,7 +35,10 @@ def open_run(path: Path, what: str) -> OpenRun:
         raise RunDirectoryError(f"{what} {path} does not exist; give a folder that compare --out wrote")
     manifest = run.read_manifest()
     check_finished(manifest, f"{what} {path}")
-    return OpenRun(path, manifest, read_samples(run, manifest))
+    samples = read_samples(run, manifest)
+    num_asked = read_table(run.prompts_path, ["prompt_id"]).num_rows * manifest.settings.sampling.samples_per_prompt
+    check_complete(samples.values(), num_asked, f"{what} {path}")
+    return OpenRun(path, manifest, samples)
 
 
 def evidence_of(run: OpenRun, baseline: OpenRun | None) -> dict[PairName, Evidence]:

@@ -1,5 +1,7 @@
 """What must be true of a run before any number of it is held against a limit; each fault is an error, never a pass."""
 
+from collections.abc import Iterable
+
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
@@ -17,6 +19,20 @@ def check_finished(manifest: Manifest, where: str) -> None:
     if unfinished or not manifest.stages:
         what = f"{', '.join(unfinished)} not done" if unfinished else "it has no stage"
         raise BrokenRecord(f"{where} is unfinished ({what}): continue it with compare --resume")
+
+
+def check_complete(samples: Iterable[Sample], num_expected: int, where: str) -> None:
+    """Every response that was asked for is there, so that none was left out for what it shows.
+
+    Raises:
+        BrokenRecord: some are not.
+    """
+    for sample in samples:
+        if sample.num_sampled not in (0, num_expected):
+            raise BrokenRecord(
+                f"{pair_text(sample.name)} of {where} has {sample.num_sampled} responses, and {num_expected} were "
+                "asked for: nothing is judged; make the run again"
+            )
 
 
 def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:

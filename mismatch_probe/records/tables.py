@@ -1,8 +1,10 @@
 """The parquet files of a run: schemas, and reading and writing them (zstd, byte-stream-split log-probs)."""
 
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord
@@ -89,6 +91,33 @@ def write_table(path: Path, table: pa.Table) -> None:
         pq.write_table(
             table, temporary, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False
         )
+
+
+def read_rows(path: Path, *schemas: pa.Schema) -> pa.Table:
+    """A table of one of the schemas; columns that may be null may be absent too.
+
+    Raises:
+        BrokenRecord: the file is missing, truncated or not parquet; it lacks a column, holds one of another type, or
+            has two rows of one id.
+    """
+    table = read_table(path)
+    if not any(all(map(partial(_has, table), schema)) for schema in schemas):
+        wanted = ", ".join(field.name for field in schemas[0] if not field.nullable)
+        raise BrokenRecord(
+            f"{path} does not hold the columns {wanted} in their types: it is damaged, or another file; "
+            "remove it and continue the run with --resume"
+        )
+    if len(pc.unique(table["id"])) < table.num_rows:
+        raise BrokenRecord(
+            f"{path} has several rows of one response, and which counts is open: "
+            "remove it and continue the run with --resume"
+        )
+    return table
+
+
+def _has(table: pa.Table, field: pa.Field) -> bool:
+    place = table.schema.get_field_index(field.name)
+    return bool(field.nullable if place < 0 else table.schema.field(place).type == field.type)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.dtypes import Dtype
@@ -167,6 +168,34 @@ def _missing_rollouts(run: RunDirectory) -> None:
     run.rollouts_path.unlink()
 
 
+def _fewer_rollouts(run: RunDirectory) -> None:
+    write_table(run.rollouts_path, read_table(run.rollouts_path).slice(0, 20))
+
+
+def _rewritten(path: Callable[[RunDirectory], Path], change: Callable[[pa.Table], pa.Table]) -> Callable[..., None]:
+    def rewrite(run: RunDirectory) -> None:
+        pq.write_table(change(read_table(path(run))), path(run))
+
+    return rewrite
+
+
+def _twice(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table, table])
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    place = table.schema.get_field_index("logprobs")
+    return table.set_column(place, "logprobs", pa.array([list(map(str, row)) for row in table["logprobs"].to_pylist()]))
+
+
+def _rollouts(run: RunDirectory) -> Path:
+    return run.rollouts_path
+
+
+def _train(run: RunDirectory) -> Path:
+    return run.leg_path("train-bf16")
+
+
 def _broken_manifest(run: RunDirectory) -> None:
     run.manifest_path.write_text("{")
 
@@ -197,6 +226,13 @@ BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "an empty run": (_empty, "holds no response at all"),
     "responses without a token": (_no_tokens, "has not one response token"),
     "a truncated parquet": (_truncated, "cannot be read"),
+    "a leg without log-probs": (_rewritten(_train, lambda table: table.drop(["logprobs"])), "the columns id, ids_key"),
+    "a leg without ids": (_rewritten(_train, lambda table: table.drop(["id"])), "the columns id, ids_key"),
+    "log-probs as text": (_rewritten(_train, _as_text), "in their types"),
+    "a leg with every row twice": (_rewritten(_train, _twice), "several rows of one response"),
+    "responses without prompts": (_rewritten(_rollouts, lambda table: table.drop(["prompt_id"])), "the columns id"),
+    "every response twice": (_rewritten(_rollouts, _twice), "several rows of one response"),
+    "responses left out": (_fewer_rollouts, "has 20 responses, and 32 were asked for"),
     "a missing leg": (_missing_leg, "is missing"),
     "missing rollouts": (_missing_rollouts, "is missing"),
     "a damaged manifest": (_broken_manifest, "cannot be read by this version"),
