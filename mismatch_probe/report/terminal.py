@@ -84,9 +84,10 @@ def _troubles(summary: Summary) -> list[str]:
     for pair in summary.pairs:
         counts = pair.counts
         missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
-        if missing or nonfinite or counts.void_checks or counts.mismatched_ids:
+        positive = counts.positive_mu + counts.positive_pi
+        if missing or nonfinite or positive or counts.void_checks or counts.mismatched_ids:
             found.append(
-                f"{pair_label(pair)}: {missing:,} log-probs missing, {nonfinite:,} not finite, "
+                f"{pair_label(pair)}: {missing:,} log-probs missing, {nonfinite:,} not finite, {positive:,} above 0, "
                 f"{counts.void_checks:,} responses with void prefill or reference log-probs, "
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
             )

@@ -59,6 +59,8 @@ def test_data_that_was_left_out_is_named() -> None:
     pair = summary.pairs[0]
     broken = pair.model_copy(update={"counts": pair.counts.model_copy(update={"missing_mu": 1234})})
     assert "1,234 log-probs missing" in printed(summary.model_copy(update={"pairs": [broken]}))
+    broken = pair.model_copy(update={"counts": pair.counts.model_copy(update={"positive_pi": 17})})
+    assert "17 above 0" in printed(summary.model_copy(update={"pairs": [broken]}))
 
 
 def test_an_extrapolated_budget_is_marked_and_explained() -> None:

@@ -12,6 +12,8 @@ _LABELS = {
     "missing_pi": "log-probs missing under pi",
     "nonfinite_mu": "log-probs not finite under mu",
     "nonfinite_pi": "log-probs not finite under pi",
+    "positive_mu": "log-probs above 0 under mu",
+    "positive_pi": "log-probs above 0 under pi",
     "void_checks": "responses with void prefill or reference log-probs",
     "mismatched_ids": "responses with other token ids",
     "truncated_responses": "responses cut at the length limit",
