@@ -36,7 +36,10 @@ def headroom(
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Scan the stored weights, of any size, and run nothing.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder to write headroom.json into.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write headroom.json and report.html into.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run of `compare` to take the settings from and to file the result in.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -66,4 +69,4 @@ def headroom(
     )
     from mismatch_probe.cli.headroom_command import run_headroom
 
-    raise typer.Exit(int(run_headroom(flags, config=config, out=out, json_output=json_output)))
+    raise typer.Exit(int(run_headroom(flags, config=config, out=out, run=run, json_output=json_output)))

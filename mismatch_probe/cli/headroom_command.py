@@ -3,33 +3,37 @@
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_json
-from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.headroom.run import examine
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.findings import HEADROOM_FILE
 
 
-def run_headroom(flags: dict[str, Any], *, config: Path | None, out: Path | None, json_output: bool) -> ExitCode:
+def run_headroom(
+    flags: dict[str, Any], *, config: Path | None, out: Path | None, run: Path | None, json_output: bool
+) -> ExitCode:
     """Parse, validate, examine, export.
 
     Raises:
         MismatchProbeError: anything that stops the examination, as one sentence.
     """
     console = people()
-    values = merged({} if config is None else read_settings_file(config), flags)
+    written = merged({} if config is None else read_settings_file(config), flags)
+    filing = Filing.open(out, run, written)
+    values = merged({} if filing.settings is None else headroom_values(filing.settings), written)
     if "model" not in values:
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
-    if out is not None:
-        RunDirectory(out).create()
+    filing.reserve(HEADROOM_FILE)
     found = examine(settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False))
-    if out is not None:
-        write_text(out / "headroom.json", found.model_dump_json(indent=2) + "\n")
+    report = filing.file(found)
     render_headroom(found, console)
+    if report is not None:
+        console.print(f"Report: {report}", soft_wrap=True)
     if json_output:
         print_json(found)
     return found.exit_code

@@ -38,7 +38,12 @@ def localize(
     ] = False,
     attention: Annotated[str | None, typer.Option(help="pi's attention: sdpa, eager, flash_attention_2.")] = None,
     device: Annotated[str | None, typer.Option(help="Device of the training path: auto, cpu, cuda, cuda:1.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write localize.json into.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run of `compare` to take the settings from and to file the result in.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -70,4 +75,4 @@ def localize(
     )
     from mismatch_probe.cli.localize_command import run_localize
 
-    raise typer.Exit(int(run_localize(flags, config=config, out=out, json_output=json_output)))
+    raise typer.Exit(int(run_localize(flags, config=config, out=out, run=run, json_output=json_output)))

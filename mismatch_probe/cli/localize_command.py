@@ -4,36 +4,50 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.localize import LocalizeSettings, localize_values
+from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.localize.run import localize
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.findings import localize_file
 
 
-def run_localize(flags: dict[str, Any], *, config: Path | None, out: Path | None, json_output: bool) -> ExitCode:
+def run_localize(
+    flags: dict[str, Any], *, config: Path | None, out: Path | None, run: Path | None, json_output: bool
+) -> ExitCode:
     """Parse, validate, localize, export.
 
     Raises:
         MismatchProbeError: anything that stops it, as one sentence.
     """
     console = people()
-    values = merged({} if config is None else read_settings_file(config), flags)
+    written = merged({} if config is None else read_settings_file(config), flags)
+    filing = Filing.open(out, run, written)
+    values = merged({} if filing.settings is None else localize_values(filing.settings), written)
     if "model" not in values:
         raise UsageError("no model to look into; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(LocalizeSettings, values)
-    if out is not None:
-        RunDirectory(out).create()
-    with tempfile.TemporaryDirectory(dir=out, prefix=".localize-") as folder:
+    if filing.settings is not None:
+        _require_pair(filing.settings, values)
+    filing.reserve(localize_file(settings.train_dtype, settings.infer_dtype))
+    with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
         found = localize(
             settings, Path(folder), lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
         )
-    if out is not None:
-        write_text(out / "localize.json", found.model_dump_json(indent=2) + "\n")
+    report = filing.file(found)
     render_localization(found, console)
+    if report is not None:
+        console.print(f"Report: {report}", soft_wrap=True)
     if json_output:
         print_json(found)
     return ExitCode.PASS
+
+
+def _require_pair(run: CompareSettings, values: dict[str, Any]) -> None:
+    """One of the run's pairs must be meant, so that no dtype is looked into that nobody asked for."""
+    if not {"train_dtype", "infer_dtype"} <= values.keys():
+        there = ", ".join(train if train == infer else f"{train}/{infer}" for train, infer in run.pairs)
+        raise UsageError(f"the run has the pairs {there}; say which with --dtype, or --train-dtype and --infer-dtype")

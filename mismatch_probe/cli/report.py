@@ -7,7 +7,10 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directory; several training runs share one page.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run directory, or what headroom or localize wrote; several training runs share a page."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Page of training runs to write instead of RUN/report.html.")] = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Compute statistics and verdict again from the recorded legs.")
@@ -15,7 +18,7 @@ def report(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.cli.report_command import report_comparison, report_training
+    from mismatch_probe.cli.report_command import holds_findings, report_comparison, report_findings, report_training
     from mismatch_probe.errors import UsageError
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
@@ -29,6 +32,10 @@ def report(
         report_training([TrainingDirectory(run) for run in runs], out, json_output=json_output)
     elif len(runs) > 1 or out is not None:
         raise UsageError("only training runs share a page or go to --out; give one comparison alone")
+    elif holds_findings(runs[0]):
+        if recompute:
+            raise UsageError("--recompute is for comparisons; what headroom and localize found is shown as it was")
+        report_findings(runs[0], json_output=json_output)
     else:
         code = report_comparison(RunDirectory(runs[0]), recompute=recompute, json_output=json_output)
         raise typer.Exit(int(code))

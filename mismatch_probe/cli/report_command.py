@@ -1,4 +1,4 @@
-"""What `report` does for a comparison and for training runs."""
+"""What `report` does for a comparison, for what was found beside one, and for training runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,9 +6,11 @@ from pathlib import Path
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report import render_terminal, write_report
+from mismatch_probe.report.findings import write_findings_report
 from mismatch_probe.report.training import render_outcome, write_training_report
 
 
@@ -31,6 +33,26 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: 
     if json_output:
         print_json(summary)
     return summary.exit_code
+
+
+def holds_findings(folder: Path) -> bool:
+    """Whether it holds what `headroom` or `localize` found, and no run that this is filed in."""
+    return not RunDirectory(folder).is_run and Findings(folder).exist
+
+
+def report_findings(folder: Path, *, json_output: bool) -> None:
+    """Render what `headroom` or `localize` found.
+
+    Raises:
+        RunDirectoryError: the folder holds more than one result.
+        BrokenRecord: it cannot be read.
+        StorageError: the disk refused the write.
+    """
+    findings = Findings(folder)
+    path = write_findings_report(findings)
+    people().print(f"Report: {path}", soft_wrap=True)
+    if json_output:
+        print_json(findings.documents()[0])
 
 
 def report_training(directories: Sequence[TrainingDirectory], out: Path | None, *, json_output: bool) -> None:

@@ -18,8 +18,8 @@ SCHEMAS: Final[dict[str, str]] = {
     "train": "train --json, report --json of a training run",
     "sanity": "sanity --json, RUN/sanity.json",
     "evaluation": "evaluate --json, RUN/evaluation.json",
-    "headroom": "headroom --json, DIR/headroom.json",
-    "localize": "localize --json, DIR/localize.json",
+    "headroom": "headroom --json, headroom.json",
+    "localize": "localize --json, localize-TRAIN-INFER.json",
 }
 """Each document and where it is found."""
 

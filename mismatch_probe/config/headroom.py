@@ -1,10 +1,17 @@
 """What a headroom examination is: the frozen, typed settings that its document records."""
 
-from typing import Final
+from typing import Any, Final
 
 from pydantic import PositiveInt
 
-from mismatch_probe.config.model import Attention, ModelSettings, PromptSettings, SamplingSettings, Settings
+from mismatch_probe.config.model import (
+    Attention,
+    CompareSettings,
+    ModelSettings,
+    PromptSettings,
+    SamplingSettings,
+    Settings,
+)
 from mismatch_probe.config.train import ObjectiveSettings
 
 DEFAULT_NUM_PROMPTS: Final = 8
@@ -40,3 +47,14 @@ class HeadroomSettings(Settings):
     device: str = "auto"
     batch_tokens: PositiveInt = 1024
     weights_only: bool = False
+
+
+def headroom_values(run: CompareSettings) -> dict[str, Any]:
+    """What a comparison ran with, as far as an examination asks for it."""
+    return {
+        "model": run.model.model_dump(),
+        "prompts": run.prompts.model_dump(include={"source", "chat_template"}),
+        "sampling": run.sampling.model_dump(include={"max_new_tokens", "temperature", "seed"}),
+        "attention": run.training.attention,
+        "device": run.training.device,
+    }

@@ -1,6 +1,6 @@
 """What `localize` looks into: a checkpoint, a dtype for each side, prompts, and how closely."""
 
-from typing import Self
+from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,8 @@ from mismatch_probe.config.model import (
     TrainingPathSettings,
 )
 
-DEFAULT_NUM_PROMPTS = 16
+DEFAULT_NUM_PROMPTS: Final = 16
+DEFAULT_BATCH_TOKENS: Final = 2048
 
 
 class LocalizeSettings(Settings):
@@ -35,7 +36,7 @@ class LocalizeSettings(Settings):
     prompts: PromptSettings = PromptSettings(num_prompts=DEFAULT_NUM_PROMPTS)
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
     engine: EngineSettings = EngineSettings()
-    training: TrainingPathSettings = TrainingPathSettings(batch_tokens=2048)
+    training: TrainingPathSettings = TrainingPathSettings(batch_tokens=DEFAULT_BATCH_TOKENS)
     modules: bool = False
     interventions: bool = True
     switches: bool = False
@@ -65,3 +66,17 @@ class LocalizeSettings(Settings):
             full_vocabulary=FullVocabularySettings(positions=0),
             confidence=self.confidence,
         )
+
+
+def localize_values(run: CompareSettings) -> dict[str, Any]:
+    """What a comparison ran with, for a closer look: fewer prompts, small batches, the model's own probabilities.
+
+    The dtypes are left out where the run has several pairs.
+    """
+    found = run.model_dump(mode="json", include={"model", "prompts", "engine", "training", "confidence"})
+    found["prompts"]["num_prompts"] = min(run.prompts.num_prompts or DEFAULT_NUM_PROMPTS, DEFAULT_NUM_PROMPTS)
+    found["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
+    found["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})
+    if len(run.pairs) == 1:
+        found["train_dtype"], found["infer_dtype"] = run.pairs[0]
+    return found

@@ -134,7 +134,8 @@ def _sum(ranges: list[WeightRange], sums: _Totals) -> WeightRange:
 
 
 def _badness(one: WeightRange) -> tuple[float, ...]:
-    return one.num_nonfinite, one.num_overflowed, one.num_flushed / max(one.num_values, 1), one.relative_error
+    flushed = one.num_flushed / max(one.num_values, 1)
+    return one.num_nonfinite, one.num_overflowed, flushed, one.relative_error, one.largest
 
 
 def _slices(stored: Any) -> Iterator[torch.Tensor]:

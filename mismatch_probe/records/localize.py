@@ -1,4 +1,4 @@
-"""`localize.json`: where the two sides part, what each place adds, and what would mend it."""
+"""`localize-TRAIN-INFER.json`: where the two sides part, what each place adds, and what would mend it."""
 
 from typing import Literal
 

@@ -1,12 +1,17 @@
 """`report.html`: one file, offline, without JavaScript, from the two records of a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.findings import Findings, file_name
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.hostile import inert_json, shortened
 from mismatch_probe.report.names import DETAILED_PAIRS
 from mismatch_probe.report.rendering import rendered
@@ -27,19 +32,22 @@ _CONTEXT_CHARACTERS = 200
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write `report.html` of a run from its `summary.json` and `manifest.json` alone.
+    """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what is filed beside them.
 
     Raises:
         RunDirectoryError: a record is missing.
         BrokenRecord: a record cannot be read.
         StorageError: the disk refused the write.
     """
-    write_text(run.report_path, render_html(run.read_summary(), run.read_manifest()))
+    page = render_html(run.read_summary(), run.read_manifest(), Findings(run.path).documents())
+    write_text(run.report_path, page)
     return run.report_path
 
 
-def render_html(summary: Summary, manifest: Manifest) -> str:
-    """The page; the same records give the same bytes."""
+def render_html(summary: Summary, manifest: Manifest, found: Sequence[Headroom | Localization] = ()) -> str:
+    """The page, with a section for each result of `headroom` and `localize` that was filed in the run; the same records
+    give the same bytes.
+    """
     sections = [
         verdicts(summary),
         dtypes(summary),
@@ -50,6 +58,7 @@ def render_html(summary: Summary, manifest: Manifest) -> str:
         confidence(summary),
         corrections(summary),
         worst(summary),
+        *map(findings_section, found),
         counts(summary),
         settings(summary, manifest),
         provenance(manifest),
@@ -60,7 +69,7 @@ def render_html(summary: Summary, manifest: Manifest) -> str:
         tool_version=manifest.tool_version,
         overview=overview(summary, manifest),
         sections=sections,
-        sources=["summary.json", "manifest.json"],
+        sources=["summary.json", "manifest.json", *map(file_name, found)],
         summary_json=inert_json(_embedded(summary)),
     )
 

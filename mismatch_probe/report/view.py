@@ -116,7 +116,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Overview:
-    """The top of a page: what it is about, the answer in a sentence, what to do, one row a thing measured, a figure."""
+    """The top of a page: what it is about, the answer, what to do, one row a thing measured, perhaps a figure."""
 
     subject: str
     model: str
@@ -127,4 +127,4 @@ class Overview:
     table: Table
     footnote: str
     contrasts: Sequence[str]
-    figure: Figure
+    figure: Figure | None

@@ -105,8 +105,12 @@ def power_of_ten(value: float) -> str:
     if -2 < exponent < 4:
         return f"{value:g}"
     leading = round(value / 10.0**exponent)
-    power = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    power = f"10{superscript(exponent)}"
     return power if leading == 1 else f"{leading}·{power}"
+
+
+def superscript(number: int) -> str:
+    return str(number).translate(_SUPERSCRIPTS)
 
 
 def line(axes: Axes, x: list[float], y: list[float], style: PairStyle) -> None:

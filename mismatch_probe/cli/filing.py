@@ -1,0 +1,84 @@
+"""Where `headroom` and `localize` take their settings from and put what they found."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance import checkpoint
+from mismatch_probe.records.findings import Findings, require_absent
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import write_report
+from mismatch_probe.report.findings import write_findings_report
+
+
+@dataclass(frozen=True)
+class Filing:
+    """A folder of its own (--out), the directory of a comparison (--run), whose manifest is then given, or neither."""
+
+    folder: Path | None
+    manifest: Manifest | None
+
+    @classmethod
+    def open(cls, out: Path | None, run: Path | None, flags: dict[str, Any]) -> Self:
+        """Found out before anything is computed.
+
+        Raises:
+            UsageError: both are given, the folder is in use, or `flags` name another model than the run's.
+            RunDirectoryError: there is no run.
+        """
+        if run is None:
+            if out is not None:
+                RunDirectory(out).require_free()
+            return cls(out, None)
+        if out is not None:
+            raise UsageError("--run files the result with the run; leave --out out")
+        if "model" in flags:
+            raise UsageError("--run looks at the run's own model; leave --model out, or give --out instead of --run")
+        manifest = RunDirectory(run).read_manifest()
+        folder = Path(manifest.model.folder)
+        if not folder.is_dir() or checkpoint.fingerprint(folder) != manifest.model.fingerprint:
+            raise UsageError(
+                f"{folder} no longer holds the checkpoint that {run} was made from; give --model and --out instead"
+            )
+        return cls(run, manifest)
+
+    @property
+    def settings(self) -> CompareSettings | None:
+        """Those of the run."""
+        return None if self.manifest is None else self.manifest.settings
+
+    def reserve(self, name: str) -> None:
+        """Make sure that a document of this name can be written, before it is computed.
+
+        Raises:
+            RunDirectoryError: it is there, or the folder is in use.
+            StorageError: no folder can be made there.
+        """
+        if self.folder is None:
+            return
+        if self.manifest is None:
+            RunDirectory(self.folder).create()
+        require_absent(self.folder / name)
+
+    def file(self, document: Headroom | Localization) -> Path | None:
+        """Write the document, and the page that shows it; returns the page, None where nothing was to be written.
+
+        Raises:
+            RunDirectoryError: there is such a document, or another process is writing the run.
+            StorageError: the disk refused.
+        """
+        if self.folder is None:
+            return None
+        findings = Findings(self.folder)
+        if self.manifest is None:
+            findings.write(document)
+            return write_findings_report(findings)
+        run = RunDirectory(self.folder)
+        with run.locked():
+            findings.write(document)
+            return write_report(run) if run.summary_path.exists() else None

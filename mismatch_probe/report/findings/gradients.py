@@ -1,0 +1,163 @@
+"""What each loss scale does to the gradients of an RL loss in FP16."""
+
+from mismatch_probe.notation import ABSENT, write_number
+from mismatch_probe.records.headroom import GradientFindings, GradientRange, Trial
+from mismatch_probe.report.figures.canvas import superscript
+from mismatch_probe.report.figures.series import Marks, Series, draw
+from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+
+GRADIENT_STYLES = {
+    "gradients of activations": PairStyle("truncate", (), "D"),
+    "gradients of weights": PairStyle("mask", (6, 2), "o"),
+}
+_ACTIVATIONS, _WEIGHTS = GRADIENT_STYLES.values()
+_AXIS = "loss scale"
+
+
+def gradients(found: GradientFindings, plain: Trial, bf16: Trial) -> Section:
+    blocks: list[Block] = []
+    if plain.scales:
+        blocks.append(
+            Figure(
+                "figure-headroom-gradients",
+                "How to read it: the dotted line is BF16's error; a loss scale fits where FP16's lies below it. "
+                "Crosses at the top are scales at which a gradient overflows.",
+                [_error_panel(plain, bf16)],
+                [_error_table(plain)],
+            )
+        )
+    else:
+        blocks.append(Note("No backward pass was tried in FP16: its forward pass is not finite."))
+    blocks += [_largest("activations", found.activations), _largest("weights", found.parameters)]
+    rewards = "stand-in rewards, since none differed" if found.stand_in_rewards else "the task's rewards"
+    return Section(
+        "headroom-gradients",
+        "Gradients",
+        f"Of {found.objective} over {found.num_responses} responses with {rewards}; loss {write_number(found.loss)}, "
+        f"norm {write_number(found.norm)} in FP32.",
+        blocks,
+    )
+
+
+def fitting_scales(trial: Trial) -> str:
+    """`2^3 to 2^21`."""
+    if trial.from_exponent is None:
+        return "none"
+    low, high = f"2^{trial.from_exponent}", f"2^{trial.to_exponent}"
+    return low if low == high else f"{low} to {high}"
+
+
+def underflow_panel(found: GradientFindings, trial: Trial | None) -> Panel:
+    """Shares of the gradients that FP16 makes zero at each loss scale, and the scales that fit."""
+    exponents = [one.exponent for one in found.underflow]
+    unscaled = found.underflow[0]
+    heading = Heading(
+        "plot-headroom-underflow",
+        "Gradients that become zero",
+        f"without a loss scale {write_number(unscaled.activations_flushed)} of the activations' gradients and "
+        f"{write_number(unscaled.parameters_flushed)} of the weights'",
+        "Share of the gradients that FP16 would make zero, by loss scale.",
+    )
+    series = [
+        Series(exponents, [one.activations_flushed for one in found.underflow], _ACTIVATIONS),
+        Series(exponents, [one.parameters_flushed for one in found.underflow], _WEIGHTS),
+    ]
+    return draw(heading, series, _AXIS, "share that becomes zero", marks=Marks(span=_span(trial)), write_x=_power)
+
+
+def underflow_table(found: GradientFindings, trial: Trial | None) -> Table:
+    errors = {} if trial is None else {one.exponent: one.relative_error for one in trial.scales}
+    rows: list[list[Cell]] = [
+        [
+            f"2^{one.exponent}",
+            *(
+                _percent(share)
+                for share in (
+                    one.activations_flushed,
+                    one.activations_subnormal,
+                    one.parameters_flushed,
+                    one.parameters_subnormal,
+                )
+            ),
+            write_number(one.largest_scaled) + (" overflows" if one.overflows else ""),
+            _error(errors[one.exponent]) if one.exponent in errors else ABSENT,
+        ]
+        for one in found.underflow
+    ]
+    columns = [
+        _AXIS,
+        "act.: zero",
+        "act.: subnormal",
+        "weights: zero",
+        "weights: subn.",
+        "largest",
+        "true run's error",
+    ]
+    return Table("Gradients of activations (act.) and of weights by loss scale", columns, rows)
+
+
+def _error_panel(plain: Trial, bf16: Trial) -> Panel:
+    exponents = [one.exponent for one in plain.scales]
+    heading = Heading(
+        "plot-headroom-errors",
+        "Error of the FP16 gradient",
+        f"smallest {_error(plain.gradient_error)} against FP32, {_error(bf16.gradient_error)} in BF16; fitting scales "
+        f"{fitting_scales(plain)}",
+        "Norm of the difference from the FP32 gradient, over that one's norm.",
+    )
+    yardstick = bf16.gradient_error
+    marks = Marks(
+        limit=None if yardstick is None else (yardstick, f"BF16: {write_number(yardstick)}"),
+        span=_span(plain),
+        crosses=[one.exponent for one in plain.scales if one.relative_error is None],
+    )
+    series = [Series(exponents, [one.relative_error for one in plain.scales], _WEIGHTS)]
+    return draw(heading, series, _AXIS, "relative error", marks=marks, write_x=_power)
+
+
+def _error_table(plain: Trial) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            f"2^{one.exponent}",
+            _error(one.relative_error),
+            str(one.num_nonfinite),
+            visible(", ".join(one.nonfinite) or ABSENT),
+        ]
+        for one in plain.scales
+    ]
+    columns = [_AXIS, "relative error", "not finite", "the first of them"]
+    return Table("True FP16 backward passes", columns, rows, text_columns=frozenset({3}), stacked=True)
+
+
+def _largest(of: str, found: list[GradientRange]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            visible(one.name),
+            write_number(one.largest),
+            ABSENT if one.margin_bits is None else f"{one.margin_bits:.1f}",
+            _percent(one.flushed_unscaled),
+        ]
+        for one in found
+    ]
+    columns = ["gradient of", "largest, unscaled", "bits left", "zero without a loss scale"]
+    return Table(f"Largest gradients of {of}", columns, rows, folded=True)
+
+
+def _span(trial: Trial | None) -> tuple[float, float] | None:
+    if trial is None or trial.from_exponent is None or trial.to_exponent is None:
+        return None
+    return trial.from_exponent, trial.to_exponent
+
+
+def _power(exponent: float) -> str:
+    return f"2{superscript(round(exponent))}"
+
+
+def _error(error: float | None) -> str:
+    return "not finite" if error is None else write_number(error)
+
+
+def _percent(share: float) -> str:
+    return "< 0.01 %" if 0 < share < 1e-4 else f"{100 * share:.3g} %"

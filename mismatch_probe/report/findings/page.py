@@ -1,0 +1,82 @@
+"""`report.html` of a folder that holds what `headroom` or `localize` found, and the same inside a comparison's page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.findings import Findings, file_name
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.report.findings.headroom import headroom_overview, headroom_sections
+from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
+from mismatch_probe.report.findings.settings import made
+from mismatch_probe.report.hostile import inert_json
+from mismatch_probe.report.rendering import rendered
+from mismatch_probe.report.view import Block, Finding, Overview, Section
+
+
+def write_findings_report(findings: Findings) -> Path:
+    """Write the page of a folder from its one document.
+
+    Raises:
+        RunDirectoryError: there is none, or more than one.
+        BrokenRecord: it cannot be read.
+        StorageError: the disk refused the write.
+    """
+    documents = findings.documents()
+    if len(documents) != 1:
+        raise RunDirectoryError(
+            f"{findings.folder} holds {len(documents)} results of headroom and localize, and a page shows one; give "
+            "each a folder of its own, or file them in a run with --run"
+        )
+    path = findings.folder / "report.html"
+    write_text(path, render_document(documents[0]))
+    return path
+
+
+def render_document(document: Headroom | Localization) -> str:
+    """The page of one document; the same document gives the same bytes."""
+    answer = _Answer.of(document)
+    return rendered(
+        "report.html.j2",
+        tool_version=document.tool_version,
+        overview=answer.overview,
+        sections=[*answer.sections, made(document)],
+        sources=[file_name(document)],
+        summary_json=inert_json(document.model_dump(mode="json")),
+    )
+
+
+def findings_section(document: Headroom | Localization) -> Section:
+    """The document on the page of the run that it is filed in."""
+    return _Answer.of(document).as_section()
+
+
+@dataclass(frozen=True)
+class _Answer:
+    anchor: str
+    title: str
+    overview: Overview
+    sections: list[Section]
+
+    @classmethod
+    def of(cls, document: Headroom | Localization) -> Self:
+        if isinstance(document, Headroom):
+            return cls("headroom", "Does it fit FP16", headroom_overview(document), headroom_sections(document))
+        anchor, title = f"localize-{localize_key(document)}", f"Which layer: {localize_label(document)}"
+        return cls(anchor, title, localize_overview(document), localize_sections(document))
+
+    def as_section(self) -> Section:
+        """The whole page under one heading: verdict and advice, the table, the figures, then everything else."""
+        top = self.overview
+        lists = [("Advice", top.advice)] if top.advice else []
+        blocks: list[Block] = [
+            Finding(f"{self.anchor}-verdict", top.subject, top.badge, top.headline, lists),
+            top.table,
+        ]
+        if top.figure is not None:
+            blocks.append(top.figure)
+        blocks += [block for section in self.sections for block in section.blocks]
+        return Section(self.anchor, self.title, " · ".join([*top.facts, top.footnote]), blocks)

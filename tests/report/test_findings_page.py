@@ -1,0 +1,119 @@
+"""What `headroom` and `localize` found, as a page of its own and on the page of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import render_html, write_report
+from mismatch_probe.report.findings import render_document, write_findings_report
+from tests.report import samples
+from tests.report.documents import headroom, localization
+from tests.report.test_hostile import PAYLOADS
+from tests.report.test_page import Structure
+
+PAIR: samples.Pairs = (("bf16", "bf16"),)
+DOCUMENTS = {
+    "fits": headroom(),
+    "does not fit": headroom(1e5),
+    "weights only": headroom().model_copy(update=dict.fromkeys(("activations", "gradients", "plain", "bf16"))),
+    "suspect": localization(suspect_layer=5),
+    "no suspect": localization("fp16"),
+    "no interventions": localization().model_copy(update={"interventions": None, "routers": [], "modules": []}),
+}
+
+
+def checked(page: str) -> Structure:
+    found = Structure()
+    found.feed(page)
+    assert not found.open
+    assert len(found.ids) == len(set(found.ids))
+    assert {link for link in found.links if link} <= set(found.ids)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_a_page_is_whole_offline_and_the_same_each_time(document: Headroom | Localization) -> None:
+    page = render_document(document)
+    found = checked(page)
+    assert page == render_document(document)
+    assert not [tag for tag, attributes in found.elements if "src" in attributes]
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_every_drawing_has_its_caption_and_a_table_under_it(document: Headroom | Localization) -> None:
+    page = render_document(document)
+    figures = page.split("<figure")[1:]
+    for figure in figures:
+        body = figure.split("</figure>")[0]
+        assert "How to read it" in body
+        assert "<table" in body
+    assert bool(figures) == (document is not DOCUMENTS["weights only"])
+
+
+def test_the_page_says_what_the_document_says() -> None:
+    page = render_document(headroom(1e5))
+    for words in ("does not fit", "model.layers.11 (add 2)", "65,504", "train and sample in BF16"):
+        assert words in page
+    page = render_document(localization(suspect_layer=5))
+    for words in ("Layer 5: mlp.down_proj of the engine", "41 % (37 to 45)", "router: the model has none"):
+        assert words in page
+
+
+def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:
+    summary, manifest = samples.summary(PAIR), samples.manifest(PAIR)
+    alone = render_html(summary, manifest)
+    assert 'id="headroom"' not in alone
+    page = render_html(summary, manifest, [headroom(), localization(suspect_layer=5), localization("fp16")])
+    found = checked(page)
+    assert {"headroom", "localize-bf16-bf16", "localize-fp16-fp16"} <= set(found.ids)
+    assert "<code>headroom.json</code>" in page
+
+
+def test_filed_documents_reach_the_report_of_their_run(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_summary(samples.summary(PAIR))
+    run.write_manifest(samples.manifest(PAIR))
+    Findings(tmp_path).write(headroom(1e5))
+    assert "does not fit" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+def test_names_of_a_strangers_model_are_inert(payload: str) -> None:
+    hostile = {"model": payload, "first_difference": payload, "enters": {"infer": payload, "train": payload}}
+    document = localization(suspect_layer=5)
+    suspect = document.suspects[0].model_copy(update={"place": payload, "sentence": payload, "infer_names": [payload]})
+    page = render_document(document.model_copy(update={**hostile, "suspects": [suspect], "unmatched": [payload]}))
+    found = checked(page)
+    assert [tag for tag, _ in found.elements].count("script") == 1
+
+
+def test_one_folder_is_one_page(tmp_path: Path) -> None:
+    findings = Findings(tmp_path)
+    with pytest.raises(RunDirectoryError, match="holds 0 results"):
+        write_findings_report(findings)
+    findings.write(headroom())
+    assert write_findings_report(findings).name == "report.html"
+    findings.write(localization())
+    with pytest.raises(RunDirectoryError, match="holds 2 results"):
+        write_findings_report(findings)
+
+
+def test_a_document_is_never_written_over(tmp_path: Path) -> None:
+    findings = Findings(tmp_path)
+    findings.write(headroom())
+    with pytest.raises(RunDirectoryError, match="is there already"):
+        findings.write(headroom(1e5))
+    assert findings.headroom() == headroom()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 1}', '{"schema_version": 99}'])
+def test_a_damaged_document_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "headroom.json").write_text(text)
+    with pytest.raises(BrokenRecord, match=r"headroom\.json"):
+        Findings(tmp_path).documents()
