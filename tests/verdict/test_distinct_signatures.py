@@ -12,6 +12,7 @@ from mismatch_probe.verdict.signatures import DISTINCT, signatures
 from mismatch_probe.verdict.signatures.label_offset import label_offset
 from mismatch_probe.verdict.signatures.mispaired import mispaired
 from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
+from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
 from mismatch_probe.verdict.signatures.temperature import temperature
 from mismatch_probe.verdict.signatures.truncated_support import truncated_support
@@ -32,6 +33,16 @@ from tests.verdict.simulated import (
 def test_no_distinct_cause_is_seen_in_a_clean_run(dtype: Dtype, seed: int) -> None:
     found = clean(world(seed=seed), dtype)
     assert [test(found) for test in DISTINCT] == [None] * len(DISTINCT)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("num_tokens", [2, 4, 8])
+def test_a_handful_of_clean_tokens_is_accused_of_nothing(dtype: Dtype, num_tokens: int) -> None:
+    for seed in range(150):
+        given = world(num_sequences=1 + seed % 4, num_tokens=num_tokens, seed=seed)
+        found = replace(clean(given, dtype), formats_alone=True)
+        assert not signatures(found)
+        assert one_sided_dtype(found) is None
 
 
 @pytest.mark.parametrize("value", [0.6, 0.8, 0.95, 0.999, 1.001, 1.3])

@@ -20,6 +20,9 @@ RESTORED_RMS = 0.25
 RESTORED_SHARE = 0.75
 """Of the uncertain tokens, the least that the shift must bring closer: one wild token at an edge makes an rms alone."""
 
+LEAST_TOKENS = 8
+"""Uncertain tokens that are compared: one or two come closer by chance."""
+
 TOP1_RESTORED = 0.9
 TOP1_LOST = 0.6
 """Shares of positions with equal arg-max tokens: at least with the shift, at most without."""
@@ -38,7 +41,8 @@ def label_offset(found: Disagreement) -> Cause | None:
         here, there = shifted(pair.sequences, shift)
         left = difference(pair.log_pi[there], pair.log_mu[here])
         closer = (np.abs(left) < pair.abs_diff[here])[found.uncertain[here]]
-        if closer.size and closer.mean() >= RESTORED_SHARE and root_mean_square(left) <= RESTORED_RMS * found.rms:
+        comes_closer = closer.size >= LEAST_TOKENS and closer.mean() >= RESTORED_SHARE
+        if comes_closer and root_mean_square(left) <= RESTORED_RMS * found.rms:
             evidence = [
                 f"shifting one side by {shift:+d} takes the rms deviation from {write_number(found.rms)} to "
                 f"{write_number(root_mean_square(left))} nats and brings {write_percent(closer.mean())} of the "

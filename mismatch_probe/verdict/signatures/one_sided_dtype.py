@@ -20,6 +20,9 @@ LEAST_OCTAVES = 2.0
 BELOW_ROUNDING = 0.05
 """In units of the format, an error of the uncertain tokens that no chain of roundings stays below."""
 
+LEAST_UNCERTAIN = 64
+"""Tokens whose errors are compared: the medians of a handful lie a factor of 4 apart by chance in one run of twenty."""
+
 TINY = 1e-300
 MATCH_OCTAVES = 1.5
 """How near the ratio must come to that of two formats."""
@@ -34,6 +37,8 @@ def one_sided_dtype(found: Disagreement) -> Cause | None:
     Between 16-bit formats the ratio is only read once FP32 has shown that no bug is there to make it.
     """
     if found.errors is None or not {found.train_dtype, found.infer_dtype} <= set(SIXTEEN_BIT):
+        return None
+    if found.uncertain.sum() < LEAST_UNCERTAIN:
         return None
     median_pi, median_mu = found.errors
     octaves = _octaves(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype])

@@ -28,10 +28,14 @@ OWN_SHARE = 0.5
 """Of the variance that is left without the token's own log-prob, the least that this explains."""
 
 
+LEAST_TOKENS = 32
+"""A line through three numbers a token fits any few of them."""
+
+
 def temperature(found: Disagreement) -> Cause | None:
-    """The cause where d follows the logit scale; None elsewhere, and where pi's entropy was not recorded."""
+    """The cause where d follows the logit scale; None elsewhere, for few tokens, and without pi's entropy."""
     pair = found.pair
-    if pair.entropy_pi is None or found.is_rounding:
+    if pair.entropy_pi is None or found.is_rounding or pair.sequences.num_tokens < LEAST_TOKENS:
         return None
     entropy = pair.entropy_pi.astype(np.float64)
     context = np.stack([entropy, entropy**2], axis=1)
