@@ -9,6 +9,7 @@ from mismatch_probe.config.model import Settings
 from mismatch_probe.difference.slices import EVERYTHING, Span
 from mismatch_probe.dtypes import Dtype, parse_dtype
 from mismatch_probe.errors import UsageError
+from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
 from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 
@@ -143,6 +144,56 @@ class Check(Settings):
         return f"{self.measured} {SIGNS[self.kind]} {self.limit:g}"
 
 
+class FoundSlice(Settings):
+    """The pair of dtypes that was looked into; every pair of the run, unless named."""
+
+    pair: PairField | None = None
+
+
+class FoundCheck(Settings):
+    """One exact limit on what `headroom` or `localize` filed with the run."""
+
+    model_config = ConfigDict(strict=True)
+
+    metric: str
+    slice: FoundSlice = FoundSlice()
+    max: FiniteFloat | None = None
+    min: FiniteFloat | None = None
+    equal: FiniteFloat | None = None
+    level: Literal["off", "warn", "error"] = "error"
+    source: str = ""
+
+    @model_validator(mode="after")
+    def _can_be_broken(self) -> "FoundCheck":
+        given = [kind for kind in ("max", "min", "equal") if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"{' and '.join(given) or 'no limit'} given; give one of max, min, equal")
+        if self.slice.pair is not None and self.metric in HEADROOM:
+            raise ValueError(f"{self.metric} is of the checkpoint, not of a pair of dtypes; take slice out")
+        found = FOUND[self.metric]
+        if (self.min is not None and self.min <= found.least) or (self.max is not None and self.max >= found.most):
+            raise ValueError(
+                f"{self.metric} lies between {found.least:g} and {found.most:g}, so the limit asks for nothing"
+            )
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        return "max" if self.max is not None else "min" if self.min is not None else "equal"
+
+    @property
+    def limit(self) -> float:
+        return float(getattr(self, self.kind))
+
+    def is_kept_by(self, value: float) -> bool:
+        if self.kind == "equal":
+            return value == self.limit
+        return value <= self.limit if self.kind == "max" else value >= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.metric} {SIGNS[self.kind]} {self.limit:g}"
+
+
 class GateSettings(Settings):
     """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file."""
 
@@ -175,7 +226,8 @@ class GateSettings(Settings):
 
 
 class GateFile(Settings):
-    """Settings and the checks that are not off, those of the preset first."""
+    """Settings and the checks that are not off, those of the preset first; `found` are those of `FOUND`."""
 
     settings: GateSettings
     checks: tuple[Check, ...]
+    found: tuple[FoundCheck, ...] = ()

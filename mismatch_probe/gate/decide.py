@@ -43,13 +43,14 @@ class _Test:
     fails: bool
 
 
-def decide(gate: GateFile, measurer: Measurer) -> Decision:
+def decide(gate: GateFile, measurer: Measurer, found: Sequence[CheckResult] = ()) -> Decision:
     """Decide every check at the look that the measurer's evidence has reached.
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
     false failure among the blocking checks, over all looks, at alpha (Holm inside a look, alpha spending over looks).
     It passes where the opposite bound keeps the limit: all must, so each is tested at the look's full level and a
-    wrong pass is as rare [Berger 1982, Technometrics 24:295]. Anything else is inconclusive. `equal` is exact.
+    wrong pass is as rare [Berger 1982, Technometrics 24:295]. Anything else is inconclusive. `equal` is exact, and so
+    are `found`, which were decided already.
 
     Raises:
         UsageError: a check cannot be answered from this evidence.
@@ -59,7 +60,7 @@ def decide(gate: GateFile, measurer: Measurer) -> Decision:
     look = _look(settings, min(one.num_sampled for one in measurer.evidence.values()))
     measured = [one for check in gate.checks for one in measurer.measure(check)]
     tests = _test(measured, settings, look)
-    checks = [_result(test, look) for test in tests]
+    checks = [*(_result(test, look) for test in tests), *found]
     return Decision(_overall(checks), look, checks)
 
 

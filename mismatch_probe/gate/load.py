@@ -1,15 +1,19 @@
 """Reading the gate file: every mistake in it is one sentence that says where."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.errors import UsageError
-from mismatch_probe.gate.config import Check, GateFile, GateSettings
+from mismatch_probe.gate.config import Check, FoundCheck, GateFile, GateSettings
+from mismatch_probe.gate.found_metrics import FOUND
 from mismatch_probe.gate.metric_names import AGGREGATES, full_name, known_metrics
 from mismatch_probe.gate.presets import PRESETS
+
+
+_Kind = TypeVar("_Kind", Check, FoundCheck)
 
 
 def load_gate(path: Path) -> GateFile:
@@ -40,17 +44,22 @@ def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     repeated = next((check for index, check in enumerate(own) if check in own[:index]), None)
     if repeated is not None:
         raise UsageError(f"{where}: the check {repeated} is given twice; remove one")
-    checks = (*(PRESETS[settings.preset] if settings.preset else ()), *own)
-    active = tuple(check for check in checks if check.level != "off")
-    if not active:
+    active = [check for check in own if check.level != "off"]
+    checks = (*(PRESETS[settings.preset] if settings.preset else ()), *_of(Check, active))
+    found = tuple(_of(FoundCheck, active))
+    if not checks and not found:
         raise UsageError(f"{where} asks for nothing, so it would pass anything; add a [[gate.check]], or preset")
-    return GateFile(settings=settings, checks=active)
+    return GateFile(settings=settings, checks=checks, found=found)
 
 
-def _check(table: Mapping[str, Any], where: str) -> Check:
+def _of(kind: type[_Kind], checks: Sequence[Check | FoundCheck]) -> Iterator[_Kind]:
+    return (check for check in checks if isinstance(check, kind))
+
+
+def _check(table: Mapping[str, Any], where: str) -> Check | FoundCheck:
     _known_metric(table, where)
     try:
-        return parse_settings(Check, table)
+        return parse_settings(FoundCheck if table.get("metric") in FOUND else Check, table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
@@ -58,10 +67,12 @@ def _check(table: Mapping[str, Any], where: str) -> Check:
 def _known_metric(table: Mapping[str, Any], where: str) -> None:
     """Before anything else about a check is judged, its metric must exist."""
     metric, aggregate = table.get("metric"), table.get("agg", "mean")
-    if not isinstance(metric, str) or aggregate not in AGGREGATES or full_name(metric, aggregate) in known_metrics():
+    if not isinstance(metric, str) or metric in FOUND or aggregate not in AGGREGATES:
+        return
+    if full_name(metric, aggregate) in known_metrics():
         return
     if metric in known_metrics():
         found = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
         raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(found)}")
-    near = get_close_matches(metric, known_metrics(), n=1)
+    near = get_close_matches(metric, known_metrics() | FOUND.keys(), n=1)
     raise UsageError(f"{where}: metric {metric!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ""))

@@ -31,7 +31,7 @@ def check_complete(samples: Iterable[Sample], num_expected: int, where: str) -> 
         if sample.num_sampled not in (0, num_expected):
             raise BrokenRecord(
                 f"{pair_text(sample.name)} of {where} has {sample.num_sampled} responses, and {num_expected} were "
-                "asked for: nothing is judged; make the run again"
+                "asked for: nothing is judged; continue with compare --resume, or make the run again"
             )
 
 
