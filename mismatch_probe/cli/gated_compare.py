@@ -15,6 +15,7 @@ from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.run import open_gate
+from mismatch_probe.records.findings import Findings, file_name
 from mismatch_probe.records.run_directory import RunDirectory
 
 
@@ -40,7 +41,12 @@ class GatedCompare:
     ) -> CompareSettings:
         """`settings` with at least the prompts that the first look needs, or with those of the run that is continued:
         how many it has by now is the gate's doing, whatever the flags say.
+
+        Raises:
+            UsageError: the gate asks for what `compare` does not find, and it is not filed with the run yet.
         """
+        if self.gate.found:
+            self._require_filed(recorded)
         if recorded is None:
             return self._with_sequences(settings, self.gate.settings.looks[0], console)
         return _with_prompts(settings, recorded.read_manifest().settings.prompts.num_prompts)
@@ -65,6 +71,17 @@ class GatedCompare:
             with progress_listener(console, run) as listener:
                 extend_run(run, preparation, listener)
             publish()
+
+    def _require_filed(self, recorded: RunDirectory | None) -> None:
+        asked = {check.metric.partition("_")[0]: check for check in self.gate.found}
+        there = Findings(recorded.path).documents() if recorded is not None else []
+        filed = {file_name(document).partition(".")[0].partition("-")[0] for document in there}
+        for command, check in asked.items():
+            if command not in filed:
+                raise UsageError(
+                    f"{self.path} asks for {check}, which {command} finds and compare does not: take the check out, "
+                    f"or give {command} the finished run (--run) and judge that with `mismatch-probe gate`"
+                )
 
     def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
         given = settings.prompts.num_prompts

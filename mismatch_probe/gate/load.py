@@ -12,7 +12,6 @@ from mismatch_probe.gate.found_metrics import FOUND
 from mismatch_probe.gate.metric_names import AGGREGATES, full_name, known_metrics
 from mismatch_probe.gate.presets import PRESETS
 
-
 _Kind = TypeVar("_Kind", Check, FoundCheck)
 
 
@@ -44,9 +43,8 @@ def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     repeated = next((check for index, check in enumerate(own) if check in own[:index]), None)
     if repeated is not None:
         raise UsageError(f"{where}: the check {repeated} is given twice; remove one")
-    active = [check for check in own if check.level != "off"]
-    checks = (*(PRESETS[settings.preset] if settings.preset else ()), *_of(Check, active))
-    found = tuple(_of(FoundCheck, active))
+    active = [check for check in (*(PRESETS[settings.preset] if settings.preset else ()), *own) if check.level != "off"]
+    checks, found = tuple(_of(Check, active)), tuple(_of(FoundCheck, active))
     if not checks and not found:
         raise UsageError(f"{where} asks for nothing, so it would pass anything; add a [[gate.check]], or preset")
     return GateFile(settings=settings, checks=checks, found=found)
@@ -59,7 +57,7 @@ def _of(kind: type[_Kind], checks: Sequence[Check | FoundCheck]) -> Iterator[_Ki
 def _check(table: Mapping[str, Any], where: str) -> Check | FoundCheck:
     _known_metric(table, where)
     try:
-        return parse_settings(FoundCheck if table.get("metric") in FOUND else Check, table)
+        return parse_settings(FoundCheck, table) if table.get("metric") in FOUND else parse_settings(Check, table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 

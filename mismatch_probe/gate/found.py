@@ -1,0 +1,85 @@
+"""Limits on what `headroom` and `localize` found and filed with a run: exact, and refused where it is not there."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.gate.config import SIGNS, FoundCheck
+from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
+from mismatch_probe.gate.result import CheckResult
+from mismatch_probe.notation import write_number
+from mismatch_probe.records.findings import HEADROOM_FILE, Findings, localize_file
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.manifest import Manifest
+
+
+def found_results(checks: Sequence[FoundCheck], run: Path, manifest: Manifest) -> list[CheckResult]:
+    """Every check on what is filed with a run.
+
+    Raises:
+        BrokenRecord: a document is not there, cannot be read, is of another checkpoint, or lacks what is asked for.
+    """
+    return [result for check in checks for result in _results(check, run, manifest)]
+
+
+def _results(check: FoundCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
+    if check.metric in HEADROOM:
+        path = run / HEADROOM_FILE
+        yield _result(check, Findings(run).headroom(), "fp16", path, manifest, f"headroom --run {run}")
+        return
+    localizations = Findings(run).localizations()
+    for train, infer in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
+        pair = train, infer
+        one = next((one for one in localizations if pair == (one.settings.train_dtype, one.settings.infer_dtype)), None)
+        again = f"localize --run {run} --train-dtype {train} --infer-dtype {infer}"
+        yield _result(check, one, "/".join(pair), run / localize_file(*pair), manifest, again)
+
+
+def _result(
+    check: FoundCheck, document: Headroom | Localization | None, pair: str, path: Path, manifest: Manifest, again: str
+) -> CheckResult:
+    """`pair` is what the check is shown with, `again` the command that makes the document."""
+    made = f"make it with `mismatch-probe {again}`"
+    if document is None:
+        raise BrokenRecord(f"the check {check} needs {path}, which is not there: {made}")
+    if document.model_fingerprint != manifest.model.fingerprint:
+        raise BrokenRecord(f"{path} is of another checkpoint than the run: remove it and {made}")
+    value = FOUND[check.metric].read(document)
+    if isinstance(value, str):
+        raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {made}")
+    kept = check.is_kept_by(value)
+    limit = f"{SIGNS[check.kind]} {check.limit:g}"
+    num_sequences, num_tokens = _size(document)
+    return CheckResult(
+        metric=check.metric,
+        measured=check.metric,
+        pair=pair,
+        kind=check.kind,
+        limit=check.limit,
+        level="error" if check.level == "error" else "warn",
+        answer="pass" if kept else "fail",
+        sentence=f"{check.metric} of {pair} is {write_number(value)}; {limit} is {'kept' if kept else 'broken'}",
+        value=value,
+        low=None,
+        high=None,
+        bound_level=0.0,
+        p_value=None,
+        holm_level=None,
+        passing_limit=None if check.kind == "equal" else value,
+        run_value=value,
+        baseline_value=None,
+        comparison=None,
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+        by="token",
+        source=check.source,
+    )
+
+
+def _size(document: Headroom | Localization) -> tuple[int, int]:
+    """Sequences and tokens that were looked at."""
+    if isinstance(document, Localization):
+        return document.looked_into_sequences, document.looked_into_tokens
+    over = document.activations
+    return (0, 0) if over is None else (over.num_sequences, over.num_tokens)

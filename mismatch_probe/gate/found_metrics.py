@@ -1,0 +1,66 @@
+"""What a limit can be put on in the documents of `headroom` and `localize`: one exact number each."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_probe.records.headroom import Headroom, HeadroomCode
+from mismatch_probe.records.localize import Localization
+
+_FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+_LARGEST = 65504.0
+_WEIGHTS_ONLY = "it was made with --weights-only"
+_NUM_LOSS_SCALES = 25
+
+
+@dataclass(frozen=True)
+class FoundMetric:
+    """`read` gives the value, or why the document has none; it lies between `least` and `most`."""
+
+    read: Callable[[Any], float | str]
+    least: float
+    most: float
+
+
+def _fits(found: Headroom) -> float | str:
+    if found.activations is None and found.verdict.code in _FITS:
+        return _WEIGHTS_ONLY
+    return float(found.verdict.code in _FITS)
+
+
+def _margin_bits(found: Headroom) -> float | str:
+    if found.activations is None:
+        return _WEIGHTS_ONLY
+    largest = [found.weights.total.largest, *(one.largest or 0.0 for one in found.activations.tightest)]
+    return math.log2(_LARGEST / max(largest)) if max(largest) > 0 else "every weight and result is 0"
+
+
+def _loss_scales(found: Headroom) -> float | str:
+    if found.plain is None:
+        return _WEIGHTS_ONLY
+    low, high = found.plain.from_exponent, found.plain.to_exponent
+    return 0.0 if low is None or high is None else float(high - low + 1)
+
+
+def _suspects(found: Localization) -> float | str:
+    return float(len(found.suspects))
+
+
+def _largest_share(found: Localization) -> float | str:
+    if not found.settings.interventions:
+        return "it was made with --no-interventions"
+    ranked = [] if found.interventions is None else found.interventions.ranked
+    return max((one.removed.value for one in ranked), default=0.0)
+
+
+HEADROOM = {
+    "headroom_fits": FoundMetric(_fits, 0.0, 1.0),
+    "headroom_margin_bits": FoundMetric(_margin_bits, -math.inf, math.inf),
+    "headroom_loss_scales": FoundMetric(_loss_scales, 0.0, _NUM_LOSS_SCALES),
+}
+LOCALIZE = {
+    "localize_suspects": FoundMetric(_suspects, 0.0, math.inf),
+    "localize_largest_share": FoundMetric(_largest_share, -math.inf, 1.0),
+}
+FOUND = {**HEADROOM, **LOCALIZE}
