@@ -57,6 +57,8 @@ class Optimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        for parameter in parameters:
+            self.adamw.state[parameter] = _no_moments(parameter)
         self.loss_scale = None if scale is None else LossScale(scale.initial, scale.growth_interval)
 
     @property
@@ -113,6 +115,15 @@ class Optimizer:
         self._overflows_in_a_row = state["overflows_in_a_row"]
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale = LossScale(**state["loss_scale"])
+
+
+def _no_moments(parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    """AdamW's state before any step; where it has none, PyTorch takes a step to make one for a checkpoint."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }
 
 
 def _share_of_rate(settings: OptimizerSettings, steps: int, step: int) -> float:

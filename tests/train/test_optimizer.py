@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from mismatch_probe.config.train import LossScaleSettings, OptimizerSettings
 from mismatch_probe.train.optimizer import LossScale, Optimizer
@@ -109,3 +110,17 @@ def test_a_restored_optimizer_has_the_scale_it_was_saved_with() -> None:
     second = optimizer(one_parameter(), LossScaleSettings(initial=64.0))
     second.restore(first.small_state())
     assert second.loss_scale == first.loss_scale
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_checkpoint_before_the_first_step_takes_no_step_of_adamw() -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    plain = torch.nn.Parameter(module.weight.detach().clone())
+    found = Optimizer([module.weight], OptimizerSettings(learning_rate=0.1), steps=10, scale=None)
+    reference = torch.optim.AdamW([plain], lr=0.1, weight_decay=0.0)
+    get_state_dict(module, found.adamw)
+    for _ in range(3):
+        module.weight.grad, plain.grad = torch.tensor([[0.3, -0.1]]), torch.tensor([[0.3, -0.1]])
+        found.step(0.1)
+        reference.step()
+    assert torch.allclose(module.weight, plain, rtol=1e-6)
