@@ -35,6 +35,11 @@ class Sample:
         return int(self.data.rollouts.num_rows)
 
     @property
+    def is_by_prefill(self) -> bool:
+        """Whether mu's log-probs are those of a prefill, as in a run that scored given responses."""
+        return self.data.legs["mu"].endswith("-prefill")
+
+    @property
     def num_empty(self) -> int:
         """Responses without a token."""
         return sum(not token_ids for token_ids in self.data.rollouts["token_ids"].to_pylist())
@@ -71,7 +76,7 @@ def by_prefill(sample: Sample) -> Sample:
         UsageError: no prefill was recorded.
     """
     pair, legs = sample.data.pair, sample.data.legs
-    if pair is None or legs["mu"].endswith("-prefill"):
+    if pair is None or sample.is_by_prefill:
         return sample
     if pair.log_mu_prefill is None:
         raise UsageError(f"{pair_text(sample.name)} has no prefill; make it with engine.prefill = true")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.difference.samples import Overlap, PairName, Sample, meet, pair_text, read_samples
+from mismatch_probe.difference.samples import Overlap, PairName, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.gate.measure import Evidence
 from mismatch_probe.gate.soundness import check_complete, check_finished, sound_pair
@@ -63,6 +63,13 @@ def _beside(sample: Sample, baseline: OpenRun, num_usable: int) -> Evidence:
     if old is None:
         raise UsageError(f"{where} has no pair {pair_text(sample.name)}; make it again with that dtype too")
     sound_pair(old, baseline.manifest, where)
+    if sample.is_by_prefill:
+        old = by_prefill(old)
+    elif old.is_by_prefill:
+        raise UsageError(
+            f"{where} holds responses scored again, whose engine is known by prefill alone, and the run decoded "
+            "its own: give the baseline that sampled"
+        )
     meeting = meet(old, sample)
     _check_overlap(meeting.overlap, where, num_usable)
     return Evidence(

@@ -1,6 +1,7 @@
 """The command as CI meets it: exit codes, files, annotations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,9 +12,11 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.markdown import escaped, passing_text
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table, write_table
 from tests.gate.cli import CommandLine, check, gate_file
-from tests.simulated_run import Simulation, simulated_run
+from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
+SMALL = Simulation(num_prompts=32, mean_length=20)
 KEPT = check(metric="abs_logprob_diff", max=1)
 BROKEN = check(metric="abs_logprob_diff", max=0.0001)
 REGRESSION = check(metric="abs_logprob_diff", max_regression=0.1)
@@ -117,6 +120,29 @@ def test_a_baseline_made_after_the_run_is_noted(command_line: CommandLine, small
     )
     assert "the baseline is younger than the run" in swapped
     assert "younger" not in right
+
+
+def _rescored(run: RunDirectory, path: Path) -> RunDirectory:
+    """The same responses scored again, as `diff --rescore` leaves them: mu by prefill, which `run` holds as well."""
+    prefill = read_table(simulated_run(path / "other", replace(SMALL, noise_seed=3)).leg_path("infer-bf16-decode"))
+    again = simulated_run(path / "again", SMALL)
+    again.leg_path("infer-bf16-decode").unlink()
+    for one in (run, again):
+        write_table(one.leg_path("infer-bf16-prefill"), prefill)
+    edit_manifest(again, lambda manifest: setattr(manifest.stages["sample-bf16"], "state", "skipped"))
+    return again
+
+
+def test_responses_scored_again_are_compared_with_the_baselines_prefill(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    again = _rescored(small, tmp_path)
+    config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmax_sequences = 32\n" + REGRESSION)
+    ended = command_line("gate", again.path, "--config", config, "--baseline", small.path, "--json")
+    [one] = ended.document["checks"]
+    assert (one["comparison"], one["value"]) == ("paired", 0.0)
+    ended = command_line("gate", small.path, "--config", config, "--baseline", again.path)
+    assert (ended.code, "by prefill alone" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
 
 
 def test_json_is_one_document_and_the_file_holds_the_same(
