@@ -71,7 +71,7 @@ def run_compare(
         )
         raise
     summary = run.read_summary()
-    render_terminal(summary, console)
+    render_terminal(summary, console, run.path)
     console.print(f"Report: {run.report_path}", soft_wrap=True)
     if json_output:
         print_json(summary)

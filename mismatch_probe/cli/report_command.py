@@ -28,7 +28,7 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: 
     summary = directory.read_summary()
     console = people()
     path = write_report(directory)
-    render_terminal(summary, console)
+    render_terminal(summary, console, directory.path)
     console.print(f"Report: {path}", soft_wrap=True)
     if json_output:
         print_json(summary)

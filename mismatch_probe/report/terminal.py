@@ -1,6 +1,9 @@
 """The story on one screen, with the same strings as the page; plain text where the output is not a terminal."""
 
+import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,13 +15,14 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.names import SIGNS, pair_label, verdict_words
 from mismatch_probe.report.pairs import COLUMNS, PairRow, budget_footnote, contrast_sentences, pair_row
+from mismatch_probe.verdict.closer_look import RUN
 
 _STYLES = {"clean": "green", "precision": "yellow", "undecided": "blue", "bug": "bold red", "broken": "bold magenta"}
 _UNBOUNDED = 10_000
 
 
-def render_terminal(summary: Summary, console: Console) -> None:
-    """Verdict, one row a pair of dtypes, what another dtype would change, and what to do."""
+def render_terminal(summary: Summary, console: Console, run: Path) -> None:
+    """Verdict, one row a pair of dtypes, what another dtype would change, and what to do about the run in `run`."""
     _print(console, "")
     _print(console, plain(summary.headline), style="bold")
     _print(console, "")
@@ -30,7 +34,7 @@ def render_terminal(summary: Summary, console: Console) -> None:
         if line:
             _print(console, line, style="dim")
     for advice in dict.fromkeys(advice for pair in summary.pairs for advice in pair.verdict.advice):
-        _print(console, f"Advice: {plain(advice)}")
+        _print(console, f"Advice: {plain(_to_copy(advice, run))}")
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,11 @@ def _troubles(summary: Summary) -> list[str]:
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
             )
     return found
+
+
+def _to_copy(advice: str, run: Path) -> str:
+    """A command in an advice, with the folder that it is about."""
+    return re.sub(rf"--run {RUN}\b", lambda _: f"--run {shlex.quote(str(run))}", advice)
 
 
 def _print(console: Console, line: str, style: str = "") -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.closer_look import with_closer_look
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.data_faults import data_faults
 from mismatch_probe.verdict.floors import exact_pair_agrees
@@ -27,6 +28,10 @@ COSTS = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
+    return with_closer_look(case, _judge(case))
+
+
+def _judge(case: Case) -> Verdict:
     void = list(data_faults(case))
     if case.found is None:
         return _verdict("broken", void)

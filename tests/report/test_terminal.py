@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -18,7 +19,8 @@ CROSSED: samples.Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), 
 
 def printed(summary: Summary, *, width: int = 80, terminal: bool = False) -> str:
     out = io.StringIO()
-    render_terminal(summary, Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    render_terminal(summary, console, Path("runs/one two"))
     return out.getvalue()
 
 
@@ -77,3 +79,14 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
     text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": unfitted})]}))
     assert f"{write_tokens(pair.length.budget_closed_form).value}†" in text
     assert "† none could be fitted" in text
+
+
+def test_a_command_to_copy_names_the_folder_of_the_run() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    pair = summary.pairs[0]
+    advice = ["Look: mismatch-probe localize --run RUN --dtype bf16", "See: mismatch-probe headroom --run RUN"]
+    told = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": advice})})
+    said = " ".join(printed(summary.model_copy(update={"pairs": [told]}), width=400).split())
+    assert "mismatch-probe localize --run 'runs/one two' --dtype bf16" in said
+    assert "mismatch-probe headroom --run 'runs/one two'" in said
+    assert "--run RUN" not in said

@@ -222,3 +222,39 @@ def test_deviations_far_beyond_any_format_do_not_stop_the_verdict() -> None:
     log_pi = np.full_like(found.pair.log_pi, -80.0)
     wild = replace(found, pair=replace(found.pair, log_pi=log_pi), settled=True)
     assert judge(case(wild)).kind in ("bug", "undecided")
+
+
+def commands(verdict: Verdict) -> list[str]:
+    return [advice.partition(": mismatch-probe ")[2] for advice in verdict.advice if ": mismatch-probe " in advice]
+
+
+def test_precision_of_bf16_is_followed_up_and_so_is_a_switch_to_fp16() -> None:
+    assert commands(judge(with_exact("bf16"))) == ["localize --run RUN --dtype bf16", "headroom --run RUN"]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_what_is_close_enough_needs_no_closer_look(dtype: Dtype) -> None:
+    assert commands(judge(with_exact(dtype))) == []
+
+
+def test_a_bug_without_a_name_is_looked_for_in_fp32() -> None:
+    given = world()
+    errors = given.generator.normal(size=given.logits.shape) * (given.generator.random((len(given.logits), 1)) < 0.1)
+    verdict = judge(case(clean(given, "bf16"), with_logits(given, "fp32", pi=given.logits + errors)))
+    assert (verdict.kind, verdict.code) == ("bug", Code.UNEXPLAINED)
+    assert commands(verdict) == ["localize --run RUN --dtype fp32 --modules"]
+
+
+def test_a_bug_outside_the_model_sends_nobody_into_it() -> None:
+    verdict = judge(case(hot("bf16"), replace(hot("fp32"), settled=True)))
+    assert (verdict.kind, verdict.code) == ("bug", Code.TEMPERATURE)
+    assert commands(verdict) == []
+
+
+def test_two_formats_are_named_side_by_side() -> None:
+    given = replace(with_exact("bf16"), infer_dtype="fp16", applied_infer="fp16")
+    assert commands(judge(given))[0] == "localize --run RUN --train-dtype bf16 --infer-dtype fp16"
+
+
+def test_without_an_fp32_pair_that_is_asked_for_first() -> None:
+    assert commands(judge(case(clean(world(), "bf16")))) == []
