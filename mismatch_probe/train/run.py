@@ -46,9 +46,8 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     """
     directory = TrainingDirectory(path)
     recorded = directory.read_training_manifest()
-    changed = [
-        name for name, key in preparation.manifest.content_keys.items() if recorded.content_keys.get(name) != key
-    ]
+    before, now = recorded.content_keys, preparation.manifest.content_keys
+    changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     if changed:
         raise RunDirectoryError(
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "

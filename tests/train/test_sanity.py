@@ -168,9 +168,9 @@ def test_a_resume_with_another_choice_of_problems_is_refused(
         resume_training(tmp_path / "run", changed)
 
 
-def test_train_does_not_continue_a_sanity_run(tmp_path: Path, prepared: TrainingPreparation) -> None:
-    start_training(tmp_path / "run", prepared)
-    with pytest.raises(UsageError, match="was started with other"):
+def test_train_does_not_continue_a_sanity_run_even_where_it_would_train_on_all_its_candidates(tmp_path: Path) -> None:
+    start_training(tmp_path / "run", prepare_sanity(settings(), SETTINGS.model_copy(update={"candidates": 256})))
+    with pytest.raises(UsageError, match="was started with other sanity"):
         resume_training(tmp_path / "run", prepare_training(settings()))
 
 
