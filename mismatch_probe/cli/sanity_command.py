@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json
-from mismatch_probe.cli.train_command import training_values
+from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings
 from mismatch_probe.config.sanity import SanitySettings
@@ -37,10 +37,11 @@ def run_sanity(
     directory = SanityDirectory(out or default_training_path("sanity"))
     continuing = resume and directory.is_run
     values = training_values(flags, config, directory if continuing else None)
+    guards = kept_guards(flags, config, directory if continuing else None)
     recorded = directory.read_sanity() if continuing else None
     base = {} if recorded is None else recorded.settings.model_dump(mode="json")
     settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
-    preparation = prepare_sanity(parse_settings(TrainSettings, values), settings)
+    preparation = prepare_sanity(parse_settings(TrainSettings, values), settings, guards)
     if recorded is None:
         start_training(directory.path, preparation)
         recorded = SanityRecord(settings=settings)

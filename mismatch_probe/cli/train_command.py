@@ -15,6 +15,8 @@ from mismatch_probe.errors import ExitCode, MismatchProbeError, TrainingStopped,
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import render_outcome, summarise_training
 from mismatch_probe.train.distributed import is_main, world_size
+from mismatch_probe.train.guards.load import recorded_guards
+from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.preparation import default_training_path, prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
 
@@ -33,7 +35,8 @@ def run_train(
         raise UsageError("--resume needs --out: the run directory to continue")
     continuing = resume and out is not None and TrainingDirectory(out).is_run
     recorded = TrainingDirectory(out) if continuing and out is not None else None
-    preparation = prepare_training(parse_settings(TrainSettings, training_values(flags, config, recorded)))
+    settings = parse_settings(TrainSettings, training_values(flags, config, recorded))
+    preparation = prepare_training(settings, kept_guards(flags, config, recorded))
     if out is None and world_size() > 1:
         raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
@@ -86,3 +89,17 @@ def training_values(
     if "model" not in values:
         raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
     return values
+
+
+def kept_guards(
+    flags: Mapping[str, Any], config: Path | None, recorded: TrainingDirectory | None
+) -> tuple[GuardSettings, ...] | None:
+    """The guards that a run goes on with where neither a flag nor the configuration file names any.
+
+    Raises:
+        UsageError: a file cannot be read, or this version cannot use a guard of the run.
+    """
+    given = merged({} if config is None else read_settings_file(config), flags)
+    if recorded is None or "guards" in given:
+        return None
+    return recorded_guards(recorded.read_training_manifest().guards, str(recorded.manifest_path)) or None

@@ -22,7 +22,7 @@ Outcome = Literal["finished", "stopped", "unfinished"]
 
 
 class TrainingManifest(Entry):
-    """What was started, on what; `effective` is what both sides report of themselves."""
+    """What was started, on what; `effective` is what both sides report of themselves, `guards` those in use."""
 
     training_version: int = TRAINING_VERSION
     tool_version: str
@@ -31,6 +31,7 @@ class TrainingManifest(Entry):
     settings: TrainSettings
     model: ModelIdentity
     content_keys: dict[str, str]
+    guards: list[dict[str, Any]] = []
     versions: dict[str, str]
     hardware: dict[str, Any]
     git: dict[str, Any] | None

@@ -49,15 +49,19 @@ class TrainingPreparation:
         return needed if context is None else min(needed, context)
 
 
-def prepare_training(settings: TrainSettings) -> TrainingPreparation:
+def prepare_training(settings: TrainSettings, guards: tuple[GuardSettings, ...] | None = None) -> TrainingPreparation:
     """Resolve and check everything that can be checked without a model in memory.
+
+    `guards` are those of a run that goes on; unset, those that the settings name.
 
     Raises:
         UsageError: the checkpoint, task, reward, objective or guards cannot be used.
         MissingExtra: a needed package is not installed.
     """
     build_objective(settings.objective.name, settings.objective.overrides)
-    guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
+    if guards is None:
+        guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
+    written_guards = [guard.model_dump(mode="json") for guard in guards]
     _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
@@ -87,8 +91,9 @@ def prepare_training(settings: TrainSettings) -> TrainingPreparation:
             "settings": content_key(settings.model_dump(mode="json", exclude=_free_to_change(settings))),
             "model": identity.fingerprint,
             "problems": content_key([[problem.prompt_id, problem.token_ids] for problem in problems]),
-            "guards": content_key([guard.model_dump(mode="json") for guard in guards]),
+            "guards": content_key(written_guards),
         },
+        guards=written_guards,
         versions=environment.versions(),
         hardware=environment.hardware(),
         git=environment.git_state(),

@@ -20,6 +20,7 @@ from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.train.distributed import is_main, rank, world_size
+from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.parts import Parts
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.rollouts import Rollout
@@ -34,8 +35,10 @@ _LEVEL: Final = 0.95
 Teller = Callable[[str], None]
 
 
-def prepare_sanity(settings: TrainSettings, sanity: SanitySettings) -> TrainingPreparation:
-    """A training run ready to start whose problems are the candidates.
+def prepare_sanity(
+    settings: TrainSettings, sanity: SanitySettings, guards: tuple[GuardSettings, ...] | None = None
+) -> TrainingPreparation:
+    """A training run ready to start whose problems are the candidates; `guards` as in `prepare_training`.
 
     Its content key `sanity` stands for what decides which of them are kept. Raises as `prepare_training`, and:
 
@@ -47,7 +50,7 @@ def prepare_sanity(settings: TrainSettings, sanity: SanitySettings) -> TrainingP
         if number < least:
             raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
     task = settings.task.model_copy(update={"num_problems": sanity.candidates})
-    prepared = prepare_training(settings.model_copy(update={"task": task}))
+    prepared = prepare_training(settings.model_copy(update={"task": task}), guards)
     keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
     manifest = prepared.manifest.model_copy(update={"settings": settings, "content_keys": keys})
     return replace(prepared, settings=settings, manifest=manifest)

@@ -66,6 +66,15 @@ def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings,
     return (*kept, *own)
 
 
+def recorded_guards(tables: Iterable[Mapping[str, Any]], where: str) -> tuple[GuardSettings, ...]:
+    """The guards that a run wrote down when it started; `where` names the file in messages.
+
+    Raises:
+        UsageError: this version cannot use one of them.
+    """
+    return tuple(_guard(table, f"{where}, guard {table.get('name')}") for table in tables)
+
+
 def _kept_defaults(file: GuardFileSettings, replaced: Iterable[str], where: str) -> list[GuardSettings]:
     known = [guard.name for guard in DEFAULT_GUARDS] if file.defaults else []
     unknown = next((name for name in file.off if name not in known), None)
