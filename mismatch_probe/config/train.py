@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from mismatch_probe.config.model import Attention, DtypeField, EngineSettings, ModelSettings, Settings
 from mismatch_probe.dtypes import Dtype
 
 Tracker = Literal["wandb", "tensorboard", "trackio"]
-Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TaskSettings(Settings):
@@ -33,7 +35,7 @@ class RolloutSettings(Settings):
     prompts: PositiveInt = 32
     samples: PositiveInt = 8
     max_new_tokens: PositiveInt = 1024
-    temperature: PositiveFloat = 1.0
+    temperature: Positive = 1.0
     updates: PositiveInt = 1
 
 
@@ -47,11 +49,11 @@ class ObjectiveSettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW on FP32 master weights; the schedule decays over `steps` after a linear warm-up."""
 
-    learning_rate: PositiveFloat = 1e-6
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 1.0
+    learning_rate: Positive = 1e-6
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0
 
@@ -62,13 +64,13 @@ class CriticSettings(Settings):
     learning_rate: default of verl.
     """
 
-    learning_rate: PositiveFloat = 1e-5
+    learning_rate: Positive = 1e-5
 
 
 class LossScaleSettings(Settings):
     """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps."""
 
-    initial: PositiveFloat = 2.0**12
+    initial: Positive = 2.0**12
     growth_interval: PositiveInt = 400
 
 

@@ -23,6 +23,7 @@ from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.load import load_guards
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.objectives.catalogue import build_objective
+from mismatch_probe.train.objectives.choices import require_group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +59,8 @@ def prepare_training(settings: TrainSettings, guards: tuple[GuardSettings, ...] 
         UsageError: the checkpoint, task, reward, objective or guards cannot be used.
         MissingExtra: a needed package is not installed.
     """
-    build_objective(settings.objective.name, settings.objective.overrides)
+    objective = build_objective(settings.objective.name, settings.objective.overrides)
+    require_group(objective.advantage, settings.rollout.samples)
     if guards is None:
         guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
     written_guards = [guard.model_dump(mode="json") for guard in guards]

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mismatch_probe.errors import UsageError
 from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.choices import GROUP_RULES, AdvantageRule, Critic
+from mismatch_probe.train.objectives.choices import AdvantageRule, Critic, require_group
 
 STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it, as verl does."""
@@ -59,12 +58,7 @@ def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) 
         return rewards
     if rule == "batch-mean":
         return rewards - rewards.mean()
-    assert rule in GROUP_RULES
-    if bool((groups.sizes_G < 2).any()):
-        raise UsageError(
-            f"the advantage {rule} compares the samples of one prompt, and a prompt has only one; "
-            "give --samples-per-prompt 2 or more (rollout.samples), or another advantage"
-        )
+    require_group(rule, int(groups.sizes_G.min()))
     sizes = groups.sizes_G.double()
     centred = rewards - groups.spread(groups.sums(rewards) / sizes)
     if rule == "leave-one-out":

@@ -69,6 +69,18 @@ class Objective:
             )
 
 
+def require_group(rule: AdvantageRule, samples: int) -> None:
+    """
+    Raises:
+        UsageError: the rule compares the samples of a prompt, and there are fewer than two.
+    """
+    if rule in GROUP_RULES and samples < 2:
+        raise UsageError(
+            f"the advantage {rule} compares the samples of one prompt, and a prompt has only one; "
+            "give --samples-per-prompt 2 or more (rollout.samples), or another advantage"
+        )
+
+
 THRESHOLD: Final = 3.0
 """C in the text of arXiv 2510.26788, and TRL's; its released code has 2 for tokens and 10 for sequences."""
 
