@@ -64,6 +64,7 @@ def _test(
         ):
             return execute_sanity(directory, preparation, recorded, view, partial(_tell, quiet))
     except UsageError:
+        directory.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(

@@ -48,6 +48,7 @@ def run_train(
         ):
             execute_training(directory, preparation, listener)
     except UsageError:
+        directory.discard_without_results()
         raise
     except TrainingStopped as stop:
         _show(directory, console, json_output=json_output)

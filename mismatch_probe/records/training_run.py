@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +63,11 @@ class TrainingDirectory(RunDirectory):
     def checkpoints_path(self) -> Path:
         return self.path / "checkpoints"
 
+    def discard_without_results(self) -> None:
+        """Remove a run that ended before its first checkpoint, so that the same command can be given again, mended."""
+        if not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl", "sanity.json")):
+            shutil.rmtree(self.path)
+
     def write_training_manifest(self, manifest: TrainingManifest) -> None:
         write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")
 
@@ -110,7 +116,7 @@ class TrainingDirectory(RunDirectory):
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of later steps, which will be done again."""
-        for path in (self.metrics_path, self.events_path):
+        for path in (path for path in (self.metrics_path, self.events_path) if path.exists()):
             kept = [line for line in _lines(path) if line["step"] <= step]
             write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 

@@ -1,0 +1,46 @@
+"""A run that cannot start leaves nothing behind; one that has begun keeps what it has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.cli.sanity_command import run_sanity
+from mismatch_probe.cli.train_command import run_train
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.preparation import prepare_training
+from mismatch_probe.train.run import start_training
+
+COMMANDS = [run_train, run_sanity]
+FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UsageError("vLLM knows no such argument")
+
+    monkeypatch.setattr("mismatch_probe.train.parts.start_engine", refuse)
+
+
+@pytest.mark.usefixtures("refusing", "process_group")
+@pytest.mark.parametrize("run", COMMANDS)
+def test_what_the_engine_refuses_leaves_no_run_behind(run: Callable[..., Any], tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no such argument"):
+            run(FLAGS, config=None, out=tmp_path / "run", resume=False, json_output=False)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("refusing", "process_group")
+def test_a_run_with_a_checkpoint_stays(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    start_training(path, prepare_training(parse_settings(TrainSettings, FLAGS)))
+    (path / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="no such argument"):
+        run_train(FLAGS, config=None, out=path, resume=True, json_output=False)
+    assert TrainingDirectory(path).is_run
