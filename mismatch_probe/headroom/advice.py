@@ -43,7 +43,7 @@ class Seen:
         return [*results, *weights]
 
 
-def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Trial) -> Trial | None:
+def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Tried) -> Trial | None:
     """The FP16 run with modules in FP32 that fits, else the last one tried; None where there was nothing to try.
 
     A run that would hold more than half of the weights in FP32 is not tried.
@@ -51,7 +51,9 @@ def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Trial) -> Trial
     layers = models.layer_names(bench.reference)
     tried, chosen = plain, set[str]()
     for _ in range(_ROUNDS):
-        blamed = {models.mendable(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16)}
+        blamed = {
+            models.mendable(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
+        }
         if blamed <= chosen:
             break
         chosen |= blamed
@@ -60,7 +62,7 @@ def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Trial) -> Trial
             break
         residual_from = next((layer for layer in layers if layer in chosen), None)
         tried = bench.run("fp16", modules=modules, residual_from=residual_from, yardstick=bf16)
-        if fits(tried.trial, bf16):
+        if fits(tried.trial, bf16.trial):
             break
     return None if tried is plain else tried.trial
 

@@ -94,14 +94,14 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
         )
     bench = Bench(folder, settings, reference, workload, logprobs_T)
     with stages("bf16", "BF16, as the yardstick"):
-        bf16 = bench.run("bf16", exponents=(0,)).trial
+        bf16 = bench.run("bf16", exponents=(0,))
     with stages("fp16", "FP16: forward, and backward at each loss scale"):
         plain = bench.run("fp16", yardstick=bf16)
     held = held_in_fp16(plain.ranges)
     with stages("fp32_backward", "gradients: FP32"):
         gradients = look_backward(reference, workload, held)
     advised = None
-    if not fits(plain.trial, bf16):
+    if not fits(plain.trial, bf16.trial):
         with stages("advised", "advice: FP16 with modules in FP32"):
             advised = try_exceptions(bench, Seen(ranges, gradients, held), plain, bf16)
     first = plain.trial.first_nonfinite
@@ -114,9 +114,9 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
             "activations": activations,
             "gradients": gradient,
             "plain": plain.trial,
-            "bf16": bf16,
+            "bf16": bf16.trial,
             "advised": advised,
-            "verdict": judge(weights, activations, gradient, plain.trial, bf16, advised),
+            "verdict": judge(weights, activations, gradient, plain.trial, bf16.trial, advised),
             "seconds": stages.seconds,
         }
     )

@@ -171,6 +171,7 @@ class Trial(Record):
     """A 16-bit run over the same responses, with some modules in FP32, and the residual stream from a layer on.
 
     logprob_error_nats: root mean square of its log-probs' difference from FP32, None where one is not finite.
+    further_share: of the tokens where this run or BF16's is off, those where this one is further from FP32.
     `from_exponent` to `to_exponent` are the loss scales that fit, None where none does.
     """
 
@@ -179,6 +180,7 @@ class Trial(Record):
     residual_in_fp32_from: str | None
     first_nonfinite: str | None
     logprob_error_nats: float | None
+    further_share: float | None = None
     scales: list[ScaleTrial]
     from_exponent: int | None = None
     to_exponent: int | None = None

@@ -1,0 +1,46 @@
+"""When a 16-bit run counts as close to FP32 and when it does not."""
+
+import pytest
+
+from mismatch_probe.headroom.trial import is_close
+from mismatch_probe.records.headroom import Trial
+
+
+def trial(error: float | None, further_share: float | None = None) -> Trial:
+    return Trial(
+        dtype="fp16",
+        modules_in_fp32=[],
+        residual_in_fp32_from=None,
+        first_nonfinite=None,
+        logprob_error_nats=error,
+        further_share=further_share,
+        scales=[],
+    )
+
+
+BF16 = trial(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("error", "further_share", "close"),
+    [
+        (1e-4, 0.1, True),
+        (1e-4, 0.9, True),
+        (3e-3, 0.1, True),
+        (3e-3, 0.6, False),
+        (9e-3, 0.1, False),
+        (None, None, False),
+    ],
+)
+def test_further_from_fp32_is_most_tokens_or_by_far(
+    error: float | None, further_share: float | None, *, close: bool
+) -> None:
+    assert is_close(trial(error, further_share), BF16) is close
+
+
+def test_what_fp32_itself_would_round_is_close_to_anything() -> None:
+    assert is_close(trial(9e-6, 1.0), trial(1e-9))
+
+
+def test_any_finite_answer_is_close_where_bf16_has_none() -> None:
+    assert is_close(trial(0.1, None), trial(None))
