@@ -126,7 +126,7 @@ class Trainer:
         with clock("measure"):
             metrics |= self._measured(step, prepared)
         with clock("guards"):
-            events = self._book.observe_canary(_without_update(metrics)).events if step == 1 else ()
+            events = self._book.observe_canary(_without_update(metrics), step).events if step == 1 else ()
             judged = self._book.evaluate(step, metrics)
             decision = Decision(step, (*events, *judged.events), judged.missing)
         prepared = self._adjust(decision, prepared, clock)

@@ -1,99 +1,31 @@
 """PPO through the whole trainer: the critic learns beside the policy, and a resumed run is the uninterrupted one."""
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.records.sequences import SampledSequence, SampleRequest
-from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.optimizer import Optimizer
-from mismatch_probe.train.preparation import prepare_training
-from mismatch_probe.train.run import execute_training, resume_training, start_training
 from mismatch_probe.train.updater import Trained
-from tests.train.model_engine import ModelEngine
+from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-REWARDS = """
-def even(prompt, response, answer):
-    return float(len(response) % 2 == 0)
-
-def undefined(prompt, response, answer):
-    return float("nan")
-"""
-GUARDS_THAT_LET_PASS = """
-defaults = false
-[[guard]]
-name = "never"
-rule = "limit"
-metric = "reward/mean"
-above = 9
-actions = ["log"]
-"""
-Steps = list[dict[str, float]]
-
-
-class StoppingEngine(ModelEngine):
-    """Every response ends by itself, whatever its last token."""
-
-    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
-        return [replace(one, finish_reason="stop") for one in super().sample(requests, sampling)]
+GUARDS_THAT_LET_PASS = 'name = "never"\nrule = "limit"\nmetric = "reward/mean"\nabove = 9\nactions = ["log"]'
 
 
 @pytest.fixture
-def home(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with problems and rewards, and a quick engine wherever one is started."""
-
-    @contextmanager
-    def start(checkpoint: str, *_: Any, **__: Any) -> Iterator[ModelEngine]:
-        yield StoppingEngine(Path(checkpoint))
-
-    monkeypatch.setattr("mismatch_probe.train.parts.start_engine", start)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "lengths_as_rewards.py").write_text(REWARDS, encoding="utf-8")
-    rows = [json.dumps({"prompt": f"{number} + {number} = "}) for number in range(8)]
-    (tmp_path / "problems.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    return tmp_path
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return quick_home(tmp_path, monkeypatch)
 
 
 def settings(llama: Path, home: Path, steps: int, **changes: Any) -> TrainSettings:
-    given: dict[str, Any] = {
-        "model": {"path": str(llama)},
-        "task": {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "lengths_as_rewards:even"},
-        "rollout": {"prompts": 4, "samples": 2, "max_new_tokens": 4},
-        "objective": {"name": "ppo"},
-        "optimizer": {"learning_rate": 1e-4},
-        "critic": {"learning_rate": 1e-3},
-        "train_dtype": "fp32",
-        "infer_dtype": "fp32",
-        "checkpoint": {"every": 2},
-        "steps": steps,
-    }
-    return TrainSettings.model_validate({**given, **changes})
-
-
-def train(path: Path, wanted: TrainSettings, *, resume: bool = False) -> Steps:
-    """What every step recorded, but for the time it took."""
-    preparation = prepare_training(wanted)
-    directory = (resume_training if resume else start_training)(path, preparation)
-    execute_training(directory, preparation, lambda *_: None)
-    return recorded(directory)
-
-
-def recorded(directory: TrainingDirectory) -> Steps:
-    return [
-        {name: value for name, value in metrics.items() if not name.startswith("time/")}
-        for _, metrics in directory.read_metrics()
-    ]
+    own = {"objective": {"name": "ppo"}, "critic": {"learning_rate": 1e-3}}
+    return quick_settings(llama, home, steps, **{**own, **changes})
 
 
 def test_a_critic_learns_beside_the_policy(llama: Path, home: Path) -> None:
@@ -144,8 +76,7 @@ def test_two_updates_of_a_rollout_move_both_twice(llama: Path, home: Path, monke
 
 
 def test_rewards_that_are_no_numbers_move_neither(llama: Path, home: Path) -> None:
-    wanted = settings(llama, home, 2, guards=home / "none.toml")
-    (home / "none.toml").write_text(GUARDS_THAT_LET_PASS, encoding="utf-8")
+    wanted = settings(llama, home, 2, guards=guard_file(home, GUARDS_THAT_LET_PASS))
     task = wanted.task.model_copy(update={"reward": "lengths_as_rewards:undefined"})
     steps = train(home / "run", wanted.model_copy(update={"task": task}))
     for step in steps:
