@@ -1,7 +1,7 @@
 """The same few tokens through both sides after every sync: does the engine hold what it was sent?"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -85,10 +85,11 @@ class WeightSync:
     def state(self) -> dict[str, Any]:
         """What later syncs are compared with, as JSON values."""
         held = {name: _as_json(value) for name, value in (("last", self._last), ("verified", self._verified))}
-        return {**held, "canary_k3": self._canary_k3}
+        return {**held, "canary_k3": self._canary_k3, "probe": [asdict(one) for one in self._probe]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from what `state` gave, on its probe: an engine started anew may have sampled another."""
+        self._probe = [TokenSequence(**one) for one in state["probe"]]
         self._last, self._verified = _from_json(state["last"]), _from_json(state["verified"])
         self._canary_k3 = state["canary_k3"]
 
