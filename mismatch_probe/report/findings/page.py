@@ -73,7 +73,7 @@ class _Answer:
         top = self.overview
         lists = [("Advice", top.advice)] if top.advice else []
         blocks: list[Block] = [
-            Finding(f"{self.anchor}-verdict", top.subject, top.badge, top.headline, lists),
+            Finding(f"{self.anchor}-verdict", top.subject.capitalize(), top.badge, top.headline, lists),
             top.table,
         ]
         if top.figure is not None:

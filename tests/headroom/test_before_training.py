@@ -1,0 +1,50 @@
+"""What `headroom` says before training is what the guards of an FP16 run then see; vLLM samples."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fp16_overflow import MODELS, Trained, examined, trained
+from mismatch_probe.records.headroom import Headroom, HeadroomCode
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+PLAIN, ACTIVATIONS, GRADIENTS = MODELS
+
+
+def looked_at_and_trained(number: int, folder: Path) -> tuple[Headroom, dict[str, Trained]]:
+    model = MODELS[number]
+    checkpoint = model.make(folder / "model")
+    return examined(checkpoint), {dtype: trained(checkpoint, model, dtype, folder) for dtype in model.learns_in}
+
+
+def test_a_model_that_fits_is_not_accused_and_trains_in_fp16(tmp_path: Path) -> None:
+    found, runs = looked_at_and_trained(0, tmp_path)
+    assert found.verdict.code in (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+    assert (runs["fp16"].guards, runs["fp16"].stopped) == ({}, None)
+
+
+def test_activations_past_65504_are_named_at_their_layer_and_the_fp16_run_is_stopped(tmp_path: Path) -> None:
+    found, runs = looked_at_and_trained(1, tmp_path)
+    assert found.verdict.code not in (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+    assert "overflow FP16, first at model.layers.1" in found.verdict.sentence
+    assert found.activations is not None
+    residual = [layer.residual for layer in found.activations.layers]
+    assert [value is not None and value > 65504 for value in residual] == [False, True, True, True]
+    assert "mismatch-nonfinite" in runs["fp16"].guards
+    assert runs["fp16"].stopped is not None
+    assert (runs["bf16"].guards, runs["bf16"].stopped) == ({}, None)
+
+
+def test_a_backward_pass_that_overflows_is_foretold_and_the_fp16_run_is_called_dead(tmp_path: Path) -> None:
+    found, runs = looked_at_and_trained(2, tmp_path)
+    assert "backward pass overflows at every loss scale; the largest gradient is at model.layers.1.mlp" in (
+        found.verdict.sentence
+    )
+    assert found.plain is not None
+    assert found.plain.first_nonfinite is None
+    assert {"overflow", "overflow-dead"} <= runs["fp16"].guards.keys()
+    assert runs["fp16"].stopped is not None
+    assert "FP16 training is dead" in runs["fp16"].stopped
+    assert runs["fp16"].overflows == runs["fp16"].steps
+    assert runs["bf16"].overflows == 0
