@@ -43,8 +43,9 @@ class Goal(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """One step up to its gradients; `before` is the optimizers' small state without them."""
+    """One update up to its gradients; `before` is the optimizers' small state without them."""
 
+    number: int
     rollouts: list[Rollout]
     scored: Scored
     plan: Plan
@@ -126,15 +127,10 @@ class Trainer:
         with clock("measure"):
             metrics |= self._measured(step, prepared)
         with clock("guards"):
-            events = self._book.observe_canary(_without_update(metrics), step).events if step == 1 else ()
-            judged = self._book.evaluate(step, metrics)
-            decision = Decision(step, (*events, *judged.events), judged.missing)
-        prepared = self._adjust(decision, prepared, clock)
-        if any(action.kind is ActionKind.RESYNC for action in decision.actions):
-            with clock("sync"):
-                self._parts.sync()
-        with clock("update"):
-            metrics |= self._apply(step, decision, prepared)
+            canary = self._book.observe_canary(_without_update(metrics), step) if step == 1 else Decision(step)
+            decision = canary.followed_by(self._book.evaluate(step, metrics))
+        learnt, decision = self._update(decision, prepared, clock)
+        metrics |= learnt
         metrics |= clock.metrics(sum(rollout.length for rollout in prepared.rollouts))
         self._recent_rewards.append(metrics["reward/mean"])
         self._history.append((step, metrics))
@@ -148,20 +144,16 @@ class Trainer:
             rollouts = self._parts.rollouts.sample(step - 1)
         with clock("score"):
             scored = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
-        return self._learn(rollouts, scored, clock)
+        return self._learn(0, rollouts, scored, clock)
 
-    def _learn(self, rollouts: list[Rollout], scored: Scored, clock: Clock) -> Prepared:
-        """The gradients of the step's first update."""
+    def _learn(self, number: int, rollouts: list[Rollout], scored: Scored, clock: Clock) -> Prepared:
+        """The gradients of one of the step's updates, counted from 0."""
         with clock("learn"):
             plan = plan_step(self._settings, self.adjustments, rollouts, scored)
             before = self._parts.updater.small_state()
-            learnt = self._accumulate(plan, rollouts, scored, 0)
-        return Prepared(rollouts, scored, plan, before, learnt)
-
-    def _accumulate(self, plan: Plan, rollouts: list[Rollout], scored: Scored, number: int) -> Metrics:
-        """The gradients of one of the step's updates."""
-        rows = rows_of_update(self._settings, len(rollouts), number)
-        return self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scored)
+            rows = rows_of_update(self._settings, len(rollouts), number)
+            learnt = self._parts.updater.accumulate(plan.update(rows), rollouts, rows, scored)
+        return Prepared(number, rollouts, scored, plan, before, learnt)
 
     def _measured(self, step: int, prepared: Prepared) -> Metrics:
         scored = prepared.scored
@@ -188,24 +180,34 @@ class Trainer:
             return prepared
         self._parts.updater.discard()
         self._parts.updater.restore(prepared.before)
-        return self._learn(prepared.rollouts, prepared.scored.without_graphs(), clock)
+        return self._learn(prepared.number, prepared.rollouts, prepared.scored.without_graphs(), clock)
 
-    def _apply(self, step: int, decision: Decision, prepared: Prepared) -> Metrics:
-        """The optimizer step, and those of the updates after the first; what they were learnt with, taken together.
+    def _update(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
+        """The step's updates: what they were learnt with, taken together, and what guards said to all of them.
 
-        Guards have seen the first update alone. Gradients of a later one that are not finite are not applied.
+        Before each one after the first, guards are asked about what it was learnt with. One that they give up ends the
+        step.
         """
-        updater = self._parts.updater
-        if any(action.kind in _GIVES_UP_UPDATE for action in decision.actions):
-            updater.discard()
-            return {}
-        learnt = [prepared.learnt]
-        for number in range(self._settings.rollout.updates):
-            if number > 0:
-                scored = prepared.scored.without_graphs()
-                learnt.append(self._accumulate(prepared.plan, prepared.rollouts, scored, number))
-            updater.step(step, self.adjustments.learning_rate_factor)
-        return _taken_together(learnt)
+        learnt, whole = [], decision
+        while True:
+            prepared = self._adjust(decision, prepared, clock)
+            learnt.append(prepared.learnt)
+            if any(action.kind is ActionKind.RESYNC for action in decision.actions):
+                with clock("sync"):
+                    self._parts.sync()
+            given_up = any(action.kind in _GIVES_UP_UPDATE for action in decision.actions)
+            with clock("update"):
+                if given_up:
+                    self._parts.updater.discard()
+                else:
+                    self._parts.updater.step(decision.step, self.adjustments.learning_rate_factor)
+            if given_up or prepared.number + 1 == self._settings.rollout.updates:
+                return _taken_together(learnt), whole
+            scored = prepared.scored.without_graphs()
+            prepared = self._learn(prepared.number + 1, prepared.rollouts, scored, clock)
+            with clock("guards"):
+                decision = self._book.evaluate_update(decision.step, prepared.learnt)
+            whole = whole.followed_by(decision)
 
     def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""

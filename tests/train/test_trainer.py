@@ -1,14 +1,21 @@
 """What the loop does with what guards say, and what a kill leaves to a resumed run."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.train.measure import Metrics
+from mismatch_probe.train.objectives.losses import Update
+from mismatch_probe.train.optimizer import Optimizer
+from mismatch_probe.train.updater import Updater
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings, recorded, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,6 +36,73 @@ def test_what_fired_at_the_canary_is_told_once_though_the_first_steps_are_done_a
     directory.forget_after(0)
     assert directory.read_events() == []
     assert recorded(home / "run") == []
+
+
+def rates_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Filled with the rate of every optimizer step."""
+    rates: list[float] = []
+    step = Optimizer.step
+
+    def counted(self: Optimizer, learning_rate: float) -> None:
+        rates.append(learning_rate)
+        step(self, learning_rate)
+
+    monkeypatch.setattr(Optimizer, "step", counted)
+    return rates
+
+
+TWO_UPDATES = {"prompts": 4, "samples": 2, "max_new_tokens": 4, "updates": 2}
+EACH_UPDATE = 'name = "norm"\nrule = "limit"\nmetric = "optim/grad_norm"\nabove = -1\npatience = 2\n'
+
+
+@pytest.mark.parametrize(
+    ("actions", "rates"),
+    [
+        ('["skip_update"]', [1e-4]),
+        ('["lower_learning_rate(0.5)"]', [1e-4, 5e-5]),
+        ('["stop"]', [1e-4]),
+        ('["rollback"]', [1e-4]),
+        ('["warn"]', [1e-4, 1e-4]),
+    ],
+)
+def test_guards_are_asked_before_a_later_update_too(
+    actions: str, rates: list[float], llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied = rates_of_updates(monkeypatch)
+    guards = guard_file(home, f"{EACH_UPDATE}actions = {actions}")
+    wanted = quick_settings(llama, home, 1, guards=guards, rollout=TWO_UPDATES)
+    with pytest.raises(TrainingStopped) if "stop" in actions else nullcontext():
+        train(home / "run", wanted)
+    assert applied == pytest.approx(rates)
+    [event] = TrainingDirectory(home / "run").read_events()
+    assert (event["step"], event["guard"]) == (1, "norm")
+
+
+def test_a_later_update_is_not_asked_of_what_only_a_step_has(
+    llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied = rates_of_updates(monkeypatch)
+    guards = guard_file(home, EACH_UPDATE.replace("optim/grad_norm", "reward/mean") + 'actions = ["skip_update"]')
+    wanted = quick_settings(llama, home, 2, guards=guards, rollout=TWO_UPDATES)
+    train(home / "run", wanted)
+    assert len(applied) == 2
+    assert [event["step"] for event in TrainingDirectory(home / "run").read_events()] == [2]
+
+
+def test_a_correction_switched_to_at_a_later_update_holds_for_it(
+    llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[str] = []
+    accumulate = Updater.accumulate
+
+    def watched(self: Updater, update: Update, *given: Any) -> Metrics:
+        learnt.append(update.plan.objective.correction.action)
+        return accumulate(self, update, *given)
+
+    monkeypatch.setattr(Updater, "accumulate", watched)
+    guards = guard_file(home, EACH_UPDATE + 'actions = ["switch_correction(seq-mis)"]')
+    train(home / "run", quick_settings(llama, home, 1, guards=guards, rollout=TWO_UPDATES))
+    assert learnt == ["weigh", "weigh", "mask"]
 
 
 class RestartedEngine(StoppingEngine):

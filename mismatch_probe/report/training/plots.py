@@ -159,7 +159,7 @@ _OPTIMISATION = PlotSection(
             "linear",
             "The schedule times what guards left of it.",
         ),
-        Plot("loss", "Loss", ("optim/loss",), "loss", "linear", "Of the step's first update, before any scaling."),
+        Plot("loss", "Loss", ("optim/loss",), "loss", "linear", "Mean over the step's updates, before any scaling."),
     ),
 )
 

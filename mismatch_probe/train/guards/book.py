@@ -60,6 +60,13 @@ class GuardBook:
             tuple(name for name in wanted if name not in metrics),
         )
 
+    def evaluate_update(self, step: int, metrics: Values) -> Decision:
+        """Takes in a later update of a step, before its optimizer step: for guards that read nothing but what it was
+        learnt with it is one more step; the others are left out.
+        """
+        events = [guard.step(step, metrics) for guard in self._guards]
+        return Decision(step, tuple(event for event in events if event is not None))
+
     def state(self) -> dict[str, Any]:
         """Strict JSON, with the settings it belongs to."""
         return {"evaluated": self._evaluated, "guards": [guard.state() for guard in self._guards]}

@@ -1,8 +1,8 @@
 """What the guards say about one step."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from mismatch_probe.train.guards.actions import Action, strongest_first
 
@@ -43,6 +43,10 @@ class Decision:
     step: int
     events: tuple[GuardEvent, ...] = ()
     missing: tuple[str, ...] = ()
+
+    def followed_by(self, later: Self) -> Self:
+        """With what was said later in the same step."""
+        return replace(self, events=(*self.events, *later.events), missing=(*self.missing, *later.missing))
 
     @property
     def actions(self) -> tuple[Action, ...]:
