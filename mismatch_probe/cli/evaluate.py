@@ -15,7 +15,9 @@ def evaluate(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     task: options.Task = None,
-    num_problems: Annotated[int | None, typer.Option(help="How many problems; 256 unless given.")] = None,
+    num_problems: Annotated[
+        int | None, typer.Option(help="How many problems; 256, or all of a smaller source, unless given.")
+    ] = None,
     reward: options.RewardName = None,
     dtype: Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")] = None,
     train_dtype: Annotated[Dtypes, typer.Option(help="Training side (repeatable; crossed with --infer-dtype).")] = None,

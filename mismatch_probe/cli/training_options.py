@@ -14,7 +14,9 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the model code that the checkpoint brings.")
 ]
 Task = Annotated[str | None, typer.Option(help="Problems: `sums:SPLIT`, a .jsonl or .parquet file, hub:…")]
-NumProblems = Annotated[int | None, typer.Option(help="How many problems of the task to train on.")]
+NumProblems = Annotated[
+    int | None, typer.Option(help="Problems to train on; unless given, all of a file, 256 of a task that makes them.")
+]
 RewardName = Annotated[str | None, typer.Option(help="`math`, or `module:function`; default: the task's own.")]
 Objective = Annotated[
     str | None, typer.Option(help="reinforce, grpo, dr-grpo, gspo, pg-seq-is, ppo, … (see the documentation).")

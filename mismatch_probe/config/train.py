@@ -1,12 +1,14 @@
 """What a training run is: the frozen, typed settings that its directory records and a resume must match."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from mismatch_probe.config.model import Attention, DtypeField, EngineSettings, ModelSettings, Settings
 from mismatch_probe.dtypes import Dtype
+
+DEFAULT_NUM_PROBLEMS: Final = 256
 
 Tracker = Literal["wandb", "tensorboard", "trackio"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -17,13 +19,14 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class TaskSettings(Settings):
     """Problems and what an answer is worth.
 
-    source: as `--prompts` of compare; the whole source is used, a built-in task makes `num_problems`. reward: None is
-    the built-in task's own check, `math` compares with the recorded answer, else `module:function`. truncated: a
-    response cut at `max_new_tokens` counts as `wrong` (reward 0) or is left out of the loss (`masked`).
+    source: as `--prompts` of compare. num_problems: unset, all of a file or data set, DEFAULT_NUM_PROBLEMS of a task
+    that makes them; a run records the number it came to. reward: None is the built-in task's own check, `math` compares
+    with the recorded answer, else `module:function`. truncated: a response cut at `max_new_tokens` counts as `wrong`
+    (reward 0) or is left out of the loss (`masked`).
     """
 
     source: str = "sums:medium"
-    num_problems: PositiveInt = 256
+    num_problems: PositiveInt | None = None
     chat_template: Literal["auto", "always", "never"] = "auto"
     reward: str | None = None
     truncated: Literal["wrong", "masked"] = "wrong"

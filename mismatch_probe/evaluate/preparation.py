@@ -11,11 +11,11 @@ from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.records.evaluation import Evaluation
-from mismatch_probe.tasks import load_prompts
+from mismatch_probe.tasks import Asking, load_prompts
 from mismatch_probe.tasks.rewards import Reward, load_reward
 
 DEFAULTS: Final[Mapping[str, Any]] = {
-    "prompts": {"source": "sums:medium", "num_prompts": 256},
+    "prompts": {"source": "sums:medium"},
     "sampling": {"samples_per_prompt": 4},
     "engine": {"prefill": False},
     "reference": {"rounded_weights": False},
@@ -23,6 +23,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "full_vocabulary": {"positions": 0},
 }
 """Where an evaluation starts from, instead of a comparison's own defaults."""
+
+_ASKING: Final = Asking("--task", "--num-problems", made=256, held=256)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def prepare_evaluation(comparison: CompareSettings, settings: EvaluationSettings
         MissingExtra: a needed package is not installed.
         EngineError: the engine cannot be configured here.
     """
-    reward = load_reward(settings.reward, load_prompts(comparison.prompts, seed=comparison.sampling.seed))
+    prompts = load_prompts(comparison.prompts, comparison.sampling.seed, _ASKING)
+    reward = load_reward(settings.reward, prompts)
+    resolved = comparison.prompts.model_copy(update={"num_prompts": len(prompts)})
+    comparison = comparison.model_copy(update={"prompts": resolved})
     return EvaluationPreparation(prepare(comparison), settings, reward)
 
 

@@ -4,6 +4,15 @@ from mismatch_probe.tasks.encoding import check_lengths, encode_prompts
 from mismatch_probe.tasks.model import load_tokenizer, resolve_model
 from mismatch_probe.tasks.procedural import verify
 from mismatch_probe.tasks.prompt import Prompt
-from mismatch_probe.tasks.source import load_prompts
+from mismatch_probe.tasks.source import Asking, load_prompts
 
-__all__ = ["Prompt", "check_lengths", "encode_prompts", "load_prompts", "load_tokenizer", "resolve_model", "verify"]
+__all__ = [
+    "Asking",
+    "Prompt",
+    "check_lengths",
+    "encode_prompts",
+    "load_prompts",
+    "load_tokenizer",
+    "resolve_model",
+    "verify",
+]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 ChatTemplate = Literal["auto", "always", "never"]
 
+_PLAIN = '--chat-template never, or chat_template = "never" in a configuration file'
 _LEAST_ROOM = 2
 """A response token, and the one that an engine decodes behind a response it scores again."""
 
@@ -81,7 +82,7 @@ def _encode_text(prompt_id: str, text: str, tokenizer: "PreTrainedTokenizerBase"
     if markers:
         raise UsageError(
             f"prompt {prompt_id} holds {markers[0]!r} already, and a second chat template would be put around it; "
-            "give --chat-template never"
+            f"give {_PLAIN}"
         )
     return _apply_template(prompt_id, [{"role": "user", "content": text}], tokenizer)
 
@@ -93,7 +94,7 @@ def _apply_template(prompt_id: str, messages: list[Message], tokenizer: "PreTrai
     except Exception as error:  # a template is a program and raises what it likes
         raise UsageError(
             f"the chat template failed on prompt {prompt_id} ({error}); mend its messages or the tokenizer's "
-            "chat_template, or give text with --chat-template never (prompts.chat_template)"
+            f"chat_template, or give text with {_PLAIN}"
         ) from error
 
 
@@ -101,7 +102,7 @@ def _require_template(tokenizer: "PreTrainedTokenizerBase") -> None:
     if tokenizer.chat_template is None:
         raise UsageError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template, and messages need one; give text prompts "
-            "with --chat-template never (prompts.chat_template), or a model with a template"
+            f"with {_PLAIN}, or a model with a template"
         )
 
 

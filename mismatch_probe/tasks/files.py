@@ -1,4 +1,7 @@
-"""Rows of prompt files. A reader yields (where the row stands, its columns), so that an error can name the place."""
+"""Rows of prompt files. A reader yields (where the row stands, its columns), so that an error can name the place.
+
+A reader is told the flag that named its file.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,7 +14,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks.rows import Row
 
 
-def read_jsonl(path: Path) -> Iterator[Row]:
+def read_jsonl(path: Path, flag: str) -> Iterator[Row]:
     """One JSON object a line; blank lines are skipped.
 
     Raises:
@@ -25,10 +28,10 @@ def read_jsonl(path: Path) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         raise UsageError(f"prompt file {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, flag, error) from error
 
 
-def read_parquet(path: Path) -> Iterator[Row]:
+def read_parquet(path: Path, flag: str) -> Iterator[Row]:
     """One row of the table a prompt; batches are read as they are needed.
 
     Raises:
@@ -44,10 +47,10 @@ def read_parquet(path: Path) -> Iterator[Row]:
     except pa.ArrowInvalid as error:
         raise UsageError(f"prompt file {path} is no readable parquet: {str(error).splitlines()[0]}") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, flag, error) from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
+READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
 def _parse_line(path: Path, number: int, line: str) -> Row:
@@ -64,5 +67,5 @@ def _parse_line(path: Path, number: int, line: str) -> Row:
     return Row(where, columns)
 
 
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"prompt file {path} cannot be read ({error.strerror or error}); give --prompts another path")
+def _unreadable(path: Path, flag: str, error: OSError) -> UsageError:
+    return UsageError(f"prompt file {path} cannot be read ({error.strerror or error}); give {flag} another path")

@@ -8,8 +8,10 @@ from mismatch_probe.tasks.rows import Row
 HUB_PREFIX = "hub:"
 
 
-def read_hub(source: str) -> Iterator[Row]:
+def read_hub(source: str, flag: str) -> Iterator[Row]:
     """The rows of one split (`train` unless named); a local folder of data files works as well as a hub id.
+
+    `flag` is what named it.
 
     Raises:
         MissingExtra: `datasets` is not installed.
@@ -24,7 +26,7 @@ def read_hub(source: str) -> Iterator[Row]:
         ) from error
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
     if not name:
-        raise UsageError(f"prompt source {source!r} names no data set; give --prompts {HUB_PREFIX}OWNER/NAME[:SPLIT]")
+        raise UsageError(f"prompt source {source!r} names no data set; give {flag} {HUB_PREFIX}OWNER/NAME[:SPLIT]")
     try:
         data = load_dataset(name, split=split or "train", streaming=True)
         for number, columns in enumerate(data):
@@ -33,5 +35,5 @@ def read_hub(source: str) -> Iterator[Row]:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(
             f"prompt source {source} cannot be loaded ({reason}); "
-            f"give --prompts {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
+            f"give {flag} {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
         ) from error

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
 from mismatch_probe.errors import UsageError
@@ -18,34 +20,54 @@ DEFAULT_SPLIT = "medium"
 TERMS_KEY = "terms="
 
 
-def load_prompts(settings: PromptSettings, seed: int = 0) -> list[Prompt]:
-    """The first `settings.num_prompts` prompts of the source, in its order; `seed` makes built-in problems.
+@dataclass(frozen=True)
+class Asking:
+    """How a command asks for prompts: with which flags, and for how many where no number is given.
 
-    Unset, that is DEFAULT_NUM_PROMPTS, or as many as a smaller source holds.
+    made: of a task that makes them. held: of a source that has them, or all of a smaller one; None: all of any.
+    """
+
+    flag: str = "--prompts"
+    count_flag: str = "--num-prompts"
+    made: int = DEFAULT_NUM_PROMPTS
+    held: int | None = DEFAULT_NUM_PROMPTS
+
+
+COMPARING: Final = Asking()
+
+
+def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPARING) -> list[Prompt]:
+    """The first `settings.num_prompts` prompts of the source, in its order, or, unset, as many as `asking` says.
+
+    `seed` makes the problems of tasks that make them.
 
     Raises:
         UsageError: the source does not exist, is malformed, or holds fewer prompts than asked for.
         MissingExtra: a hub data set or a task of reasoning-gym is asked for, and its package is not installed.
     """
-    wanted = settings.num_prompts or DEFAULT_NUM_PROMPTS
+    made, held = settings.num_prompts or asking.made, settings.num_prompts or asking.held
     if settings.source.partition(":")[0] in TASKS:
-        return _built_in(parse_problem_set(settings.source, seed), wanted)
+        return _built_in(parse_problem_set(settings.source, seed, asking.flag), made)
     if settings.source.startswith(GYM_PREFIX):
-        return gym_prompts(settings.source, wanted, seed)
-    rows = islice(_rows(settings.source), wanted)
+        return gym_prompts(settings.source, made, seed)
+    rows = islice(_rows(settings.source, asking.flag), held)
     prompts = [to_prompt(f"row-{index}", row) for index, row in enumerate(rows)]
     if not prompts:
-        raise UsageError(f"prompt source {settings.source} is empty; give --prompts a source with at least one prompt")
-    if settings.num_prompts is not None and len(prompts) < wanted:
         raise UsageError(
-            f"prompt source {settings.source} holds {len(prompts)} prompts, fewer than the {wanted} asked for; "
-            f"give --num-prompts {len(prompts)}, or leave it out to use what there is"
+            f"prompt source {settings.source} is empty; give {asking.flag} a source with at least one prompt"
+        )
+    if settings.num_prompts is not None and len(prompts) < settings.num_prompts:
+        raise UsageError(
+            f"prompt source {settings.source} holds {len(prompts)} prompts, fewer than the {settings.num_prompts} "
+            f"asked for; give {asking.count_flag} {len(prompts)}, or leave it out to use what there is"
         )
     return prompts
 
 
-def parse_problem_set(source: str, seed: int) -> ProblemSet:
+def parse_problem_set(source: str, seed: int, flag: str) -> ProblemSet:
     """The problems that `TASK`, `TASK:SPLIT`, `TASK:terms=N` or `TASK:terms=N-M` names; `TASK` is its medium split.
+
+    `flag` is what named it.
 
     Raises:
         UsageError: no such split or parameter, or a number of terms out of range.
@@ -58,19 +80,19 @@ def parse_problem_set(source: str, seed: int) -> ProblemSet:
     if split.startswith(TERMS_KEY):
         return ProblemSet(task, _parse_terms(source, split.removeprefix(TERMS_KEY)), seed)
     raise UsageError(
-        f"prompt source {source!r}: {task.name} has no split {split!r}; give --prompts {task.name}:SPLIT with one of "
+        f"prompt source {source!r}: {task.name} has no split {split!r}; give {flag} {task.name}:SPLIT with one of "
         f"{', '.join(task.splits)}, or {task.name}:{TERMS_KEY}N"
     )
 
 
-def _rows(source: str) -> Iterator[Row]:
+def _rows(source: str, flag: str) -> Iterator[Row]:
     if source.startswith(HUB_PREFIX):
-        return read_hub(source)
+        return read_hub(source, flag)
     path = Path(source).expanduser()
     if path.suffix in READERS:
-        return READERS[path.suffix](path)
+        return READERS[path.suffix](path, flag)
     raise UsageError(
-        f"prompt source {source!r} is unknown; give --prompts a built-in task ({', '.join(TASKS)}), "
+        f"prompt source {source!r} is unknown; give {flag} a built-in task ({', '.join(TASKS)}), "
         f"a {' or '.join(READERS)} file, {HUB_PREFIX}OWNER/NAME[:SPLIT], or {GYM_PREFIX}NAME"
     )
 

@@ -4,18 +4,18 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mismatch_probe import __version__
 from mismatch_probe.config.model import PromptSettings
-from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.training_run import TrainingManifest
-from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
+from mismatch_probe.tasks import Asking, check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
 from mismatch_probe.tasks.rewards import Reward, load_reward
 from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.book import GuardBook
@@ -27,6 +27,8 @@ from mismatch_probe.train.objectives.choices import require_group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_ASKING: Final = Asking("--task", "--num-problems", made=DEFAULT_NUM_PROBLEMS, held=None)
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class TrainingPreparation:
         return needed if context is None else min(needed, context)
 
 
-def prepare_training(settings: TrainSettings, guards: tuple[GuardSettings, ...] | None = None) -> TrainingPreparation:
+def prepare_training(
+    settings: TrainSettings, guards: tuple[GuardSettings, ...] | None = None, asking: Asking = _ASKING
+) -> TrainingPreparation:
     """Resolve and check everything that can be checked without a model in memory.
 
-    `guards` are those of a run that goes on; unset, those that the settings name.
+    `guards` are those of a run that goes on; unset, those that the settings name. `asking` is for problems.
 
     Raises:
         UsageError: the checkpoint, task, reward, objective or guards cannot be used.
@@ -78,8 +82,10 @@ def prepare_training(settings: TrainSettings, guards: tuple[GuardSettings, ...] 
     )
     tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
     prompts = load_prompts(
-        PromptSettings(source=settings.task.source, num_prompts=settings.task.num_problems), seed=settings.seed
+        PromptSettings(source=settings.task.source, num_prompts=settings.task.num_problems), settings.seed, asking
     )
+    task = settings.task.model_copy(update={"num_problems": len(prompts)})
+    settings = settings.model_copy(update={"task": task})
     reward = load_reward(settings.task.reward, prompts)
     problems = encode_prompts(prompts, tokenizer, settings.task.chat_template)
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from mismatch_probe.config.sanity import SanitySettings
-from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.provenance.keys import content_key, sequence_seed
@@ -19,6 +19,7 @@ from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Sol
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.tasks import Asking
 from mismatch_probe.train.distributed import is_main, rank, world_size
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.parts import Parts
@@ -45,15 +46,20 @@ def prepare_sanity(
     Raises:
         UsageError: fewer problems are asked for than a step samples.
     """
-    least, most = settings.rollout.prompts, settings.task.num_problems
+    least, most = settings.rollout.prompts, settings.task.num_problems or DEFAULT_NUM_PROBLEMS
     for flag, number in (("--candidates", sanity.candidates), ("--num-problems", most)):
         if number < least:
             raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
-    task = settings.task.model_copy(update={"num_problems": sanity.candidates})
-    prepared = prepare_training(settings.model_copy(update={"task": task}), guards)
+    asking = Asking("--task", "--candidates", made=sanity.candidates, held=sanity.candidates)
+    prepared = prepare_training(_with_problems(settings, None), guards, asking)
+    settings = _with_problems(settings, most)
     keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
     manifest = prepared.manifest.model_copy(update={"settings": settings, "content_keys": keys})
     return replace(prepared, settings=settings, manifest=manifest)
+
+
+def _with_problems(settings: TrainSettings, number: int | None) -> TrainSettings:
+    return settings.model_copy(update={"task": settings.task.model_copy(update={"num_problems": number})})
 
 
 def within(rates: Mapping[str, float], settings: SanitySettings, most: int) -> list[str]:
@@ -147,18 +153,20 @@ class SanityTest:
     def _try_candidates(self, parts: Parts) -> None:
         """Sample every candidate in batches of a step's size, until enough are kept; whole batches are recorded."""
         settings, train = self.record.settings, self.preparation.settings
+        most = train.task.num_problems
+        assert most is not None, "resolved when the run was prepared"
         candidates = self.preparation.problems
         size = max(1, train.rollout.prompts * train.rollout.samples // settings.solve_samples)
         rates = dict(self.record.rates)
-        while len(within(rates, settings, train.task.num_problems)) < train.task.num_problems:
+        while len(within(rates, settings, most)) < most:
             batch = candidates[len(rates) : len(rates) + size]
             if not batch:
                 break
             rates |= self._rates(parts, batch)
             self._update(rates=rates)
-            num_kept = len(within(rates, settings, train.task.num_problems))
+            num_kept = len(within(rates, settings, most))
             self.tell(f"{len(rates)} of {len(candidates)} candidates tried, {num_kept} kept")
-        kept = within(rates, settings, train.task.num_problems)
+        kept = within(rates, settings, most)
         require_enough(kept, rates, settings, train.rollout.prompts)
         at_start = np.mean([rates[key] for key in kept])
         self.tell(f"{len(kept)} problems to train on, {write_percent(float(at_start))} solved before training")

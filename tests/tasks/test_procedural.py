@@ -57,7 +57,7 @@ def test_the_number_of_terms_can_be_given_as_a_number_or_as_a_range():
 
 
 def test_a_task_without_a_split_is_its_medium_split():
-    assert parse_problem_set("sums", 0) == parse_problem_set("sums:medium", 0)
+    assert parse_problem_set("sums", 0, "--prompts") == parse_problem_set("sums:medium", 0, "--prompts")
 
 
 @pytest.mark.parametrize("source", ["sums:giant", "copy:giant", "sums:seed=3"])
