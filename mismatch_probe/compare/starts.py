@@ -5,7 +5,6 @@ different text before the prompt most of all there.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
@@ -16,11 +15,22 @@ Score = Callable[[list[TokenSequence]], list[ScoredSequence]]
 
 
 def scored_with_starts(score: Score, batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
-    """What `score` gives for the batch, each with the log-probs of its prompt's start; raises what `score` raises."""
-    starts = [
-        TokenSequence(sequence.id, sequence.prompt_token_ids[:1], sequence.prompt_token_ids[1:START_TOKENS])
-        for sequence in batch
-        if len(sequence.prompt_token_ids) > 1
+    """What `score` gives for the batch, each with the log-probs of its prompt's start; raises what `score` raises.
+
+    One pass gives both: a prompt is scored as if its first token alone were the prompt.
+    """
+    whole = [
+        TokenSequence(one.id, one.prompt_token_ids[:1], [*one.prompt_token_ids[1:], *one.token_ids]) for one in batch
     ]
-    of_id = {one.id: one.logprobs for one in score(starts)} if starts else {}
-    return [replace(one, start_logprobs=of_id.get(one.id)) for one in score(list(batch))]
+    return [_apart(one, sequence) for one, sequence in zip(score(whole), batch, strict=True)]
+
+
+def _apart(scored: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:
+    num_predicted = len(sequence.prompt_token_ids) - 1
+    return ScoredSequence(
+        scored.id,
+        scored.logprobs[num_predicted:],
+        None if scored.top1_ids is None else scored.top1_ids[num_predicted:],
+        None if scored.entropy_nats is None else scored.entropy_nats[num_predicted:],
+        scored.logprobs[: min(num_predicted, START_TOKENS - 1)] if num_predicted else None,
+    )

@@ -5,13 +5,12 @@ fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the
 ties to even. Attention takes FP16 queries, keys and values, is computed in FP32 and rounded once. PyTorch's own FP16
 products are several times slower on a CPU without FP16 instructions.
 
-FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused, and so do those
-inside causal attention where no gradient is wanted. BF16 is PyTorch's own but for attention's backward pass, whose
-kernel is slow on short sequences: it is computed in FP32 and rounded once.
+FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused. BF16 is
+PyTorch's own but for attention's backward pass, whose kernel is slow on short sequences: it is computed in FP32 and
+rounded once.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import Any, Final
 
 import torch
@@ -24,7 +23,6 @@ _SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
 _ROWS_PER_BLOCK: Final = 512
 _ROW_STEP: Final = 32
-_QUERIES_PER_BLOCK: Final = 128
 
 _ONE_OUTPUT: Final = {
     aten.mv.default,
@@ -75,7 +73,7 @@ def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if func in _ONE_OUTPUT:
         return _in_fp32(func, args, kwargs).half()
     if func is _ATTENTION:
-        output, log_sum_exp = _in_fp32(_attention, args, kwargs)
+        output, log_sum_exp = _in_fp32(func, args, kwargs)
         return output.half(), log_sum_exp
     if func is _ATTENTION_BACKWARD:
         return tuple(gradient.half() for gradient in _in_fp32(func, args, kwargs))
@@ -87,8 +85,6 @@ def _fp32_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return _fp32_matmul(*args)
     if func is aten.addmm.default and not kwargs:
         return _fp32_matmul(args[1], args[2]).add_(args[0])
-    if func is _ATTENTION:
-        return _attention(*args, **kwargs)
     return func(*args, **kwargs)
 
 
@@ -157,43 +153,6 @@ def _grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor,
         output_TN[start:end] = _matmul(a_TK[start:end], b_EKN[expert])
         start = end
     return output_TN
-
-
-def _attention(
-    query_BHSD: torch.Tensor,
-    key_BHSD: torch.Tensor,
-    value_BHSD: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """FP32 attention output and the log-sum-exp of its scores, left empty without gradients, which alone read it."""
-    plainly_causal = is_causal and not dropout_p and rest.get("attn_mask") is None
-    if torch.is_grad_enabled() or not plainly_causal or query_BHSD.shape[2] != key_BHSD.shape[2]:
-        kernel_result: tuple[torch.Tensor, torch.Tensor] = _ATTENTION(
-            query_BHSD, key_BHSD, value_BHSD, dropout_p, is_causal, **rest
-        )
-        return kernel_result
-    num_rows, num_heads, num_asked, head_size = query_BHSD.shape
-    num_groups = num_heads // key_BHSD.shape[1]
-    added = (0, 0, 0, -num_asked % _ROW_STEP)
-    scaled_BHSD = pad(query_BHSD * (rest.get("scale") or head_size**-0.5), added)
-    key_BHSD, value_BHSD = pad(key_BHSD, added), pad(value_BHSD, added)
-    num_tokens = key_BHSD.shape[2]
-    output_BSHD = value_BHSD.new_empty(num_rows, num_tokens, num_heads, value_BHSD.shape[3])
-    future = torch.full((_QUERIES_PER_BLOCK, _QUERIES_PER_BLOCK), -torch.inf).triu(1)
-    for row, kv_head in product(range(num_rows), range(key_BHSD.shape[1])):
-        key_SD, value_SD = key_BHSD[row, kv_head].contiguous(), value_BHSD[row, kv_head].contiguous()
-        heads = slice(kv_head * num_groups, (kv_head + 1) * num_groups)
-        for start in reversed(range(0, num_tokens, _QUERIES_PER_BLOCK)):
-            end = min(start + _QUERIES_PER_BLOCK, num_tokens)
-            queries_MD = scaled_BHSD[row, heads, start:end].reshape(-1, head_size)
-            scores_MK = _fp32_matmul(queries_MD, key_SD[:end].t())
-            scores_GQK = scores_MK.view(num_groups, end - start, end)
-            scores_GQK[..., start:] += future[: end - start, : end - start]
-            block_MD = _fp32_matmul(torch.softmax(scores_MK, dim=-1), value_SD[:end])
-            output_BSHD[row, start:end, heads] = block_MD.view(num_groups, end - start, -1).transpose(0, 1)
-    return output_BSHD.transpose(1, 2)[:, :, :num_asked], query_BHSD.new_empty(0)
 
 
 def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:

@@ -132,6 +132,8 @@ def test_the_start_of_each_prompt_is_scored_beside_its_response() -> None:
     scored = scored_with_starts(score, [long, short])
     assert [one.id for one in scored] == ["a", "b"]
     assert scored[0].start_logprobs is not None
-    assert len(scored[0].start_logprobs) == START_TOKENS - 1
+    assert scored[0].start_logprobs.tolist() == list(range(START_TOKENS - 1))
+    assert scored[0].logprobs.tolist() == [99, 100], "the response follows the prompt's 99 predicted tokens"
     assert scored[1].start_logprobs is None, "nothing predicts a prompt's only token"
-    assert seen[0] == TokenSequence("a", [0], list(range(1, START_TOKENS)))
+    assert scored[1].logprobs.tolist() == [0]
+    assert seen[0] == TokenSequence("a", [0], [*range(1, 100), 1, 2]), "one pass scores both"
