@@ -1,5 +1,6 @@
 """Curves over the layers of a model, or over loss scales, with limits and spans marked on them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from mismatch_probe.report.view import Heading, Panel
 
 _BAND_ALPHA, _SPAN_ALPHA = 0.18, 0.1
 _HEAD = 0.97
+_LEAST_RANGE = 10.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,17 @@ def draw(
             _draw_marks(axes, marks)
         if any(drawn):
             logarithmic(axes, "y")
+            _widen(axes)
 
     return panel(heading, on, size)
+
+
+def _widen(axes: Axes) -> None:
+    """At least a power of ten, so that noise does not look like a trend and ticks are told apart."""
+    low, high = axes.get_ylim()
+    if high / low < _LEAST_RANGE:
+        middle, half = math.sqrt(low * high), math.sqrt(_LEAST_RANGE)
+        axes.set_ylim(middle / half, middle * half)
 
 
 def _draw_series(axes: Axes, series: Series) -> bool:
