@@ -2,17 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.errors import BrokenRecord, StorageError
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.policy import Policy
@@ -49,7 +51,7 @@ class Checkpoints:
         """
         path = self._path(step)
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-        with storage_errors(path):
+        with _written_to(path, temporary):
             if is_main():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
@@ -137,6 +139,41 @@ class Checkpoints:
         shutil.rmtree(leaving, ignore_errors=True)
         path.replace(leaving)
         shutil.rmtree(leaving)
+
+
+@contextmanager
+def _written_to(path: Path, temporary: Path) -> Iterator[None]:
+    """Where a writer below is refused, one sentence, and nothing half-written that goes on filling the disk.
+
+    Raises:
+        StorageError: the disk refused, as PyTorch, safetensors or Python itself tells it.
+    """
+    try:
+        with storage_errors(path):
+            try:
+                yield
+            except CheckpointException as error:
+                failure, _ = next(iter(error.failures.values()))
+                raise _refusal(failure) or _unwritable(path, failure) from error
+            except SafetensorError as error:
+                raise _unwritable(path, error) from error
+    except StorageError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _refusal(failure: BaseException | None) -> OSError | None:
+    """The operating system's own words, where a failure came of them."""
+    while failure is not None and not isinstance(failure, OSError):
+        failure = failure.__cause__ or failure.__context__
+    return failure
+
+
+def _unwritable(path: Path, error: BaseException) -> StorageError:
+    reason = str(error).splitlines()[0]
+    return StorageError(
+        f"cannot write {path} whole, as on a full disk ({reason}); free space, or give --out on another disk"
+    )
 
 
 def _state(trained: Mapping[str, Trained]) -> dict[str, Any]:
