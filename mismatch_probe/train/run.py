@@ -11,7 +11,7 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.memory import bound_kernel_caches
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
@@ -96,7 +96,7 @@ def _train_assembled(
         book = GuardBook(preparation.guards)
         trainer = Trainer(parts, preparation.settings, book, checkpoints, adjustments, listener, goal)
         if newest is not None:
-            trainer.resume(newest)
+            trainer.resume(newest, directory.read_metrics(), map(GuardEvent.from_json, directory.read_events()))
         try:
             return trainer.run()
         except TrainingStopped as stop:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -78,13 +78,15 @@ class Trainer:
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
 
-    def resume(self, step: int) -> None:
-        """Continue after the checkpoint of `step`."""
+    def resume(self, step: int, before: Iterable[tuple[int, Metrics]], events: Iterable[GuardEvent]) -> None:
+        """Continue after the checkpoint of `step`; `before` and `events` are what the steps up to it recorded."""
         rest = self._checkpoints.load(step, self._parts.updater.trained)
         self._parts.updater.restore(rest["optimizers"])
         self._parts.sync.restore(rest["sync"])
         self._book.restore(rest["guards"])
         self._step = step
+        self._history.extend(before)
+        self._events.extend(events)
 
     def run(self) -> bool:
         """Train to the last step or the goal. False where a guard asked for another precision: assemble again, go on.

@@ -1,5 +1,6 @@
 """What the loop does with what guards say, and what a kill leaves to a resumed run."""
 
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,6 +37,20 @@ def test_what_fired_at_the_canary_is_told_once_though_the_first_steps_are_done_a
     directory.forget_after(0)
     assert directory.read_events() == []
     assert recorded(home / "run") == []
+
+
+def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed(llama: Path, home: Path) -> None:
+    stopping = ALWAYS.replace('["log"]', '["log", "log", "log", "stop"]')
+    wanted = quick_settings(llama, home, 4, guards=guard_file(home, stopping))
+    with pytest.raises(TrainingStopped) as whole:
+        train(home / "whole", wanted)
+    killed = quick_settings(llama, home, 3, guards=wanted.guards)
+    train(home / "killed", killed)
+    shutil.rmtree(home / "killed" / "checkpoints" / "step-000003")
+    with pytest.raises(TrainingStopped) as resumed:
+        train(home / "killed", wanted, resume=True)
+    assert str(resumed.value) == str(whole.value)
+    assert str(whole.value).count("mismatch/kl_k3 is") == 3
 
 
 def rates_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -1,10 +1,11 @@
 """What the guards say about one step."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from mismatch_probe.train.guards.actions import Action, strongest_first
+from mismatch_probe.train.guards.actions import Action, parse_action, strongest_first
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,18 @@ class GuardEvent:
             "actions": [str(action) for action in self.actions],
             "sentence": self.sentence,
         }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` gave."""
+        return cls(
+            **{
+                **record,
+                "value": float(record["value"]),
+                "threshold": float(record["threshold"]),
+                "actions": tuple(map(parse_action, record["actions"])),
+            }
+        )
 
 
 @dataclass(frozen=True)

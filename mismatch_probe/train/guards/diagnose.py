@@ -75,9 +75,9 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
     """The first cause whose signature the window shows.
 
     history: metrics of the last steps by step number, the newest included; a dozen is enough, since the signatures are
-    jumps and levels. events: the firings of those steps.
+    jumps and levels. events: the firings of the run; those of other steps are left out.
     """
-    window = Window(dict(sorted(history.items())), events)
+    window = Window(dict(sorted(history.items())), [event for event in events if event.step in history])
     signatures = (
         _fp16_dead,
         _reward_nan,

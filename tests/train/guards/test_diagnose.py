@@ -111,6 +111,14 @@ def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() ->
     assert diagnose(history, events).cause is Cause.ENGINE_WEIGHTS
 
 
+def test_what_a_probe_guard_saw_long_ago_hides_no_jump_of_today() -> None:
+    history = clean()
+    history[40]["sync/probe_k3"] *= 1000
+    old = GuardEvent(3, "engine-weights", "growth", "sync/probe_k3", 1.0, 0.1, 1, (), "the probe jumped")
+    assert diagnose(history, [old]).cause is Cause.ENGINE_WEIGHTS
+    assert "jumped" not in diagnose(clean(), [old]).sentence
+
+
 def test_a_mismatch_that_grows_with_equal_weights_is_precision() -> None:
     found = ending({"mismatch/kl_k3": [1e-4 * 1.3**step for step in range(12)], "mismatch/prob_diff_max": [0.97]})
     assert found.cause is Cause.PRECISION_DRIFT

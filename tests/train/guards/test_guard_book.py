@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.load import parse_guards
 from tests.train.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
@@ -80,6 +80,13 @@ def test_an_event_records_which_guard_fired_on_what_and_why() -> None:
 def test_an_event_on_a_value_that_is_no_number_is_strict_json() -> None:
     event = book(limit()).evaluate(1, {"m": math.nan}).events[0]
     assert json.loads(json.dumps(event.as_json(), allow_nan=False))["value"] == "nan"
+
+
+@pytest.mark.parametrize("value", [2.5, math.inf])
+def test_an_event_is_read_back_as_it_was(value: float) -> None:
+    guards = book(limit(actions=["warn", ["skip_update", "lower_learning_rate(0.3)", "raise_precision(infer)"]]))
+    for event in (*guards.evaluate(1, {"m": value}).events, *guards.evaluate(2, {"m": value}).events):
+        assert GuardEvent.from_json(json.loads(json.dumps(event.as_json(), allow_nan=False))) == event
 
 
 def test_a_guard_that_could_never_fire_is_refused_at_the_first_step() -> None:
