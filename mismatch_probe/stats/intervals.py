@@ -68,10 +68,9 @@ _TAILS: dict[Scale, tuple[Tail, Tail]] = {
     Scale.POSITIVE: (_SEEN, Tail(5.0)),
     Scale.WEIGHTS: (_SEEN, Tail(9.0, least=1.25)),
     Scale.RATIO: (_SKEWED, _SKEWED),
-    Scale.CORRELATION: (_SKEWED, _SKEWED),
     Scale.SHARE: (_AS_SEEN, _AS_SEEN),
 }
-"""Of the lower and the upper bound, set by simulation."""
+"""Of the lower and the upper bound, set by simulation; a correlation's depend on where it lies."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
         return Interval(value, None, None)
     there, slope, back = _LINKS[scale]
     with np.errstate(all="ignore"):
-        degrees = [estimate.degrees(tail) for tail in _TAILS[scale]]
+        degrees = [estimate.degrees(tail) for tail in _tails(scale, value)]
         reach = special.stdtrit(degrees, (1 + level) / 2) * error * slope(np.float64(value))
         if not reach.any() or not np.isfinite(reach).all():
             return Interval(value, value, value)
@@ -134,11 +133,20 @@ def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
     return Interval(value, float(low), float(high)) if np.isfinite(high) else Interval(value, None, None)
 
 
+def _tails(scale: Scale, value: float) -> tuple[Tail, Tail]:
+    """A correlation near 1 is 1 less a positive skewed quantity, so the tail lies towards 0; about 0 on both sides."""
+    if scale is not Scale.CORRELATION:
+        return _TAILS[scale]
+    inwards, outwards = Tail(1 + 4 * abs(value)), Tail(1 - abs(value))
+    return (inwards, outwards) if value > 0 else (outwards, inwards)
+
+
 def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interval:
     """Clopper-Pearson bounds for a share at its effective sample size [Korn and Graubard 1998, Survey Method. 24:193].
 
     A share of exactly 0 or 1 says nothing about how its events cluster; the clusters then count as the sample, the
-    most cautious choice (the rule of three over clusters). Where clusters are single units the bounds are exact.
+    most cautious choice (the rule of three over clusters). Where clusters are single units the bounds are exact. What a
+    sample hides of the clusters' tail counts the more the nearer the share is to 0 or 1, and its skewness with it.
     """
     share, num_clusters = estimate.value, estimate.num_clusters
     if num_clusters < 2:
@@ -148,7 +156,8 @@ def share_interval(estimate: Jackknife, num_units: int, level: float) -> Interva
     elif estimate.error == 0:
         effective = float(num_units)
     else:
-        degrees = num_units - 1.0 if num_units == num_clusters else estimate.degrees(_SKEWED)
+        hidden = Tail(1.0 + 2.0 * abs(1 - 2 * share))
+        degrees = num_units - 1.0 if num_units == num_clusters else estimate.degrees(hidden)
         quantiles = special.stdtrit([num_units - 1.0, degrees], (1 + level) / 2)
         effective = min(share * (1 - share) / estimate.error**2 * (quantiles[0] / quantiles[1]) ** 2, float(num_units))
     events, tail = share * effective, (1 - level) / 2
