@@ -20,7 +20,7 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.sanity_run import SanityRecord
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.training_run import TrainingSummary
+from mismatch_probe.records.training_run import Canary, TrainingSummary
 
 RECORDS: Final[dict[str, type[BaseModel]]] = {
     "summary": Summary,
@@ -30,6 +30,7 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "doctor": Examination,
     "dry-run": DryRun,
     "train": TrainingSummary,
+    "canary": Canary,
     "sanity": SanityRecord,
     "evaluation": Evaluation,
     "headroom": Headroom,

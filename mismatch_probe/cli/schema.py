@@ -16,6 +16,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "doctor": "doctor --json",
     "dry-run": "compare --dry-run --json",
     "train": "train --json, report --json of a training run",
+    "canary": "train --canary --json",
     "sanity": "sanity --json, RUN/sanity.json",
     "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, headroom.json",

@@ -1,5 +1,7 @@
 """`mismatch-probe train`."""
 
+from typing import Annotated
+
 import typer
 
 from mismatch_probe.cli import training_options as options
@@ -31,6 +33,10 @@ def train(
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
+    canary: Annotated[
+        bool,
+        typer.Option("--canary", help="Train nothing: sync, sample and compare once, and say what guards think of it."),
+    ] = False,
     json_output: options.JsonOutput = False,
 ) -> None:
     """Train with reinforcement learning, guarded by the mismatch between vLLM and the training path.
@@ -39,6 +45,10 @@ def train(
     train …
     """
     flags = training_flags(context)
+    if canary:
+        from mismatch_probe.cli.canary_command import run_canary
+
+        raise typer.Exit(int(run_canary(flags, config=config, out=out, resume=resume, json_output=json_output)))
     from mismatch_probe.cli.train_command import run_train
 
     raise typer.Exit(int(run_train(flags, config=config, out=out, resume=resume, json_output=json_output)))

@@ -137,6 +137,23 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield line
 
 
+class Canary(Entry):
+    """Both sides held against each other on weights that were just sent; `train --canary --json` prints it.
+
+    step: of the checkpoint whose weights they are, 0 for the model itself. metrics: those of a step, None where a value
+    is not finite. fired: guards, as in events.jsonl.
+    """
+
+    canary_version: int = 1
+    tool_version: str
+    model: str
+    step: int
+    train_dtype: Dtype
+    infer_dtype: Dtype
+    metrics: dict[str, float | None]
+    fired: list[dict[str, Any]]
+
+
 class MetricCourse(Entry):
     """One metric over a run. `first` and `last` are means over the summary's `window` of steps; a step whose value is
     not finite is counted and in none of them; None where nothing is left.

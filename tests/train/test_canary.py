@@ -1,0 +1,74 @@
+"""A canary on demand: what a step would measure on these weights, and what guards think of it, with nothing changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from mismatch_probe.cli.canary_command import run_canary
+from mismatch_probe.cli.schema import schema_path
+from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.errors import ExitCode, UsageError
+from tests.train.model_engine import ModelEngine
+from tests.train.quick_runs import quick_home, quick_settings, recorded, train
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class OtherWeights(ModelEngine):
+    """An engine that a sync leaves with another layer."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.perturbation = 0.5
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return quick_home(tmp_path, monkeypatch)
+
+
+def canary(wanted: TrainSettings, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> dict[str, Any]:
+    flags = {} if out is not None else wanted.model_dump(mode="json", exclude_none=True)
+    code = run_canary(flags, config=None, out=out, resume=out is not None, json_output=True)
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads(schema_path("canary").read_text())).validate(document)
+    assert code is (ExitCode.GATE_FAILED if document["fired"] else ExitCode.PASS)
+    return document
+
+
+def test_a_model_is_looked_at_without_a_run(llama: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = canary(quick_settings(llama, home, 1), capsys)
+    assert found["step"] == 0
+    assert found["fired"] == []
+    assert found["metrics"]["mismatch/kl_k3"] < 1e-9
+
+
+def test_the_newest_checkpoint_is_measured_as_the_next_step_would(
+    llama: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = quick_settings(llama, home, 2)
+    train(home / "run", wanted)
+    before = {path: path.read_bytes() for path in (home / "run").rglob("*") if path.is_file()}
+    found = canary(wanted, capsys, home / "run")
+    assert {path: path.read_bytes() for path in (home / "run").rglob("*") if path.is_file()} == before
+    assert found["step"] == 2
+    next_step = train(home / "run", quick_settings(llama, home, 3), resume=True)[-1]
+    assert {name: next_step[name] for name in found["metrics"]} == found["metrics"]
+    assert len(recorded(home / "run")) == 3
+
+
+def test_an_engine_with_other_weights_is_told_by_the_guards(
+    llama: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_home(home, monkeypatch, OtherWeights)
+    found = canary(quick_settings(llama, home, 1), capsys)
+    assert found["metrics"]["sync/probe_k3"] > 1e-6
+    assert found["fired"]
+
+
+def test_a_run_to_write_to_is_refused(llama: Path, home: Path) -> None:
+    with pytest.raises(UsageError, match="--canary writes nothing"):
+        run_canary({}, config=None, out=home / "run", resume=False, json_output=False)
