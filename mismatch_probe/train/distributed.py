@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,16 @@ def world_size() -> int:
 
 def is_main() -> bool:
     return rank() == 0
+
+
+def engine_share(items: Sequence[Record], ranks_an_engine: int) -> Sequence[Record]:
+    """What the engine that this rank holds, alone or with its neighbours, is to work on."""
+    return items[rank() // ranks_an_engine :: world_size() // ranks_an_engine]
+
+
+def speaks_for_engine(ranks_an_engine: int) -> bool:
+    """Whether this rank is the first of those that hold one engine, which all have its answers."""
+    return rank() % ranks_an_engine == 0
 
 
 def gathered(own: list[Record]) -> list[Record]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
@@ -10,6 +11,7 @@ from mismatch_probe.config.train import OptimizerSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
+from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import gathered, world_size
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _PROBE_SEQUENCES: Final = 8
 _PROBE_NEW_TOKENS: Final = 32
+_PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 _GPU_MEMORY_SHARE: Final = 0.4
 """Of a GPU that the engine shares with the policy and its optimizer."""
 
@@ -97,6 +100,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
                 preparation.reward,
                 settings.rollout,
                 settings.seed,
+                _ranks_an_engine(engine),
             ),
             sync=WeightSync(policy, engine, infer_dtype, probe),
             tokenizer=preparation.tokenizer,
@@ -137,6 +141,24 @@ def _engine_settings(settings: TrainSettings) -> EngineSettings:
     if world_size() > 1:
         args.setdefault("distributed_executor_backend", "external_launcher")
     return settings.engine.model_copy(update={"args": args})
+
+
+def _ranks_an_engine(engine: Engine) -> int:
+    """How many of torchrun's ranks hold one engine together.
+
+    Raises:
+        UsageError: the ranks cannot be divided among engines of that size.
+    """
+    if world_size() == 1:
+        return 1
+    effective = engine.effective_settings()
+    size: int = prod(effective[name] for name in _PARALLEL_SIZES)
+    if world_size() % size:
+        raise UsageError(
+            f"engines over {size} ranks each do not divide torchrun's {world_size()}; change --nproc-per-node, or "
+            f"{' and '.join(f'--vllm.{name}' for name in _PARALLEL_SIZES)}"
+        )
+    return size
 
 
 def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:

@@ -12,7 +12,7 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.rewards import Answered, Reward, score_responses
-from mismatch_probe.train.distributed import gathered, rank, world_size
+from mismatch_probe.train.distributed import engine_share, gathered, speaks_for_engine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +45,10 @@ class Rollouts:
         reward: Reward,
         settings: RolloutSettings,
         seed: int,
+        ranks_an_engine: int = 1,
     ) -> None:
         self._engine = engine
+        self._ranks_an_engine = ranks_an_engine
         self._problems = problems
         self._tokenizer = tokenizer
         self._reward = reward
@@ -60,22 +62,26 @@ class Rollouts:
 
     def sample(self, step: int) -> list[Rollout]:
         """The step's responses, problem after problem, on every rank. Raises as `respond`."""
-        own = self._chosen(step)[rank() :: world_size()]
         return self.respond(
             [
-                SampleRequest(f"{step}/{problem.prompt_id}/{sample}", problem, self._request_seed(step, place, sample))
-                for place, problem in own
-                for sample in range(self._settings.samples)
+                [
+                    SampleRequest(
+                        f"{step}/{problem.prompt_id}/{sample}", problem, self._request_seed(step, place, sample)
+                    )
+                    for sample in range(self._settings.samples)
+                ]
+                for place, problem in self._chosen(step)
             ]
         )
 
-    def respond(self, requests: Sequence[SampleRequest]) -> list[Rollout]:
-        """Responses to the requests of every rank, on every rank; each rank samples and scores its own.
+    def respond(self, groups: Sequence[Sequence[SampleRequest]]) -> list[Rollout]:
+        """Responses to every group of requests, on every rank; each engine answers its share of the groups.
 
         Raises:
             EngineError: the engine failed.
             UsageError: the reward function failed.
         """
+        requests = [request for group in engine_share(groups, self._ranks_an_engine) for request in group]
         sampled = self._engine.sample(requests, self._sampling)
         texts = self._tokenizer.batch_decode([one.sequence.token_ids for one in sampled], skip_special_tokens=True)
         answered = [
@@ -94,7 +100,7 @@ class Rollouts:
             )
             for one, request, reward, item in zip(sampled, requests, rewards, answered, strict=True)
         ]
-        return gathered(found)
+        return gathered(found if speaks_for_engine(self._ranks_an_engine) else [])
 
     def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""

@@ -20,7 +20,7 @@ from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.tasks import Asking
-from mismatch_probe.train.distributed import is_main, rank, world_size
+from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.parts import Parts
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
@@ -174,12 +174,16 @@ class SanityTest:
 
     def _rates(self, parts: Parts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
         seed = self.preparation.settings.seed
-        requests = [
-            SampleRequest(f"try/{problem.prompt_id}/{sample}", problem, sequence_seed(seed, problem.prompt_id, sample))
-            for problem in batch[rank() :: world_size()]
-            for sample in range(self.record.settings.solve_samples)
+        groups = [
+            [
+                SampleRequest(
+                    f"try/{problem.prompt_id}/{sample}", problem, sequence_seed(seed, problem.prompt_id, sample)
+                )
+                for sample in range(self.record.settings.solve_samples)
+            ]
+            for problem in batch
         ]
-        solved = solved_by_problem(0, parts.rollouts.respond(requests))
+        solved = solved_by_problem(0, parts.rollouts.respond(groups))
         return {problem.prompt_id: _share(solved[problem.prompt_id]) for problem in batch}
 
     def _update(self, **changes: Any) -> None:

@@ -88,11 +88,18 @@ def test_in_fp32_both_sides_stay_together_after_every_update(tmp_path: Path) -> 
     assert min(line["update/policy_shift_k3"] for line in found[1:]) > 1e-7
 
 
-def test_two_ranks_follow_one(tmp_path: Path) -> None:
-    train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "one")
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("ranks") / "one"
+    train(*SMALL, *FP32, "--steps", 3, "--out", run)
+    return run
+
+
+@pytest.mark.parametrize("engines", [(), ("--vllm.tensor_parallel_size", 2)], ids=["an-engine-each", "one-engine"])
+def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path) -> None:
     torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
-    train(*SMALL, *FP32, "--steps", 3, "--out", tmp_path / "two", launcher=torchrun)
-    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+    train(*SMALL, *FP32, *engines, "--steps", 3, "--out", tmp_path / "two", launcher=torchrun)
+    for one, two in zip(metrics(one_rank), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]
         assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)
         assert two["optim/grad_norm"] == pytest.approx(one["optim/grad_norm"], rel=1e-3)

@@ -21,9 +21,10 @@ def prepare_import(dtype: Dtype) -> None:
 
 
 def choose_processes(args: Mapping[str, Any]) -> None:
-    """A lone worker runs inside this process; several keep to vLLM's own processes.
+    """A lone worker, or one beside those that torchrun started, runs inside this process; others in vLLM's own.
 
     Inside, the engine starts faster and its batches do not depend on the timing of messages.
     """
-    if all(args.get(size) in (None, 1) for size in _PARALLEL_SIZES):
+    alone = all(args.get(size) in (None, 1) for size in _PARALLEL_SIZES)
+    if alone or args.get("distributed_executor_backend") == "external_launcher":
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
