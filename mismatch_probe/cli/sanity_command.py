@@ -13,7 +13,7 @@ from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
 from mismatch_probe.notation import write_percent
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.train.distributed import is_main
@@ -63,6 +63,8 @@ def _test(
             watched(quiet, directory, preparation.settings) as view,
         ):
             return execute_sanity(directory, preparation, recorded, view, partial(_tell, quiet))
+    except RunDirectoryError:
+        raise
     except UsageError:
         directory.discard_without_results()
         raise

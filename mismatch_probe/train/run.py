@@ -39,7 +39,7 @@ def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDire
 
 
 def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:
-    """The run directory of an earlier start, its manifest with the settings it goes on with.
+    """The run directory of an earlier start.
 
     Raises:
         RunDirectoryError: there is none, or it is of another model, other settings, problems or guards.
@@ -53,14 +53,13 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
             "manifest.json), or give another --out"
         )
-    _record(directory, settings=preparation.settings, outcome="unfinished")
     return directory
 
 
 def execute_training(
     directory: TrainingDirectory, preparation: TrainingPreparation, watch: Listener, goal: Goal | None = None
 ) -> None:
-    """Train to the last step or the goal, from the newest checkpoint where there is one.
+    """Train to the last step or the goal, from the newest checkpoint where there is one, as the manifest then says.
 
     Raises:
         TrainingStopped: a guard ended the run.
@@ -76,6 +75,7 @@ def execute_training(
 
     bound_kernel_caches()
     with directory.locked() if is_main() else nullcontext():
+        _record(directory, settings=preparation.settings, outcome="unfinished")
         while not _train_assembled(directory, preparation, listener, goal):
             gc.collect()
         _record(directory, outcome="finished")

@@ -9,13 +9,17 @@ import pytest
 from mismatch_probe.cli.sanity_command import run_sanity
 from mismatch_probe.cli.train_command import run_train
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import start_training
+from mismatch_probe.train.sanity import prepare_sanity
 
 COMMANDS = [run_train, run_sanity]
+SANITY = SanitySettings()
 FLAGS = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}}
 
 
@@ -34,6 +38,20 @@ def test_what_the_engine_refuses_leaves_no_run_behind(run: Callable[..., Any], t
         with pytest.raises(UsageError, match="no such argument"):
             run(FLAGS, config=None, out=tmp_path / "run", resume=False, json_output=False)
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("run", COMMANDS)
+def test_a_run_that_another_process_is_starting_is_left_as_it_is(run: Callable[..., Any], tmp_path: Path) -> None:
+    directory = SanityDirectory(tmp_path / "run")
+    settings = parse_settings(TrainSettings, FLAGS)
+    start_training(directory.path, prepare_training(settings) if run is run_train else prepare_sanity(settings, SANITY))
+    if run is run_sanity:
+        directory.write_sanity(SanityRecord(settings=SANITY))
+    before = directory.manifest_path.read_bytes()
+    with directory.locked(), pytest.raises(UsageError, match="being written by another process"):
+        run({"steps": 7}, config=None, out=directory.path, resume=True, json_output=False)
+    assert directory.manifest_path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("refusing", "process_group")
