@@ -1,8 +1,8 @@
 """How numbers are written: the one place, so that sentences, the terminal and the page print identical strings.
 
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
-value is cut at the same place. A bound much smaller than that, or a value whose interval leaves zero out, gets the digits
-it needs not to read as zero. A number without an interval gets three significant digits.
+value is cut at the same place. A bound much smaller than that, or a value whose interval leaves zero out, gets the
+digits it needs not to read as zero. A number without an interval gets three significant digits.
 """
 
 import math
