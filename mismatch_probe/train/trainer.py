@@ -126,14 +126,16 @@ class Trainer:
         with clock("probe"):
             metrics = self._parts.sync.verify()
         prepared = self._prepare(step, clock)
+        num_tokens = sum(rollout.length for rollout in prepared.rollouts)
         with clock("measure"):
             metrics |= self._measured(step, prepared)
+        metrics |= clock.metrics(num_tokens)
         with clock("guards"):
             canary = self._book.observe_canary(_without_update(metrics), step) if step == 1 else Decision(step)
             decision = canary.followed_by(self._book.evaluate(step, metrics))
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
-        metrics |= clock.metrics(sum(rollout.length for rollout in prepared.rollouts))
+        metrics |= clock.metrics(num_tokens)
         self._recent_rewards.append(metrics["reward/mean"])
         self._history.append((step, metrics))
         self._events.extend(decision.events)

@@ -39,6 +39,14 @@ def test_what_fired_at_the_canary_is_told_once_though_the_first_steps_are_done_a
     assert recorded(home / "run") == []
 
 
+@pytest.mark.parametrize("metric", ["time/step_seconds", "time/sample_seconds", "time/tokens_per_second"])
+def test_a_guard_may_watch_how_long_a_step_takes(metric: str, llama: Path, home: Path) -> None:
+    guards = guard_file(home, ALWAYS.replace("mismatch/kl_k3", metric).replace("-1", "0"))
+    train(home / "run", quick_settings(llama, home, 1, guards=guards))
+    [event] = TrainingDirectory(home / "run").read_events()
+    assert event["value"] > 0
+
+
 def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed(llama: Path, home: Path) -> None:
     stopping = ALWAYS.replace('["log"]', '["log", "log", "log", "stop"]')
     wanted = quick_settings(llama, home, 4, guards=guard_file(home, stopping))
