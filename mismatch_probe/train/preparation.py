@@ -96,7 +96,7 @@ def prepare_training(
         settings=settings,
         model=identity,
         content_keys={
-            "settings": content_key(settings.model_dump(mode="json", exclude=_free_to_change(settings))),
+            "settings": content_key(settings.model_dump(mode="json", exclude=free_to_change(settings))),
             "model": identity.fingerprint,
             "problems": content_key([[problem.prompt_id, problem.token_ids] for problem in problems]),
             "guards": content_key(written_guards),
@@ -121,7 +121,7 @@ def _refuse_empty_raises(settings: TrainSettings, guards: tuple[GuardSettings, .
             )
 
 
-def _free_to_change(settings: TrainSettings) -> set[str]:
+def free_to_change(settings: TrainSettings) -> set[str]:
     """What a resumed run may have otherwise; guards have a key of their own, and a decaying rate needs its steps."""
     free = {"report_to", "guards"}
     return free | {"steps"} if settings.optimizer.schedule == "constant" else free

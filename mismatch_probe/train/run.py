@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -14,7 +15,7 @@ from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.memory import bound_kernel_caches
 from mismatch_probe.train.parts import assembled
-from mismatch_probe.train.preparation import TrainingPreparation
+from mismatch_probe.train.preparation import TrainingPreparation, free_to_change
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.trainer import Goal, Listener, Trainer
 from mismatch_probe.training_path.loading import choose_device
@@ -48,12 +49,29 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     recorded = directory.read_training_manifest()
     before, now = recorded.content_keys, preparation.manifest.content_keys
     changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    if "settings" in changed:
+        free = free_to_change(preparation.settings)
+        old, new = (one.model_dump(mode="json", exclude=free) for one in (recorded.settings, preparation.settings))
+        if names := _others(old, new):
+            changed[changed.index("settings")] = f"settings ({', '.join(names)})"
     if changed:
         raise RunDirectoryError(
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
             "manifest.json), or give another --out"
         )
     return directory
+
+
+def _others(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Names of the settings whose values differ."""
+    found = []
+    for name in {**now, **before}:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _others(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(prefix + name)
+    return found
 
 
 def execute_training(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.measure import Metrics
@@ -59,6 +59,13 @@ def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed
         train(home / "killed", wanted, resume=True)
     assert str(resumed.value) == str(whole.value)
     assert str(whole.value).count("mismatch/kl_k3 is") == 3
+
+
+def test_what_a_resume_would_change_is_named(llama: Path, home: Path) -> None:
+    train(home / "run", quick_settings(llama, home, 1))
+    changed = quick_settings(llama, home, 2, optimizer={"learning_rate": 1e-3}, seed=1)
+    with pytest.raises(UsageError, match=r"other settings \(optimizer.learning_rate, seed\)"):
+        train(home / "run", changed, resume=True)
 
 
 def rates_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
