@@ -9,7 +9,7 @@ from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
 from mismatch_probe.evaluate.console import render_evaluation
 from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
 from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
@@ -41,7 +41,10 @@ def run_evaluate(
     try:
         with noise_in(run.log_path("evaluate")) as quiet, progress_listener(quiet, run) as listener:
             found = execute_evaluation(run, preparation, listener)
+    except RunDirectoryError:
+        raise
     except UsageError:
+        run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(
