@@ -18,6 +18,7 @@ from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.guards.diagnose import diagnose
 from mismatch_probe.train.learner import Scored
 from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics, value_metrics
+from mismatch_probe.train.memory import release_freed_memory
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.parts import Parts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
@@ -25,6 +26,7 @@ from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
 _HISTORY_STEPS: Final = 16
+_RELEASE_EVERY: Final = 16
 _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK, ActionKind.STOP})
 _TELLS: Final = frozenset({ActionKind.LOG, ActionKind.WARN})
 
@@ -102,6 +104,8 @@ class Trainer:
             self._step += 1
             precisions = self.adjustments.train_dtype, self.adjustments.infer_dtype
             decision, rollouts = self._run_step(self._step)
+            if self._step % _RELEASE_EVERY == 0:
+                release_freed_memory()
             reached = self._goal is not None and self._goal.reached(self._step, rollouts)
             asks_for_another = (self.adjustments.train_dtype, self.adjustments.infer_dtype) != precisions
             if self._due(decision) or reached or asks_for_another:
