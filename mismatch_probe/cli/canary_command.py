@@ -19,6 +19,7 @@ from mismatch_probe.report.hostile import plain
 from mismatch_probe.train.canary import hold_canary
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import prepare_training
+from mismatch_probe.train.run import resume_training
 
 _SHOWN = (
     ("k3", "mismatch/kl_k3"),
@@ -41,9 +42,10 @@ def run_canary(
             "--canary writes nothing: give --resume with --out to look at the newest checkpoint of a run, or neither "
             "to look at --model"
         )
-    run = None if out is None else TrainingDirectory(out)
-    settings = parse_settings(TrainSettings, training_values(flags, config, run))
-    preparation = prepare_training(settings, kept_guards(flags, config, run))
+    recorded = None if out is None else TrainingDirectory(out)
+    settings = parse_settings(TrainSettings, training_values(flags, config, recorded))
+    preparation = prepare_training(settings, kept_guards(flags, config, recorded))
+    run = None if out is None else resume_training(out, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         found = hold_canary(preparation, run)
     if is_main():

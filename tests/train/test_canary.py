@@ -72,3 +72,9 @@ def test_an_engine_with_other_weights_is_told_by_the_guards(
 def test_a_run_to_write_to_is_refused(llama: Path, home: Path) -> None:
     with pytest.raises(UsageError, match="--canary writes nothing"):
         run_canary({}, config=None, out=home / "run", resume=False, json_output=False)
+
+
+def test_a_run_is_looked_at_as_it_was_started(llama: Path, home: Path) -> None:
+    train(home / "run", quick_settings(llama, home, 1))
+    with pytest.raises(UsageError, match="other settings"):
+        run_canary({"seed": 1}, config=None, out=home / "run", resume=True, json_output=False)
