@@ -66,7 +66,8 @@ def _test(
     except RunDirectoryError:
         raise
     except UsageError:
-        directory.discard_without_results()
+        if is_main():
+            directory.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         console.print(

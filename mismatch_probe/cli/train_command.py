@@ -50,7 +50,8 @@ def run_train(
     except RunDirectoryError:
         raise
     except UsageError:
-        directory.discard_without_results()
+        if is_main():
+            directory.discard_without_results()
         raise
     except TrainingStopped as stop:
         _show(directory, console, json_output=json_output)
