@@ -199,7 +199,7 @@ class GateSettings(Settings):
 
     model_config = ConfigDict(strict=True)
 
-    alpha: float = Field(default=0.05, gt=0, le=0.25)
+    alpha: float = Field(default=0.05, ge=1e-6, le=0.25)
     min_sequences: PositiveInt = 256
     max_sequences: PositiveInt = 1024
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"

@@ -33,6 +33,7 @@ BAD_FILES = {
     "every check off": (GATE + check(metric="kl_k2", max=1, level="off"), "asks for nothing"),
     "checks that are no tables": (GATE + "check = 3\n", "gate.check is no list of tables"),
     "alpha beyond use": ("[gate]\nalpha = 0.7\n" + GOOD, "'alpha' is not usable"),
+    "alpha of next to nothing": ("[gate]\nalpha = 1e-300\n" + GOOD, "'alpha' is not usable"),
     "alpha as text": ('[gate]\nalpha = "0.05"\n' + GOOD, "'alpha' is not usable"),
     "fewer sequences at the end": ("[gate]\nmax_sequences = 100\n" + GOOD, "is below min_sequences"),
     "looks too close": ("[gate]\nmin_sequences = 100\nmax_sequences = 110\n" + GOOD, "1.5 times as many"),
