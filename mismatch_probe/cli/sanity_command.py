@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.cli.train_command import kept_guards, training_values
@@ -59,6 +60,7 @@ def _test(
 ) -> SanityRecord:
     try:
         with (
+            interrupts_kept(),
             noise_in(directory.log_path("train")) as quiet,
             watched(quiet, directory, preparation.settings) as view,
         ):

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.cli.training_watch import watched
@@ -43,6 +44,7 @@ def run_train(
     directory = resume_training(path, preparation) if continuing else start_training(path, preparation)
     try:
         with (
+            interrupts_kept(),
             noise_in(directory.log_path("train")) as quiet,
             watched(quiet, directory, preparation.settings) as listener,
         ):
