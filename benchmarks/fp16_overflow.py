@@ -6,6 +6,7 @@
 import json
 import shutil
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import make_checkpoint
 
-STEPS: Final = 20
+STEPS: Final = 18
 RESIDUAL_TIMES: Final = 2.0**12
 """Takes the demo model's residual stream past 65,504 behind layer 1 and leaves it below that behind layer 0."""
 WRITES_TO_RESIDUAL: Final = ("embed_tokens", "o_proj", "down_proj")
@@ -38,12 +39,12 @@ GRADIENT_TIMES: Final = {
     "layers.1.mlp.up_proj": 2.0**-10,
     "layers.1.mlp.down_proj": 2.0**16,
 }
-"""Small activations before large weights: the forward pass stays finite, and the gradient is 2^28 times as large."""
+"""Small activations before large weights: the forward pass stays finite, and the gradient grows on its way back."""
 
 
-def parity(prompt: str, response: str, answer: str) -> float:
+def by_chance(prompt: str, response: str, answer: str) -> float:
     """A reward that an untrained model earns half of the time."""
-    return float(len(response) % 2)
+    return float(zlib.crc32(response.encode()) % 2)
 
 
 def plain_demo(folder: Path) -> Path:
@@ -80,18 +81,25 @@ def large_gradients(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint to make, and how it is rewarded."""
+    """A checkpoint to make, how it is rewarded, and the length in which it ends its responses."""
 
     name: str
     make: Callable[[Path], Path]
     reward: str | None
+    max_new_tokens: int
     learns_in: tuple[Dtype, ...]
 
 
 MODELS: Final = (
-    Model("the demo model", plain_demo, None, ("fp16",)),
-    Model("activations past 65,504 from layer 1 on", large_activations, None, ("fp16", "bf16")),
-    Model("finite forward, infinite backward", large_gradients, "benchmarks.fp16_overflow:parity", ("fp16", "bf16")),
+    Model("the demo model", plain_demo, None, 40, ("fp16",)),
+    Model("activations past 65,504 from layer 1 on", large_activations, None, 40, ("fp16", "bf16")),
+    Model(
+        "finite forward, infinite backward",
+        large_gradients,
+        "benchmarks.fp16_overflow:by_chance",
+        160,
+        ("fp16", "bf16"),
+    ),
 )
 
 
@@ -121,7 +129,7 @@ def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path) -> Trained:
     asked: dict[str, Any] = {
         "model": {"path": str(folder)},
         "task": {"source": "sums:terms=3", "num_problems": 32},
-        "rollout": {"prompts": 4, "samples": 4, "max_new_tokens": 24},
+        "rollout": {"prompts": 8, "samples": 4, "max_new_tokens": model.max_new_tokens},
         "objective": {"name": "pg-seq-is"},
         "optimizer": {"learning_rate": 1e-5},
         "train_dtype": dtype,
@@ -129,7 +137,7 @@ def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path) -> Trained:
         "steps": STEPS,
     }
     if model.reward is not None:
-        asked["reward"] = model.reward
+        asked["task"]["reward"] = model.reward
     run = run_with(scratch / f"{folder.name}-{dtype}", parse_settings(TrainSettings, asked))
     guards: dict[str, int] = {}
     for event in run.directory.read_events():

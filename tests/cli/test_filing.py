@@ -13,7 +13,7 @@ from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.cli.test_schema import validate
-from tests.gate.cli import CommandLine
+from tests.gate.cli import CommandLine, check, gate_file
 from tests.report.documents import headroom, localization
 from tests.simulated_run import Simulation, simulated_run
 from tests.tiny_models import make_checkpoint
@@ -54,6 +54,23 @@ def test_headroom_of_a_run_is_filed_with_it_and_on_its_page(run: RunDirectory, c
     assert 'id="headroom"' in run.report_path.read_text()
     again = command_line("headroom", "--run", run.path, *SMALL)
     assert (again.code, "is there already: remove it to look again" in again.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_localize_of_a_run_is_filed_with_it_for_report_and_gate(
+    run: RunDirectory, tmp_path: Path, command_line: CommandLine
+) -> None:
+    few = ("--num-prompts", 2, "--max-new-tokens", 16, "--no-interventions")
+    ended = command_line("localize", "--run", run.path, "--dtype", "fp32", *few, "--json")
+    assert ended.code == 0, ended.stderr
+    [found] = Findings(run.path).localizations()
+    assert json.loads(found.model_dump_json()) == ended.document
+    assert (found.settings.train_dtype, found.settings.prompts.source) == ("fp32", "sums:easy")
+    assert 'id="localize-fp32-fp32"' in run.report_path.read_text()
+    assert not list(run.path.glob(".localize-*"))
+    limit = check(metric="localize_suspects", equal=0, slice={"pair": "fp32"})
+    judged = command_line("gate", run.path, "--config", gate_file(tmp_path, "[gate]\nmin_sequences = 32\n" + limit))
+    assert judged.code == 0, judged.stderr
 
 
 def test_a_folder_of_its_own_has_a_page_that_can_be_made_again(tmp_path: Path, command_line: CommandLine) -> None:
