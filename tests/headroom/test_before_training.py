@@ -44,5 +44,5 @@ def test_a_backward_pass_that_overflows_is_foretold_and_seen_at_the_second_updat
     assert found.plain is not None
     assert found.plain.first_nonfinite is None
     assert runs["fp16"].guards["overflow"] == 2
-    assert runs["fp16"].overflows > 10
+    assert runs["fp16"].overflows >= 8
     assert runs["bf16"].overflows == 0
