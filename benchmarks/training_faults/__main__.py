@@ -21,6 +21,8 @@ from mismatch_probe.dtypes import Dtype
 
 WHAT = ("faults", "clean", "answers", "cost")
 CLEAN_SEEDS = range(1, 6)
+OFTEN = 2
+"""Clean steps after which the loss scale doubles where it is kept at the edge of overflow."""
 
 Result = TypeVar("Result")
 
@@ -44,6 +46,8 @@ def main() -> None:
         results.faults = [told(outcome) for outcome in found]
     if "clean" in arguments.what:
         results.clean = [told(clean_outcome(dtype, seed, scratch)) for dtype in dtypes for seed in CLEAN_SEEDS]
+    if "clean" in arguments.what and "fp16" in dtypes:
+        results.at_the_edge = [told(clean_outcome("fp16", seed, scratch, OFTEN)) for seed in CLEAN_SEEDS]
     if arguments.publish:
         publish(results, arguments.publish, "python -m benchmarks.training_faults --publish reports")
 

@@ -76,14 +76,15 @@ def fault_outcome(fault: Fault, dtype: Dtype, scratch: Path) -> FaultOutcome:
     return found
 
 
-def clean_outcome(dtype: Dtype, seed: int, scratch: Path) -> CleanOutcome:
-    """Run without a fault, or read what came of it before. FP16's loss scale grows often, so that it overflows."""
-    name = f"{dtype}-clean-{seed}"
+def clean_outcome(dtype: Dtype, seed: int, scratch: Path, growth_interval: int | None = None) -> CleanOutcome:
+    """Run without a fault, or read what came of it before; `growth_interval` of the loss scale, if not the default."""
+    name = f"{dtype}-clean-{seed}" + ("" if growth_interval is None else f"-growth-{growth_interval}")
     kept = scratch / "outcomes" / f"{name}.json"
     if kept.exists():
         content = json.loads(kept.read_text(encoding="utf-8"))
         return CleanOutcome(**{**content, "firings": [Firing(**one) for one in content["firings"]]})
-    settings = small_settings(dtype, seed=seed, steps=CLEAN_STEPS, loss_scale={"growth_interval": 2})
+    scale = {} if growth_interval is None else {"loss_scale": {"growth_interval": growth_interval}}
+    settings = small_settings(dtype, seed=seed, steps=CLEAN_STEPS, **scale)
     run = run_with(scratch / "runs" / name, settings)
     steps = list(run.metrics.values())
     found = CleanOutcome(

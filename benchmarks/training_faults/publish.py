@@ -10,11 +10,17 @@ from benchmarks.training_faults.cost import Cost
 from benchmarks.training_faults.outcomes import CLEAN_STEPS, ONSET, SOON, CleanOutcome, FaultOutcome
 from benchmarks.training_faults.runs import SMALL
 
+EDGE = (
+    f"{CLEAN_STEPS} steps each; the loss scale doubles after every second clean step instead of the 400th, so that it "
+    "overflows again and again. Two overflows in a row warn."
+)
+
 
 @dataclass
 class Results:
     faults: list[FaultOutcome] = field(default_factory=list)
     clean: list[CleanOutcome] = field(default_factory=list)
+    at_the_edge: list[CleanOutcome] = field(default_factory=list)
     proofs: list[Proof] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
 
@@ -24,7 +30,8 @@ def publish(results: Results, folder: Path, command: str) -> None:
     parts = (
         _summary(results, command),
         _faults(results.faults),
-        _clean(results.clean),
+        _clean("Clean runs", f"{CLEAN_STEPS} steps each, default settings.", results.clean),
+        _clean("FP16 at the edge", EDGE, results.at_the_edge),
         _proofs(results.proofs),
         _costs(results.costs),
     )
@@ -40,7 +47,8 @@ def _summary(results: Results, command: str) -> str:
     named = sum(one.right_cause for one in usual)
     firings = sum(len(one.firings) for one in results.clean)
     steps = sum(one.steps for one in results.clean)
-    overflows = sum(one.overflows for one in results.clean)
+    at_the_edge = sum(len(one.firings) for one in results.at_the_edge)
+    overflows = sum(one.overflows for one in results.at_the_edge)
     rollout = SMALL["rollout"]
     cost = ", ".join(f"{one.share:.2%} ({one.dtype})" for one in results.costs)
     return "\n".join(
@@ -53,8 +61,9 @@ def _summary(results: Results, command: str) -> str:
             "",
             f"- Caught within {SOON} steps, nothing fired before: **{caught} of {len(usual)}** at usual strengths; "
             f"cause named right at that step: {named} of {len(usual)}.",
-            f"- Clean runs: **{firings} firings** in {len(results.clean)} runs, {steps} steps; their {overflows} "
-            "overflows after the loss scale grew are part of FP16.",
+            f"- Clean runs: **{firings} firings** in {len(results.clean)} runs, {steps} steps.",
+            f"- FP16 runs whose loss scale is kept at the edge of overflow: {at_the_edge} firings, all told below, in "
+            f"{len(results.at_the_edge)} runs with {overflows} overflows.",
             f"- Actions proven in real runs: **{sum(one.holds for one in results.proofs)} of {len(results.proofs)}**.",
             f"- Metrics and guards cost **{cost}** of a step.",
             "",
@@ -84,11 +93,11 @@ def _faults(faults: Sequence[FaultOutcome]) -> str:
     return "\n".join(lines)
 
 
-def _clean(clean: Sequence[CleanOutcome]) -> str:
+def _clean(title: str, about: str, clean: Sequence[CleanOutcome]) -> str:
     lines = [
-        "## Clean runs",
+        f"## {title}",
         "",
-        f"{CLEAN_STEPS} steps each; FP16's loss scale doubles every other step, so that it overflows now and then.",
+        about,
         "",
         "| dtype | seed | overflows | firings | reward, first and last 5 steps |",
         "|---|---|---|---|---|",
