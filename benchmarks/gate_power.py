@@ -2,7 +2,7 @@
 
     python -m benchmarks.gate_power [--repeats 400] [--run RUN ...] [--processes 2]
 
-The truth is the estimate from 40,000 simulated sequences, or the whole real run. The limit is put so that the truth is
+The truth is the estimate from 200,000 simulated sequences, or the whole real run. The limit is put so that the truth is
 0.95, 1, 1.15 and 1.3 times the limit. "Of four" puts three checks beside it that always pass; "any of four" puts the
 limits of four metrics there at once. With several looks the sample is extended while the answer is open. "Paired" sets
 two runs on the same simulated tokens against each other, a tenth worse being the limit. Printed,
@@ -32,7 +32,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
 
-TRUTH_SEQUENCES, TRUTH_BATCHES = 40_000, 8
+TRUTH_SEQUENCES, TRUTH_BATCHES = 200_000, 40
 FIRST, LAST = 256, 1024
 OVER_LIMIT = (0.95, 1.0, 1.15, 1.3)
 CLIP = 5.0
