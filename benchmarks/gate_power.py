@@ -32,7 +32,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair
 
-TRUTH_SEQUENCES, TRUTH_BATCHES = 200_000, 40
+TRUTH_BATCHES, TRUTH_SEQUENCES = 40, 5000
+"""Batches, and sequences of each."""
 FIRST, LAST = 256, 1024
 OVER_LIMIT = (0.95, 1.0, 1.15, 1.3)
 CLIP = 5.0
@@ -88,12 +89,12 @@ class Source:
             return draw(DESIGNS[self.design], num_sequences, random)
         return _chosen(_recorded(self), random.permutation(_recorded(self).sequences.num_sequences)[:num_sequences])
 
-    def truths(self) -> dict[str, float]:
+    def truths(self, num_batches: int = TRUTH_BATCHES) -> dict[str, float]:
         if self.design is None:
             return _values(_recorded(self))
         batches = [
-            _values(draw(DESIGNS[self.design], TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([7, batch])))
-            for batch in range(TRUTH_BATCHES)
+            _values(draw(DESIGNS[self.design], TRUTH_SEQUENCES, np.random.default_rng([7, batch])))
+            for batch in range(num_batches)
         ]
         return {metric: float(np.mean([batch[metric] for batch in batches])) for metric in FAMILY}
 
