@@ -12,6 +12,7 @@ from mismatch_probe.train.rollouts import Rollout
 Metrics = dict[str, float]
 
 _CERTAIN = 1e-3
+_LEAST_FREE = 1e-6
 _STANDARD_ERRORS = 3.0
 _VARIANCE_OF_ENTROPY = 5.0
 """Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
@@ -45,7 +46,7 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
     """pi against mu on the step's own responses; all arrays [T], nats.
 
     `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. `mismatch/temperature_fit` is
-    T_pi / T_mu fitted to d, 1 where both temperatures are the same. Where a log-prob is missing or not finite every
+    T_pi / T_mu fitted to d, 1 where both temperatures may be the same. Where a log-prob is missing or not finite every
     one of them is NaN, and `mismatch/nonfinite_tokens` counts them.
     """
     log_mu = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
@@ -110,12 +111,22 @@ def value_metrics(plan: Plan) -> Metrics:
 
 
 def _temperature_ratio(diff: Floats, log_pi: Floats, entropy: Floats) -> float:
-    """T_pi / T_mu as `verdict.signatures.temperature` derives it, by least squares; 1 where nothing surprises pi."""
+    """T_pi / T_mu as `verdict.signatures.temperature` derives it, by least squares, three standard errors nearer to 1.
+
+    1 where within, and where nothing surprises pi. The standard error lets every token err on its own scale, and counts
+    one that the fit hangs on as if it were left out of it (HC3) [MacKinnon & White 1985, J. Econometrics 29].
+    """
     surprise = log_pi + entropy
     if np.std(surprise) < _CERTAIN:
         return 1.0
-    columns = np.column_stack([surprise, entropy, entropy**2])
-    return float(1 - np.linalg.lstsq(columns, diff, rcond=None)[0][0])
+    columns_TC = np.column_stack([surprise, entropy, entropy**2])
+    fitting_CT = np.linalg.pinv(columns_TC)
+    coefficients_C = fitting_CT @ diff
+    leverage_T = np.einsum("tc,ct->t", columns_TC, fitting_CT)
+    left_out_T = (diff - columns_TC @ coefficients_C) / np.maximum(1 - leverage_T, _LEAST_FREE)
+    doubt = _STANDARD_ERRORS * np.linalg.norm(fitting_CT[0] * left_out_T)
+    departure = -coefficients_C[0]
+    return float(1 + np.sign(departure) * max(0.0, abs(departure) - doubt))
 
 
 def _surprise_excess(surprise: Floats, entropy: Floats) -> float:

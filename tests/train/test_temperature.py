@@ -1,0 +1,47 @@
+"""Do both sides use one temperature? Told from log-probs and entropies, on distributions that are known."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.train.measure import _temperature_ratio
+
+LIMITS = (0.9, 1.1)
+VOCABULARY = 50
+LOGIT_ERROR = 0.05
+"""Of a large logit in BF16."""
+
+
+def log_softmax(logits: Floats) -> Floats:
+    normalised: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return normalised
+
+
+def batches(num_tokens: int, sharpness: float, temperature: float, number: int) -> Iterator[tuple[Floats, ...]]:
+    """d, log pi and H of tokens drawn from mu at `temperature`, whose logits err; larger `sharpness`, less entropy."""
+    random = np.random.default_rng([num_tokens, int(100 * sharpness), int(100 * temperature)])
+    rows = np.arange(num_tokens)
+    for _ in range(number):
+        logits = sharpness * random.standard_normal((num_tokens, VOCABULARY))
+        noise = LOGIT_ERROR * random.standard_normal(logits.shape)
+        log_pi, log_mu = log_softmax(logits), log_softmax((logits + noise) / temperature)
+        drawn = (np.exp(log_mu).cumsum(axis=1) > random.random((num_tokens, 1))).argmax(axis=1)
+        entropy = -(np.exp(log_pi) * log_pi).sum(axis=1)
+        yield log_pi[rows, drawn] - log_mu[rows, drawn], log_pi[rows, drawn], entropy
+
+
+@pytest.mark.parametrize("sharpness", [2, 6, 12, 40])
+@pytest.mark.parametrize("num_tokens", [16, 64, 512])
+def test_one_temperature_is_almost_never_beyond_the_limits(num_tokens: int, sharpness: float) -> None:
+    """The guard asks for two steps in a row."""
+    fits = [_temperature_ratio(*batch) for batch in batches(num_tokens, sharpness, 1.0, 400)]
+    assert np.mean([not LIMITS[0] <= fit <= LIMITS[1] for fit in fits]) <= 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.25])
+@pytest.mark.parametrize("sharpness", [2, 6, 12])
+def test_two_temperatures_are_beyond_them(sharpness: float, temperature: float) -> None:
+    fits = [_temperature_ratio(*batch) for batch in batches(1000, sharpness, temperature, 5)]
+    assert all(not LIMITS[0] <= fit <= LIMITS[1] for fit in fits)
