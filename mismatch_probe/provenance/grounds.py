@@ -11,16 +11,15 @@ _RECORDED_PREFIXES: Final = (
     "TRITON_", "NVIDIA_TF32", "CUDA_VISIBLE", "CUBLAS", "CUDNN_", "NCCL_",
 )  # fmt: skip
 _RECORDED_NAMES: Final = ("LD_PRELOAD",)
-_SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_LEFT_OUT_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CACHE_DIR", "CACHE_ROOT", "CONFIG_ROOT", "_HOME")
 
 _HARMLESS_VARIABLES: Final = (
     "CUDA_VISIBLE", "KMP_BLOCKTIME", "KMP_SETTINGS", "KMP_WARNINGS", "NCCL_DEBUG", "OMP_DISPLAY", "OMP_PROC_BIND",
-    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCHINDUCTOR_CACHE", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TORCH_LOGS",
-    "TORCH_SHOW_CPP", "TRITON_CACHE", "TRITON_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIGURE_LOGGING", "VLLM_CONFIG_ROOT",
-    "VLLM_DO_NOT_TRACK", "VLLM_HOST_IP", "VLLM_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE", "VLLM_PORT", "VLLM_RPC",
-    "VLLM_USAGE", "VLLM_CPU_KVCACHE_SPACE",
+    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS", "TORCH_SHOW_CPP", "TRITON_CACHE",
+    "VLLM_CONFIGURE_LOGGING", "VLLM_DO_NOT_TRACK", "VLLM_HOST_IP", "VLLM_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE",
+    "VLLM_PORT", "VLLM_RPC", "VLLM_USAGE", "VLLM_CPU_KVCACHE_SPACE",
 )  # fmt: skip
-"""Beginnings of variables that say where things lie, how they wait and what they log: recorded, free to change."""
+"""Beginnings of variables that say how things wait and what they log: recorded, free to change."""
 
 _COMPUTING_PACKAGES: Final = (
     "mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers", "triton", "flash-attn", "flashinfer-python",
@@ -30,12 +29,12 @@ _COMPUTING_HARDWARE: Final = ("machine", "cpu", "cpu_cores", "gpus")
 
 
 def recorded_environment() -> dict[str, str]:
-    """The variables that can have to do with what is computed, secrets left out."""
+    """The variables that can have to do with what is computed; secrets and the folders of caches left out."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
         if (name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES)
-        and not any(word in name for word in _SECRET_WORDS)
+        and not any(word in name for word in _LEFT_OUT_WORDS)
     }
 
 

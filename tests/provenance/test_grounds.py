@@ -3,18 +3,20 @@ import pytest
 from mismatch_probe.provenance.grounds import decisive, grounds_keys, recorded_environment
 
 
-def test_variables_that_compute_are_recorded_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_ATTENTION_BACKEND", "OMP_NUM_THREADS", "LD_PRELOAD", "VLLM_API_KEY", "HOME"):
+def test_variables_that_compute_are_recorded_and_secrets_and_caches_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing = {"VLLM_ATTENTION_BACKEND", "OMP_NUM_THREADS", "LD_PRELOAD"}
+    others = {"VLLM_API_KEY", "HOME", "TORCHINDUCTOR_CACHE_DIR"}
+    for name in computing | others:
         monkeypatch.setenv(name, "x")
     found = recorded_environment()
-    assert {"VLLM_ATTENTION_BACKEND", "OMP_NUM_THREADS", "LD_PRELOAD"} <= found.keys()
-    assert not {"VLLM_API_KEY", "HOME"} & found.keys()
+    assert computing <= found.keys()
+    assert not others & found.keys()
 
 
 def test_only_what_can_change_a_number_is_decisive() -> None:
     versions = {"torch": "2.13", "pyarrow": "21"}
     hardware = {"cpu": "Xeon", "memory_bytes": 1}
-    environment = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive", "VLLM_CACHE_ROOT": "/tmp"}
+    environment = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive", "VLLM_LOGGING_LEVEL": "INFO"}
     assert decisive(versions, hardware, environment) == {
         "versions": {"torch": "2.13"},
         "hardware": {"cpu": "Xeon"},

@@ -111,7 +111,7 @@ def _fp16_dead(window: Window) -> Diagnosis | None:
         f"FP16 training is dead: {seen}.",
         (
             "Train with --train-dtype bf16 or fp32.",
-            "Look which layer's outputs pass 65,504 before switching back.",
+            "Before switching back, see with `mismatch-probe headroom` which layer's outputs pass 65,504.",
         ),
     )
 
