@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from mismatch_probe.training_path.precision import leave_process_group
+
 Record = TypeVar("Record")
 
 
@@ -23,7 +25,7 @@ def join_process_group(device: torch.device) -> None:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    atexit.register(_leave)
+    atexit.register(leave_process_group)
 
 
 def rank() -> int:
@@ -65,8 +67,3 @@ def largest(value: int) -> int:
 
 def _by_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -113,7 +113,7 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        atexit.register(dist.destroy_process_group)
+        atexit.register(leave_process_group)
     sharding: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
@@ -122,6 +122,12 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
     if isinstance(head, HeadInDtype):
         fully_shard(head, mp_policy=MixedPrecisionPolicy(param_dtype=head.dtype), **sharding)
     fully_shard(model, mp_policy=policy, **sharding)
+
+
+def leave_process_group() -> None:
+    """Harmless where an engine that shared the process has taken the group down with it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
