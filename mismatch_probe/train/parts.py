@@ -11,7 +11,6 @@ from mismatch_probe.config.train import OptimizerSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
-from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import gathered, world_size
@@ -144,21 +143,9 @@ def _engine_settings(settings: TrainSettings) -> EngineSettings:
 
 
 def _ranks_an_engine(engine: Engine) -> int:
-    """How many of torchrun's ranks hold one engine together.
-
-    Raises:
-        UsageError: the ranks cannot be divided among engines of that size.
-    """
-    if world_size() == 1:
-        return 1
+    """How many of torchrun's ranks hold one engine together."""
     effective = engine.effective_settings()
-    size: int = prod(effective[name] for name in _PARALLEL_SIZES)
-    if world_size() % size:
-        raise UsageError(
-            f"engines over {size} ranks each do not divide torchrun's {world_size()}; change --nproc-per-node, or "
-            f"{' and '.join(f'--vllm.{name}' for name in _PARALLEL_SIZES)}"
-        )
-    return size
+    return 1 if world_size() == 1 else prod(effective[name] for name in _PARALLEL_SIZES)
 
 
 def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:

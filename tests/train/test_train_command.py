@@ -1,6 +1,7 @@
 """`train` as its users run it: real vLLM, the shipped checkpoint, one process tree a run."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -78,6 +79,9 @@ def test_a_checkpoint_trains_further_as_a_model_of_its_own(whole: Path, tmp_path
     model = whole / "checkpoints" / "step-000004" / "model"
     changed = [word if word != "demo" else str(model) for word in SMALL]
     train(*changed, "--steps", 1, "--out", tmp_path / "further")
+    (first,) = metrics(tmp_path / "further")
+    assert first["sync/probe_k3"] < 1e-3, "both sides hold the checkpoint's weights"
+    assert math.isfinite(first["optim/loss"])
 
 
 def test_in_fp32_both_sides_stay_together_after_every_update(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
 
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
@@ -24,7 +26,16 @@ def choose_processes(args: Mapping[str, Any]) -> None:
     """A lone worker, or one beside those that torchrun started, runs inside this process; others in vLLM's own.
 
     Inside, the engine starts faster and its batches do not depend on the timing of messages.
+
+    Raises:
+        UsageError: torchrun's ranks cannot be divided among engines of the size asked for.
     """
-    alone = all(args.get(size) in (None, 1) for size in _PARALLEL_SIZES)
-    if alone or args.get("distributed_executor_backend") == "external_launcher":
+    size = prod(args.get(name) or 1 for name in _PARALLEL_SIZES)
+    beside_others = args.get("distributed_executor_backend") == "external_launcher"
+    if beside_others and (ranks := int(os.environ.get("WORLD_SIZE", "1"))) % size:
+        raise UsageError(
+            f"torchrun's {ranks} ranks cannot be divided among engines over {size} ranks each; change "
+            "--nproc-per-node, or --vllm.tensor_parallel_size and its like"
+        )
+    if size == 1 or beside_others:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
