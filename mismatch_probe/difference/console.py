@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mismatch_probe.difference.changes import Change
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_count, write_estimate
-from mismatch_probe.report.hostile import plain
+from mismatch_probe.report.screen import print_line, print_table, screen_table
 
 _SHOWN = (
     "abs_logprob_diff",
@@ -24,26 +22,25 @@ _SHOWN = (
     "ess_seq",
     "top1_flip",
 )
-_UNBOUNDED = 10_000
 
 
 def render_difference(found: Difference, console: Console) -> None:
     """What changed, then every pair: its sentence, its metrics, and its deviation by position."""
-    _print(console, f"first:  {found.first.run} ({found.first.model}, {found.first.created_at})")
-    _print(console, f"second: {found.second.run} ({found.second.model}, {found.second.created_at})")
+    print_line(console, f"first:  {found.first.run} ({found.first.model}, {found.first.created_at})")
+    print_line(console, f"second: {found.second.run} ({found.second.model}, {found.second.created_at})")
     if found.rescored_with is not None:
-        _print(
+        print_line(
             console,
             f"        the first run's responses with the settings of {found.rescored_with}; mu by prefill in both",
         )
-    _print(console, "changed: nothing that the manifests record" if not found.changes else "changed:")
+    print_line(console, "changed: nothing that the manifests record" if not found.changes else "changed:")
     for line in _changed(found.changes):
-        _print(console, f"  {line}")
+        print_line(console, f"  {line}")
     for pair in found.pairs:
         _render_pair(pair, console)
     for which, names in (("first", found.only_first), ("second", found.only_second)):
         if names:
-            _print(console, f"only in the {which} run: {', '.join(names)}")
+            print_line(console, f"only in the {which} run: {', '.join(names)}")
 
 
 def _changed(changes: Sequence[Change]) -> list[str]:
@@ -65,16 +62,18 @@ def _first_of(stages: Sequence[str]) -> str:
 
 def _render_pair(pair: PairDifference, console: Console) -> None:
     names = dict.fromkeys((pair.first_pair, pair.second_pair))
-    _print(console, "")
-    _print(console, f"{' -> '.join(names)}: {pair.sentence}", style="bold")
-    _print(
+    print_line(console, "")
+    print_line(console, f"{' -> '.join(names)}: {pair.sentence}", style="bold")
+    print_line(
         console,
         f"{pair.comparison}: {write_count(pair.same_responses)} of {write_count(pair.shared_responses)} shared "
         f"responses have the same token ids; {write_count(pair.shared_prompts)} prompts are shared",
         style="dim",
     )
     for side, moved in pair.moved.items():
-        _print(console, f"{side} moved by {write_estimate(moved)} nats a token between the runs, on the same tokens")
+        print_line(
+            console, f"{side} moved by {write_estimate(moved)} nats a token between the runs, on the same tokens"
+        )
     shown = [(name, pair.metrics[name]) for name in _SHOWN if name in pair.metrics]
     _table("metric", shown, console)
     _table("abs(d) at positions", [(_bin(one), one.abs_logprob_diff) for one in pair.by_position], console)
@@ -86,15 +85,8 @@ def _bin(one: BinDifference) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, MetricDifference]], console: Console) -> None:
-    box = SIMPLE_HEAD if console.is_terminal else None
-    table = Table(title, "first", "second", "difference", "ratio", box=box, pad_edge=False)
+    table = screen_table(console, title, "first", "second", "difference", "ratio")
     for name, metric in rows:
         numbers = (metric.first, metric.second, metric.difference, metric.ratio)
         table.add_row(name, *(Text("" if number is None else str(write_estimate(number))) for number in numbers))
-    if not console.is_terminal:
-        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
-    console.print(table, crop=False)
-
-
-def _print(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
+    print_table(console, table)

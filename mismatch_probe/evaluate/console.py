@@ -1,40 +1,37 @@
 """The evaluation on one screen; plain lines where the output is no terminal."""
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
-
-_UNBOUNDED = 10_000
+from mismatch_probe.report.screen import print_line, print_table, screen_table
 
 
 def render_evaluation(found: Evaluation, console: Console) -> None:
     """Accuracy of every engine, of every pair under both policies, and a sentence a pair."""
-    engines = _table(console, "engine", "accuracy (mu)", "responses", "truncated")
+    engines = screen_table(console, "engine", "accuracy (mu)", "responses", "truncated")
     for engine in found.engines:
         responses = write_count(engine.accuracy.num_sequences)
         accuracy = str(write_estimate(engine.accuracy))
         engines.add_row(engine.infer_dtype, accuracy, responses, write_count(engine.truncated_responses))
-    _print(console, engines)
+    print_table(console, engines)
     if found.differences:
-        differences = _table(console, "engines", "difference")
+        differences = screen_table(console, "engines", "difference")
         for one in found.differences:
             differences.add_row(f"{one.of} less {one.over}", str(write_estimate(one.difference)))
-        _print(console, differences)
+        print_table(console, differences)
     columns = ("train", "infer", "under mu", "under pi", "gap", "ESS")
     asked = ("pi sampled", "gap sampled") if found.settings.sample_pi else ()
-    pairs = _table(console, *columns, *asked)
+    pairs = screen_table(console, *columns, *asked)
     for pair in found.pairs:
         estimates = (pair.under_mu, pair.under_pi, pair.gap)
         cells = [str(write_estimate(one)) for one in estimates]
         ess = ABSENT if pair.ess is None else write_number(pair.ess.value)
         direct = [] if pair.direct is None else [pair.direct.accuracy, pair.direct.gap]
         pairs.add_row(pair.train_dtype, pair.infer_dtype, *cells, ess, *(str(write_estimate(one)) for one in direct))
-    _print(console, pairs)
+    print_table(console, pairs)
     for pair in found.pairs:
-        console.print(sentence(pair), soft_wrap=True, highlight=False)
+        print_line(console, sentence(pair))
 
 
 def sentence(pair: PairAccuracy) -> str:
@@ -50,13 +47,3 @@ def sentence(pair: PairAccuracy) -> str:
         return f"{name}: no gap seen; one beyond {write_number(max(-gap.low, gap.high))} would have been"
     verb = "loses" if gap.value > 0 else "gains"
     return f"{name}: deployment {verb} {write_number(abs(gap.value))} of accuracy"
-
-
-def _table(console: Console, *columns: str) -> Table:
-    return Table(*columns, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-
-
-def _print(console: Console, table: Table) -> None:
-    if not console.is_terminal:
-        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
-    console.print(table, crop=False, highlight=False)

@@ -1,6 +1,5 @@
 """The result on one screen; plain lines where the output is no terminal."""
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -9,7 +8,7 @@ from mismatch_probe.gate.floor import Floor
 from mismatch_probe.gate.markdown import bounds_text, limit_text, passing_text, value_text
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.notation import write_number
-from mismatch_probe.report.hostile import plain
+from mismatch_probe.report.screen import print_line, print_table, screen_table
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold magenta"}
 _COLUMNS = ("answer", "pair", "limit", "value", "bounds", "would pass at")
@@ -17,18 +16,16 @@ _COLUMNS = ("answer", "pair", "limit", "value", "bounds", "would pass at")
 
 def render_gate(result: GateResult, console: Console) -> None:
     """One row a check, a sentence for each that is not kept, and the answer last, where the eye stops."""
-    table = Table(*_COLUMNS, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    table = screen_table(console, *_COLUMNS)
     for check in result.checks:
         cells = (check.pair, limit_text(check), value_text(check), bounds_text(check), passing_text(check))
         table.add_row(Text(_answer(check), style=_STYLES[check.answer]), *map(Text, cells))
     if result.checks:
-        if not console.is_terminal:
-            table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-        console.print(table, crop=False)
+        print_table(console, table)
     for line in (*_sentences(result), *result.notes):
-        _print(console, line)
+        print_line(console, line)
     if result.answer != "error":
-        _print(console, result.sentence, _STYLES[result.answer])
+        print_line(console, result.sentence, _STYLES[result.answer])
 
 
 def render_floor(floor: Floor, console: Console) -> None:
@@ -46,7 +43,3 @@ def _answer(check: CheckResult) -> str:
 
 def _sentences(result: GateResult) -> list[str]:
     return [f"{check.level}: {check.sentence}" for check in result.checks if check.answer != "pass"]
-
-
-def _print(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)

@@ -1,6 +1,5 @@
 """The answer on one screen; plain lines where the output is no terminal."""
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +8,7 @@ from mismatch_probe.headroom.sentences import raised
 from mismatch_probe.notation import ABSENT, write_number
 from mismatch_probe.records.headroom import Headroom, HeadroomCode, LayerRange, Trial
 from mismatch_probe.report.hostile import plain
+from mismatch_probe.report.screen import print_line, print_table, screen_table
 
 _STYLES = {
     HeadroomCode.FITS: "bold green",
@@ -17,32 +17,33 @@ _STYLES = {
     HeadroomCode.DOES_NOT_FIT: "bold red",
 }
 _MOST_LAYERS = 12
-_UNBOUNDED = 10_000
 
 
 def render_headroom(found: Headroom, console: Console) -> None:
     """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
-    _print(console, "")
-    _print(console, f"{found.verdict.code}: {found.verdict.sentence}", _STYLES[found.verdict.code])
-    _print(console, "")
+    print_line(console, "")
+    print_line(console, f"{found.verdict.code}: {found.verdict.sentence}", _STYLES[found.verdict.code])
+    print_line(console, "")
     for line in found.verdict.evidence:
-        _print(console, line)
+        print_line(console, line)
     if found.activations is not None:
         _layers(found.activations.layers, console)
     tried = next((one for one in (found.plain, found.advised) if one is not None and one.scales), None)
     if tried is not None:
         _scales(found, tried, console)
     if found.sampled_by is not None:
-        _print(console, f"responses sampled by {found.sampled_by}; device {found.device}", "dim")
+        print_line(console, f"responses sampled by {found.sampled_by}; device {found.device}", "dim")
     for advice in found.verdict.advice:
-        _print(console, f"Advice: {advice}")
+        print_line(console, f"Advice: {advice}")
 
 
 def _layers(layers: list[LayerRange], console: Console) -> None:
     """The layers with the least room, in the model's order."""
     nearest = sorted(layers, key=lambda one: float("-inf") if one.margin_bits is None else one.margin_bits)
     shown = {one.layer for one in nearest[:_MOST_LAYERS]}
-    table = _table(console, "layer", "residual", "bits left", "outlier ratio", "q k", "into softmax", "MLP product")
+    table = screen_table(
+        console, "layer", "residual", "bits left", "outlier ratio", "q k", "into softmax", "MLP product"
+    )
     for one in layers:
         if one.layer in shown:
             bits = ABSENT if one.margin_bits is None else f"{one.margin_bits:.1f}"
@@ -55,7 +56,9 @@ def _layers(layers: list[LayerRange], console: Console) -> None:
 def _scales(found: Headroom, trial: Trial, console: Console) -> None:
     assert found.gradients is not None
     underflow = {one.exponent: one for one in found.gradients.underflow}
-    table = _table(console, "loss scale", "zero: activations", "zero: weights", "largest", "gradient error", "fits")
+    table = screen_table(
+        console, "loss scale", "zero: activations", "zero: weights", "largest", "gradient error", "fits"
+    )
     low, high = trial.from_exponent, trial.to_exponent
     for one in trial.scales:
         if one.exponent % 2 and one.exponent not in (low, high):
@@ -70,18 +73,8 @@ def _scales(found: Headroom, trial: Trial, console: Console) -> None:
     _show(console, table, f"FP16 gradients: what underflows, the largest, and the error of a true run{above}")
 
 
-def _table(console: Console, *columns: str) -> Table:
-    return Table(*columns, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def _show(console: Console, table: Table, title: str) -> None:
-    _print(console, "")
-    _print(console, title, "bold")
-    if not console.is_terminal:
-        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
-    console.print(table, crop=False)
-    _print(console, "")
-
-
-def _print(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
+    print_line(console, "")
+    print_line(console, title, "bold")
+    print_table(console, table)
+    print_line(console, "")

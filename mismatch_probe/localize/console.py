@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,16 +10,16 @@ from rich.text import Text
 from mismatch_probe.notation import write_bytes, write_count, write_estimate, write_number
 from mismatch_probe.records.localize import Interventions, Localization, PlaceError, RouterDecisions, Suspect
 from mismatch_probe.report.hostile import plain
+from mismatch_probe.report.screen import print_line, print_table, screen_table
 from mismatch_probe.stats.results import Estimate
 
 _MOST_BLOCKS = 40
-_UNBOUNDED = 10_000
 _BAR = 24
 
 
 def render_localization(found: Localization, console: Console) -> None:
     """What stands out, where errors enter and how they grow, and what would mend them."""
-    _print(console, "")
+    print_line(console, "")
     _headline(found, console)
     _blocks(found.blocks, console)
     if found.modules:
@@ -29,7 +28,7 @@ def render_localization(found: Localization, console: Console) -> None:
         _interventions(found.interventions, console)
     if found.routers:
         _routers(found.routers, console)
-    _print(
+    print_line(
         console,
         f"{found.looked_into_sequences} of {found.num_sequences} responses looked into, "
         f"{write_count(found.looked_into_tokens)} tokens; {write_bytes(found.stored_bytes)} of activations stored; "
@@ -40,35 +39,37 @@ def render_localization(found: Localization, console: Console) -> None:
 
 def _headline(found: Localization, console: Console) -> None:
     for suspect in found.suspects:
-        _print(console, _suspicion(suspect), "bold red")
-        _print(console, f"  training path: {', '.join(suspect.train_names)}")
+        print_line(console, _suspicion(suspect), "bold red")
+        print_line(console, f"  training path: {', '.join(suspect.train_names)}")
         if suspect.infer_names:
-            _print(console, f"  engine: {', '.join(suspect.infer_names)}")
+            print_line(console, f"  engine: {', '.join(suspect.infer_names)}")
     if not found.suspects:
         looked = "module" if found.modules else "block"
-        _print(
+        print_line(
             console,
             f"No {looked} stands out: on the same input both sides err everywhere as rounding does "
             f"(engine {found.settings.infer_dtype}, training path {found.settings.train_dtype}).",
             "bold",
         )
-    _print(console, f"Token KL (k3) {write_estimate(found.kl_k3)}, mean abs(d) {write_estimate(found.mean_abs_diff)}")
+    print_line(
+        console, f"Token KL (k3) {write_estimate(found.kl_k3)}, mean abs(d) {write_estimate(found.mean_abs_diff)}"
+    )
     if found.first_difference is None:
-        _print(console, "Both sides are the same bit for bit at every place that was looked at.")
+        print_line(console, "Both sides are the same bit for bit at every place that was looked at.")
     else:
-        _print(console, f"The sides first differ at {plain(found.first_difference)}.")
-    entered = ", ".join(f"{side}: {plain(name)}" for side, name in found.enters.items())
-    _print(console, f"Largest new error of a block: {entered}.")
+        print_line(console, f"The sides first differ at {found.first_difference}.")
+    entered = ", ".join(f"{side}: {name}" for side, name in found.enters.items())
+    print_line(console, f"Largest new error of a block: {entered}.")
 
 
 def _suspicion(suspect: Suspect) -> str:
     layers = f"layers {', '.join(map(str, suspect.layers))}: " if suspect.layers else ""
-    return plain(layers + suspect.sentence)
+    return layers + suspect.sentence
 
 
 def _blocks(blocks: Sequence[PlaceError], console: Console) -> None:
     """Relative errors against FP32 behind every block, of the sides against each other, and a bar of the greater."""
-    table = _table(console, "block", "infer", "own", "train", "own", "between", "")
+    table = screen_table(console, "block", "infer", "own", "train", "own", "between", "")
     largest = max(max(block.infer.total.value, block.train.total.value) for block in blocks)
     stride = -(-len(blocks) // _MOST_BLOCKS)
     for block in blocks[::stride]:
@@ -93,7 +94,7 @@ def _blocks(blocks: Sequence[PlaceError], console: Console) -> None:
 
 def _modules(modules: Sequence[PlaceError], console: Console) -> None:
     """Own errors of each place, averaged over the layers."""
-    table = _table(console, "place", "layers", "infer own", "train own", "ratio at most", "engine's name")
+    table = screen_table(console, "place", "layers", "infer own", "train own", "ratio at most", "engine's name")
     for name in dict.fromkeys(one.place for one in modules):
         same = [one for one in modules if one.place == name]
         table.add_row(
@@ -113,7 +114,7 @@ def _modules(modules: Sequence[PlaceError], console: Console) -> None:
 
 
 def _interventions(found: Interventions, console: Console) -> None:
-    table = _table(console, "in FP32, or otherwise", "side", "removes of the token KL", "time", "weights besides")
+    table = screen_table(console, "in FP32, or otherwise", "side", "removes of the token KL", "time", "weights besides")
     for one in (*found.ranked, *([] if found.together is None else [found.together])):
         time, extra = f"{100 * one.slower:+.0f} %", _weights(one.extra_bytes)
         table.add_row(*map(Text, (plain(one.part), one.side, _share(one.removed), time, extra)))
@@ -121,9 +122,11 @@ def _interventions(found: Interventions, console: Console) -> None:
     if found.together is not None and found.sum_of_removed is not None:
         added_up = _percent(found.sum_of_removed)
         removed = _share(found.together.removed)
-        _print(console, f"All parts of the training path together removed {removed}; one by one, {added_up} % in all.")
+        print_line(
+            console, f"All parts of the training path together removed {removed}; one by one, {added_up} % in all."
+        )
     for what, why in found.left_out.items():
-        _print(console, f"Not tried: {plain(what)}: {plain(why)}.", "dim")
+        print_line(console, f"Not tried: {what}: {why}.", "dim")
 
 
 def _weights(num_bytes: int) -> str:
@@ -142,24 +145,14 @@ def _percent(share: float) -> str:
 
 
 def _routers(routers: Sequence[RouterDecisions], console: Console) -> None:
-    table = _table(console, "layer", "infer against FP32", "train against FP32", "the sides from each other")
+    table = screen_table(console, "layer", "infer against FP32", "train against FP32", "the sides from each other")
     for router in routers:
         shares = (str(write_estimate(one)) for one in (router.infer, router.train, router.sides))
         table.add_row(str(router.layer), *shares)
     _show(console, table, "Share of tokens that go to another set of experts")
 
 
-def _table(console: Console, *columns: str) -> Table:
-    return Table(*columns, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def _show(console: Console, table: Table, title: str) -> None:
-    _print(console, "")
-    _print(console, title, "bold")
-    if not console.is_terminal:
-        table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
-    console.print(table, crop=False)
-
-
-def _print(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style, soft_wrap=True, highlight=False)
+    print_line(console, "")
+    print_line(console, title, "bold")
+    print_table(console, table)

@@ -5,7 +5,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,26 +14,26 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.names import SIGNS, pair_label, verdict_words
 from mismatch_probe.report.pairs import COLUMNS, PairRow, budget_footnote, contrast_sentences, pair_row
+from mismatch_probe.report.screen import full_width, print_line, screen_table
 from mismatch_probe.verdict.closer_look import RUN
 
 _STYLES = {"clean": "green", "precision": "yellow", "undecided": "blue", "bug": "bold red", "broken": "bold magenta"}
-_UNBOUNDED = 10_000
 
 
 def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     """Verdict, one row a pair of dtypes, what another dtype would change, and what to do about the run in `run`."""
-    _print(console, "")
-    _print(console, plain(summary.headline), style="bold")
-    _print(console, "")
+    print_line(console, "")
+    print_line(console, summary.headline, style="bold")
+    print_line(console, "")
     console.print(_table(summary, console), crop=False)
-    _print(console, "")
+    print_line(console, "")
     for sentence in contrast_sentences(summary):
-        _print(console, sentence)
+        print_line(console, sentence)
     for line in (budget_footnote(summary), *_troubles(summary)):
         if line:
-            _print(console, line, style="dim")
+            print_line(console, line, style="dim")
     for advice in dict.fromkeys(advice for pair in summary.pairs for advice in pair.verdict.advice):
-        _print(console, f"Advice: {plain(_to_copy(advice, run))}")
+        print_line(console, f"Advice: {_to_copy(advice, run)}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def _table(summary: Summary, console: Console) -> Table:
     rows = [pair_row(pair) for pair in summary.pairs]
     for layout in _LAYOUTS:
         table = _build(rows, layout, console)
-        width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+        width = full_width(console, table)
         if not console.is_terminal:
             table.width = width
             return table
@@ -71,8 +70,7 @@ def _table(summary: Summary, console: Console) -> Table:
 
 
 def _build(rows: list[PairRow], layout: _Layout, console: Console) -> Table:
-    box = SIMPLE_HEAD if console.is_terminal else None
-    table = Table(box=box, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = screen_table(console, padding=(0, 1, 0, 0), header_style="bold")
     for column in COLUMNS:
         table.add_column(column, overflow="fold")
     for row in rows:
@@ -101,7 +99,3 @@ def _troubles(summary: Summary) -> list[str]:
 def _to_copy(advice: str, run: Path) -> str:
     """A command in an advice, with the folder that it is about."""
     return re.sub(rf"--run {RUN}\b", lambda _: f"--run {shlex.quote(str(run))}", advice)
-
-
-def _print(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
