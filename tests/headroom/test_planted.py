@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.fp16_overflow import GRADIENT_TIMES
 from mismatch_probe.config.headroom import HeadroomPrompts, HeadroomSampling
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.records.headroom import HeadroomCode
@@ -82,15 +83,7 @@ def test_a_product_inside_the_mlp_overflows_though_nothing_around_it_does(tmp_pa
 
 
 def test_a_backward_pass_that_overflows_is_told_though_the_loss_is_finite(tmp_path: Path) -> None:
-    changes = {
-        "embed_tokens": 2.0**-12,
-        "o_proj": 2.0**-12,
-        "layers.0.mlp.down_proj": 2.0**-12,
-        "layers.1.mlp.gate_proj": 2.0**-10,
-        "layers.1.mlp.up_proj": 2.0**-10,
-        "layers.1.mlp.down_proj": 2.0**16,
-    }
-    found = examined(planted(tmp_path / "m", changes=changes))
+    found = examined(planted(tmp_path / "m", changes=GRADIENT_TIMES))
     assert found.plain is not None
     assert found.plain.first_nonfinite is None
     assert found.plain.logprob_error_nats is not None
