@@ -55,3 +55,8 @@ def _toml(value: object) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(below)}" for key, below in value.items()) + " }"
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+GATE = "[gate]\nmin_sequences = 32\nmax_sequences = 32\n"
+GOOD = check(metric="abs_logprob_diff", max=1)
+REGRESSION = check(metric="abs_logprob_diff", max_regression=0.5)
