@@ -13,6 +13,8 @@ from mismatch_probe.train.guards.rules.base import Values, write_value
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.1
+_DYING_SHARE = 0.5
+_DYING_FALL = 16.0
 _OTHER_TEMPERATURE = 0.1
 _SURPRISE_NATS = 0.02
 _PROBE_JUMPS = {"sync/probe_k3": (_JUMP, "nats (k3)"), "sync/probe_logit_error": (2.0, "nats of logits")}
@@ -93,9 +95,9 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
 
 
 def _fp16_dead(window: Window) -> Diagnosis | None:
-    """Loss 0, gradient norm 0 and reward NaN in one step; or no finite gradient at any scale that was tried."""
+    """Loss 0, gradient norm 0 and reward NaN in one step; or gradients that no scale tried keeps finite for long."""
     reward, in_a_row = window.last("reward/mean"), window.last("optim/overflows_in_a_row") or 0.0
-    scales = window.finite("optim/loss_scale")
+    scales, lost = window.finite("optim/loss_scale"), window.finite("optim/overflow")
     dead = window.last("optim/loss") == 0 and window.last("optim/grad_norm") == 0
     if dead and reward is not None and math.isnan(reward):
         seen = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
@@ -103,6 +105,11 @@ def _fp16_dead(window: Window) -> Diagnosis | None:
         seen = (
             f"the last {write_value(in_a_row)} steps had no finite gradient although the loss scale fell from "
             f"{write_value(max(scales))} to {write_value(scales[-1])}"
+        )
+    elif sum(lost) >= _DYING_SHARE * len(window.history) and scales and max(scales) >= _DYING_FALL * scales[-1]:
+        seen = (
+            f"{write_value(sum(lost))} of the last {len(window.history)} updates were lost to overflow, and the loss "
+            f"scale fell from {write_value(max(scales))} to {write_value(scales[-1])}"
         )
     else:
         return None
@@ -192,7 +199,7 @@ def _learning_rate(window: Window) -> Diagnosis | None:
         seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
     else:
         shifts = window.finite("update/policy_shift_k3")
-        usual = statistics.median(shifts) if shifts else 0.0
+        usual = statistics.median([shift for shift in shifts if shift > 0] or [0.0])
         if not shifts or max(shifts) <= max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0):
             return None
         seen = f"one update moved the policy by {write_value(max(shifts))} nats, the usual one by {write_value(usual)}"

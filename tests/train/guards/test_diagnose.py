@@ -55,6 +55,30 @@ def test_a_loss_scale_that_falls_without_a_finite_gradient_is_dead_fp16() -> Non
     assert "from 1,024 to 256" in found.sentence
 
 
+def test_a_run_that_loses_most_updates_to_overflow_is_dying_fp16_whatever_its_rare_update_does() -> None:
+    rare = {
+        "optim/overflow": [1.0] * 9 + [0.0] * 3,
+        "optim/loss_scale": [65536 / 2**lost for lost in range(1, 10)] + [128.0] * 3,
+        "update/policy_shift_k3": [0.0] * 11 + [0.6],
+    }
+    found = ending(rare, dtype="fp16")
+    assert found.cause is Cause.FP16_DEAD
+    assert "9 of the last 12 updates were lost to overflow" in found.sentence
+    assert "from 32,768 to 128" in found.sentence
+
+
+def test_a_scale_that_probes_its_edge_now_and_then_is_not_dying() -> None:
+    edge = {"optim/overflow": [0.0, 0.0, 1.0] * 4, "optim/loss_scale": [1024.0, 2048.0, 1024.0] * 4}
+    assert ending(edge, dtype="fp16").cause is Cause.UNEXPLAINED
+
+
+def test_updates_that_were_lost_are_no_measure_of_a_usual_one() -> None:
+    small = ending({"update/policy_shift_k3": [0.0] * 8 + [0.05, 0.06, 0.05, 0.2]}, dtype="bf16")
+    assert small.cause is not Cause.LEARNING_RATE
+    large = ending({"update/policy_shift_k3": [0.0] * 8 + [0.005, 0.006, 0.005, 0.2]}, dtype="bf16")
+    assert large.cause is Cause.LEARNING_RATE
+
+
 def test_gradients_that_overflow_without_a_scale_are_not_blamed_on_fp16() -> None:
     assert ending({"optim/overflows_in_a_row": [1, 2]}).cause is Cause.NONFINITE_GRADIENT
     assert "the loss is infinite" in ending({"optim/loss": [math.inf]}).sentence
