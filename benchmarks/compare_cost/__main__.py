@@ -2,7 +2,7 @@
 
     python -m benchmarks.compare_cost [--num-prompts 32] [--max-new-tokens 1024] [--dtype bf16] [--repeats 1]
 
-All three generate, score on the training path and score in FP32, with the same thread settings; `compare` records,
+All three generate, score on the training path and score in FP32, each with its own thread settings; `compare` records,
 checks and summarises besides. Its prefill leg, floors and full-vocabulary check are left out: the others have none.
 Phases leave start-up out (imports, engine start, loads).
 """
@@ -45,9 +45,7 @@ def measured(command: list[str]) -> tuple[float, int, str]:
     """Wall seconds, peak bytes of the largest process, and stdout of a command."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         start = time.monotonic()
-        child = subprocess.Popen(
-            command, stdout=output, stderr=errors, env={**os.environ, "OMP_WAIT_POLICY": "passive"}
-        )
+        child = subprocess.Popen(command, stdout=output, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.monotonic() - start
         if status:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from mismatch_probe import __version__
 from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
 from mismatch_probe.errors import ExitCode, Interrupted, MismatchProbeError
+from mismatch_probe.host import prepare
 
 
 class _Commands(TyperGroup):
@@ -67,6 +68,7 @@ app.command("schema")(schema.schema)
 
 def main() -> None:
     """Entry point: every failure is one sentence on stderr and a documented exit code; 1 always means a failed gate."""
+    prepare()
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")

@@ -14,8 +14,6 @@ from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.run_directory import RunDirectory
 
 _GRACE_SECONDS = 10.0
-_THREAD_DEFAULTS = {"OMP_WAIT_POLICY": "passive"}
-"""Waiting threads sleep: on a busy machine spinning ones starve each other, and decoding slows tenfold."""
 _LOG_LINES = 3
 
 
@@ -34,7 +32,6 @@ def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -
     with log_path.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "mismatch_probe.compare.worker", str(run.path), job.name, str(writing)],
-            env={**_THREAD_DEFAULTS, **os.environ},
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

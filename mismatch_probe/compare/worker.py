@@ -11,6 +11,7 @@ from typing import IO
 from mismatch_probe.compare.events import Failure, send
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.errors import EngineError, MismatchProbeError
+from mismatch_probe.host import prepare
 from mismatch_probe.records.run_directory import RunDirectory
 
 
@@ -20,6 +21,7 @@ def main(run_path: str, job_name: str, events_descriptor: str) -> int:
     The event comes before the traceback, which a full disk keeps out of the log.
     """
     _die_with_parent()
+    prepare()
     with os.fdopen(int(events_descriptor), "w", encoding="utf-8") as events:
         try:
             _run(RunDirectory(Path(run_path)), job_name, events)

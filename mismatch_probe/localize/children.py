@@ -1,7 +1,6 @@
 """A job in a process of its own, its log in a file, its failure as the error that it was."""
 
 import json
-import os
 import subprocess
 import sys
 from typing import Final
@@ -10,7 +9,6 @@ from mismatch_probe import errors
 from mismatch_probe.errors import EngineError, OutOfMemory
 from mismatch_probe.localize.workspace import JobNotes, Workspace
 
-_THREAD_DEFAULTS: Final = {"OMP_WAIT_POLICY": "passive"}
 _LOG_LINES: Final = 3
 _KILLED: Final = -9
 
@@ -24,9 +22,7 @@ def run_job(workspace: Workspace, job: str) -> JobNotes:
     words = [sys.executable, "-m", f"{__package__}.worker", job, str(workspace.path)]
     with (
         workspace.log(job).open("wb") as log,
-        subprocess.Popen(
-            words, env={**_THREAD_DEFAULTS, **os.environ}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
-        ) as child,
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as child,
     ):
         try:
             answer, _ = child.communicate()

@@ -10,10 +10,12 @@ import traceback
 from pathlib import Path
 
 from mismatch_probe.errors import EngineError, MismatchProbeError
+from mismatch_probe.host import prepare
 from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobNotes, Workspace
 
 
 def main(job: str, folder: str) -> int:
+    prepare()
     workspace = Workspace(Path(folder))
     try:
         notes = _run(job, workspace)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
+from mismatch_probe.host import bound_kernel_caches
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import Decision, GuardEvent
-from mismatch_probe.train.memory import bound_kernel_caches
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change
 from mismatch_probe.train.state import Adjustments

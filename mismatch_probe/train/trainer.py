@@ -10,6 +10,7 @@ import numpy as np
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.host import release_freed_memory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.clock import Clock
 from mismatch_probe.train.guards.actions import ActionKind
@@ -18,7 +19,6 @@ from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.guards.diagnose import diagnose
 from mismatch_probe.train.learner import Scored
 from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics, value_metrics
-from mismatch_probe.train.memory import release_freed_memory
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.parts import Parts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios

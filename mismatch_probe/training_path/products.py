@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 _SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
-_ROWS_PER_BLOCK: Final = 512
+_ROWS_PER_BLOCK: Final = 1024
 _ROW_STEP: Final = 32
 
 _ONE_OUTPUT: Final = {

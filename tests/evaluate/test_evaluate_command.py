@@ -1,7 +1,6 @@
 """`evaluate` as its users run it: real vLLM, real transformers, the shipped checkpoint."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +20,7 @@ SMALL = (
 
 def evaluate(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "mismatch_probe", "evaluate", *map(str, words)]
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    answer = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    answer = subprocess.run(line, capture_output=True, text=True, check=False)
     assert answer.returncode == code, answer.stderr
     return answer
 

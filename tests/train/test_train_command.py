@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,6 @@ SMALL = (
     *("--learning-rate", "1e-4", "--checkpoint-every", "2"),
 )
 FP32 = ("--train-dtype", "fp32", "--infer-dtype", "fp32")
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 
 def command(*words: object) -> list[str]:
@@ -34,7 +32,7 @@ def command(*words: object) -> list[str]:
 
 def train(*words: object, code: ExitCode = ExitCode.PASS, launcher: tuple[str, ...] = ()) -> str:
     line = [*launcher, *command(*words)[1:]] if launcher else command(*words)
-    answer = subprocess.run(line, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    answer = subprocess.run(line, capture_output=True, text=True, check=False)
     assert answer.returncode == code, answer.stderr
     return answer.stderr
 
@@ -63,7 +61,7 @@ def test_a_run_leaves_metrics_checkpoints_and_a_manifest(whole: Path) -> None:
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "killed"
-    process = subprocess.Popen(command(*SMALL, "--steps", 4, "--out", run), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    process = subprocess.Popen(command(*SMALL, "--steps", 4, "--out", run), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 3:
         assert process.poll() is None

@@ -1,0 +1,68 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.host import release_freed_memory
+
+BLOCK = 64 * 2**10
+PAGES_OF_A_TENSOR = 8 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+ON_LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what is resident")
+
+FAULTS = """
+import resource
+from mismatch_probe.host import prepare
+{prepare}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(8 * 2**20)
+before = faults()
+for _ in range(20):
+    bytearray(8 * 2**20)
+print(faults() - before)
+"""
+
+
+def said(script: str, **environment: str) -> str:
+    """Of a process whose environment has none of what `prepare` looks at but what is given."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MALLOC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=bare | environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024
+
+
+@ON_LINUX
+def test_memory_freed_between_living_blocks_goes_back() -> None:
+    blocks = [bytearray(BLOCK) for _ in range(4000)]
+    kept = blocks[::2]
+    del blocks
+    held = resident_bytes()
+    release_freed_memory()
+    assert held - resident_bytes() > 0.8 * len(kept) * BLOCK
+
+
+@ON_LINUX
+def test_the_next_tensor_takes_the_memory_of_the_last_one() -> None:
+    assert int(said(FAULTS.format(prepare="prepare()"))) < PAGES_OF_A_TENSOR
+    assert int(said(FAULTS.format(prepare=""), MALLOC_MMAP_THRESHOLD_="131072")) > 10 * PAGES_OF_A_TENSOR
+
+
+@ON_LINUX
+def test_an_allocator_that_the_user_has_set_up_is_left_alone() -> None:
+    faults = said(FAULTS.format(prepare="prepare()"), MALLOC_MMAP_THRESHOLD_="131072")
+    assert int(faults) > 10 * PAGES_OF_A_TENSOR
+
+
+def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None:
+    script = "import os; from mismatch_probe.host import prepare; prepare(); print(os.environ.get('GOMP_SPINCOUNT'))"
+    assert int(said(script)) < 100_000
+    assert said(script, OMP_WAIT_POLICY="active") == "None"
+    assert said(script, GOMP_SPINCOUNT="7") == "7"
