@@ -24,7 +24,6 @@ from mismatch_probe.train.updater import Trained
 _STATE = "state"
 _MODEL = "model"
 _REST = "trainer.json"
-_BEST = "best.json"
 
 
 class Checkpoints:
@@ -63,7 +62,6 @@ class Checkpoints:
                 write_text(temporary / _REST, json.dumps(rest))
                 shutil.rmtree(path, ignore_errors=True)
                 temporary.replace(path)
-                self._record_best(step, rest["recent_reward"])
                 self._remove_old()
             dist.barrier()
 
@@ -93,8 +91,6 @@ class Checkpoints:
         steps = self.steps()
         good = max((one for one in steps if one < step), default=steps[0])
         if is_main():
-            if (best := self.best()) is not None and best > good:
-                (self._folder / _BEST).unlink()
             for later in steps[steps.index(good) + 1 :]:
                 self._remove(later)
         dist.barrier()
@@ -105,9 +101,14 @@ class Checkpoints:
         return Adjustments(**self._rest(step)["adjustments"])
 
     def best(self) -> int | None:
-        """The step whose recent reward was highest."""
-        path = self._folder / _BEST
-        return int(json.loads(path.read_text(encoding="utf-8"))["step"]) if path.exists() else None
+        """The first step whose recent reward was highest; None where no checkpoint has one.
+
+        Raises:
+            BrokenRecord: a checkpoint cannot be read.
+        """
+        recent = {step: self._rest(step)["recent_reward"] for step in self.steps()}
+        rewards = {step: reward for step, reward in recent.items() if reward is not None}
+        return max(rewards, key=rewards.__getitem__, default=None)
 
     def _rest(self, step: int) -> dict[str, Any]:
         path = self._path(step)
@@ -119,12 +120,6 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
-
-    def _record_best(self, step: int, reward: float | None) -> None:
-        path = self._folder / _BEST
-        highest = json.loads(path.read_text(encoding="utf-8"))["reward"] if path.exists() else None
-        if reward is not None and (highest is None or reward > highest):
-            write_text(path, json.dumps({"step": step, "reward": reward}))
 
     def _remove_old(self) -> None:
         kept = {*self.steps()[-self._keep :], self.best()}

@@ -43,7 +43,8 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     """The run directory of an earlier start.
 
     Raises:
-        RunDirectoryError: there is none, or it is of another model, other settings, problems or guards.
+        RunDirectoryError: there is none, it is of another model, other settings, problems or guards, or it has taken
+            more steps than are asked for.
     """
     directory = TrainingDirectory(path)
     recorded = directory.read_training_manifest()
@@ -58,6 +59,12 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
         raise RunDirectoryError(
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
             "manifest.json), or give another --out"
+        )
+    done = max(Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep).steps(), default=0)
+    if done > preparation.settings.steps:
+        raise RunDirectoryError(
+            f"{path} has taken {done} steps, and --steps asks for {preparation.settings.steps}; give at least "
+            f"{done}, or another --out for a shorter run"
         )
     return directory
 

@@ -68,6 +68,13 @@ def test_what_a_resume_would_change_is_named(llama: Path, home: Path) -> None:
         train(home / "run", changed, resume=True)
 
 
+def test_fewer_steps_than_were_taken_are_refused(llama: Path, home: Path) -> None:
+    train(home / "run", quick_settings(llama, home, 2))
+    with pytest.raises(UsageError, match="has taken 2 steps, and --steps asks for 1; give at least 2"):
+        train(home / "run", quick_settings(llama, home, 1), resume=True)
+    train(home / "run", quick_settings(llama, home, 2), resume=True)
+
+
 def rates_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Filled with the rate of every optimizer step."""
     rates: list[float] = []

@@ -1,0 +1,38 @@
+"""Which checkpoints stay: the newest ones, and the one whose steps earned most."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.train.checkpoints import Checkpoints
+from tests.train.quick_runs import quick_home, quick_settings, train
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def run(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose rewards by chance earn most of all in its first steps."""
+    home = quick_home(tmp_path, monkeypatch)
+    rewards = "import itertools\ncount = itertools.count()\n"
+    rewards += "def early(prompt, response, answer):\n    return float(next(count) < 16)\n"
+    (home / "early_rewards.py").write_text(rewards, encoding="utf-8")
+    task = {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "early_rewards:early"}
+    train(home / "run", quick_settings(llama, home, 8, task=task, checkpoint={"every": 2, "keep": 2}))
+    return home / "run"
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(run: Path) -> None:
+    checkpoints = Checkpoints(run / "checkpoints", keep=2)
+    assert checkpoints.steps() == [2, 6, 8]
+    assert checkpoints.best() == 2
+
+
+def test_a_killed_run_still_knows_its_best_checkpoint(run: Path) -> None:
+    kept = Checkpoints(run / "checkpoints", keep=2)
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{step:06d}" for step in kept.steps()}
+    file = run / "checkpoints" / "step-000008" / "trainer.json"
+    rest = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**rest, "recent_reward": 2.0}), encoding="utf-8")
+    assert kept.best() == 8
