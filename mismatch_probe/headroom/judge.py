@@ -3,7 +3,6 @@
 from typing import Final
 
 from mismatch_probe.config.train import LossScaleSettings
-from mismatch_probe.headroom.fp16 import LOSSY
 from mismatch_probe.headroom.sentences import (
     activation_sentences,
     gradient_sentences,
@@ -16,6 +15,7 @@ from mismatch_probe.headroom.sentences import (
     write_error,
 )
 from mismatch_probe.headroom.trial import fits, is_close
+from mismatch_probe.headroom.weights import is_too_small
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.headroom import (
     ActivationFindings,
@@ -36,17 +36,19 @@ def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
     if total.num_nonfinite:
         return HeadroomVerdict(
             code=HeadroomCode.DOES_NOT_FIT,
-            sentence=f"{write_count(total.num_nonfinite)} stored weights are infinite or NaN, most of them in "
+            sentence=f"{write_count(total.num_nonfinite)} stored weights are infinite or NaN, most in "
             f"{weights.worst[0].tensor}: the checkpoint is damaged in any format.",
             evidence=evidence,
             advice=["download or write the checkpoint again"],
         )
-    bad = [one.tensor for one in weights.worst if one.num_overflowed or one.relative_error > LOSSY]
-    if bad:
-        what = "overflow FP16" if total.num_overflowed else "are too small for FP16 to hold as well as BF16 does"
+    large = [one.tensor for one in weights.worst if one.num_overflowed]
+    small = [one.tensor for one in weights.worst if not one.num_overflowed and is_too_small(one)]
+    troubles = [(large, "which overflow FP16"), (small, "which are too small for FP16 to hold as well as BF16 does")]
+    exceptions = [f"{listed(tensors)}, {trouble}" for tensors, trouble in troubles if tensors]
+    if exceptions:
         return HeadroomVerdict(
             code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"The weights fit FP16 except {listed(bad)}, which {what}; nothing was run.",
+            sentence=f"The weights fit FP16 except {', and '.join(exceptions)}; nothing was run.",
             evidence=evidence,
             advice=["run headroom without --weights-only, which tries these modules in FP32", f"or {_BF16}"],
         )

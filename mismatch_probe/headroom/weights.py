@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom.fp16 import ROUNDS_TO_INFINITY, SMALLEST_NORMAL_EXPONENT
+from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, SMALLEST_NORMAL_EXPONENT
 from mismatch_probe.headroom.ranges import largest_magnitude, squared_norm
-from mismatch_probe.provenance.checkpoint import weight_files
+from mismatch_probe.provenance.checkpoint import read_config, weight_files
 from mismatch_probe.records.headroom import WeightFindings, WeightRange
 from mismatch_probe.training_path.weight_cast import measure_weight_cast
 
@@ -23,6 +23,7 @@ _STORED: Final = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _TINY: Final = 1e-15
 """Squares of smaller weights would be lost in FP32."""
 _NO_WEIGHTS: Final = ("I", "U", "BOOL")
+"""Positions and masks, or packed weights where the config says that the checkpoint is quantised."""
 
 
 @dataclass
@@ -77,7 +78,8 @@ def scan_weights(folder: Path) -> WeightFindings:
     """Every floating-point tensor of a checkpoint's safetensors files, rounded to FP16 to nearest even.
 
     Raises:
-        UsageError: there are no intact safetensors files, or a tensor is stored in a quantised format.
+        UsageError: there are no intact safetensors files, none with floating-point weights, or a tensor is stored in a
+            quantised format.
     """
     sums = _Totals()
     ranges: list[WeightRange] = []
@@ -86,7 +88,8 @@ def scan_weights(folder: Path) -> WeightFindings:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 stored = tensors.get_slice(name)
                 code = stored.get_dtype()
-                if code.startswith(_NO_WEIGHTS):
+                is_integer = code.startswith(_NO_WEIGHTS)
+                if is_integer and not read_config(folder).get("quantization_config"):
                     continue
                 if code not in _STORED:
                     raise UsageError(
@@ -94,9 +97,22 @@ def scan_weights(folder: Path) -> WeightFindings:
                         "kernels know; give --model the checkpoint in bf16, fp16 or fp32"
                     )
                 ranges.append(_scan_tensor(name, _STORED[code], _slices(stored), sums))
+    if not ranges:
+        raise UsageError(f"{folder} holds no floating-point weights; give --model the checkpoint in bf16, fp16 or fp32")
     total = _sum(ranges, sums)
     ranges.sort(key=_badness, reverse=True)
-    return WeightFindings(num_tensors=len(ranges), total=total, worst=ranges[:_NUM_WORST])
+    num_listed = max(_NUM_WORST, sum(map(is_unfit, ranges)))
+    return WeightFindings(num_tensors=len(ranges), total=total, worst=ranges[:num_listed])
+
+
+def is_too_small(one: WeightRange) -> bool:
+    """Whether BF16 would hold a tensor better, because its weights are near FP16's smallest."""
+    return one.relative_error > LOSSY
+
+
+def is_unfit(one: WeightRange) -> bool:
+    """Whether FP16 cannot hold a tensor, or not as well as BF16 would."""
+    return one.num_nonfinite > 0 or one.num_overflowed > 0 or is_too_small(one)
 
 
 def _scan_tensor(name: str, stored_as: str, slices: Iterator[torch.Tensor], sums: _Totals) -> WeightRange:
@@ -135,7 +151,7 @@ def _sum(ranges: list[WeightRange], sums: _Totals) -> WeightRange:
 
 def _badness(one: WeightRange) -> tuple[float, ...]:
     flushed = one.num_flushed / max(one.num_values, 1)
-    return one.num_nonfinite, one.num_overflowed, flushed, one.relative_error, one.largest
+    return one.num_nonfinite, one.num_overflowed, is_too_small(one), flushed, one.relative_error, one.largest
 
 
 def _slices(stored: Any) -> Iterator[torch.Tensor]:

@@ -47,7 +47,9 @@ class WeightRange(Record):
 
 
 class WeightFindings(Record):
-    """All floating-point tensors of the checkpoint; `worst` are those that lose most, worst first."""
+    """All floating-point tensors of the checkpoint; `worst` are those that lose most, worst first, every unfit one among
+    them.
+    """
 
     num_tensors: int
     total: WeightRange

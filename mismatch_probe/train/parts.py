@@ -29,7 +29,7 @@ from mismatch_probe.training_path.products import CpuProducts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBE_SEQUENCES: Final = 8
+_PROBE_SEQUENCES: Final = 4
 _PROBE_NEW_TOKENS: Final = 32
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 _GPU_MEMORY_SHARE: Final = 0.4

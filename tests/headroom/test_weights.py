@@ -106,6 +106,46 @@ def test_weights_that_vanish_are_named(tmp_path: Path) -> None:
     assert "too small for FP16" in verdict.sentence
 
 
+def test_a_tensor_too_small_is_not_hidden_by_tensors_with_single_lost_weights(tmp_path: Path) -> None:
+    def with_one_lost() -> torch.Tensor:
+        return torch.cat([torch.full((1,), 1e-9), torch.linspace(0.1, 0.2, 99)])
+
+    ordinary = {f"layers.{number}": with_one_lost() for number in range(9)}
+    verdict = judge_weights(scan_weights(stored(tmp_path, norm=torch.linspace(1e-6, 2e-6, 64), **ordinary)))
+    assert verdict.code == HeadroomCode.FITS_EXCEPT
+    assert verdict.sentence.startswith("The weights fit FP16 except norm, which are too small")
+
+
+def test_every_tensor_that_overflows_is_counted(tmp_path: Path) -> None:
+    large = {f"layers.{number:02d}": torch.full((4,), 1e6) for number in range(20)}
+    verdict = judge_weights(scan_weights(stored(tmp_path, **large)))
+    assert "layers.00, layers.01, layers.02 and 17 more, which overflow" in verdict.sentence
+
+
+def test_each_tensor_is_told_its_own_trouble(tmp_path: Path) -> None:
+    folder = stored(tmp_path, large=torch.full((4,), 1e6), small=torch.linspace(1e-6, 2e-6, 64), fine=torch.ones(4))
+    sentence = judge_weights(scan_weights(folder)).sentence
+    assert "except large, which overflow FP16, and small, which are too small" in sentence
+
+
+def test_packed_weights_of_a_quantised_checkpoint_are_refused(tmp_path: Path) -> None:
+    stored(tmp_path, qweight=torch.ones(4, dtype=torch.int32), scales=torch.ones(4))
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    with pytest.raises(UsageError, match=r"tensor qweight .* I32, a quantised format"):
+        scan_weights(tmp_path)
+
+
+def test_positions_are_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert scan_weights(stored(tmp_path, positions=torch.arange(4), w=torch.ones(4))).num_tensors == 1
+
+
+def test_a_checkpoint_without_weights_does_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="no floating-point weights"):
+        scan_weights(stored(tmp_path, positions=torch.arange(4)))
+
+
 def test_a_damaged_checkpoint_fits_no_format(tmp_path: Path) -> None:
     folder = planted(tmp_path / "m", changes={"layers.0.mlp.up_proj": float("nan")})
     verdict = judge_weights(scan_weights(folder))

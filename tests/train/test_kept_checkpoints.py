@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.train.checkpoints import Checkpoints
-from tests.train.quick_runs import quick_home, quick_settings, train
+from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 
+LOGS = 'name = "logs"\nrule = "limit"\nmetric = "reward/mean"\nabove = 2\nactions = ["log"]'
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -19,7 +20,8 @@ def run(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rewards += "def early(prompt, response, answer):\n    return float(next(count) < 16)\n"
     (home / "early_rewards.py").write_text(rewards, encoding="utf-8")
     task = {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "early_rewards:early"}
-    train(home / "run", quick_settings(llama, home, 8, task=task, checkpoint={"every": 2, "keep": 2}))
+    kept = {"every": 2, "keep": 2}
+    train(home / "run", quick_settings(llama, home, 8, task=task, checkpoint=kept, guards=guard_file(home, LOGS)))
     return home / "run"
 
 

@@ -29,6 +29,7 @@ from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Heading, Note, Overview, Panel, Section, Table
 
 LARGEST: Final = 65504.0
+_MOST_TENSORS: Final = 12
 
 _BADGES = {
     HeadroomCode.FITS: Badge("clean", "fits"),
@@ -180,7 +181,7 @@ def _layers_table(layers: Sequence[LayerRange]) -> Table:
 
 def _weights(found: Headroom) -> Section:
     total = found.weights.total
-    rows = [_weight_row(one) for one in (total, *found.weights.worst)]
+    rows = [_weight_row(one) for one in (total, *found.weights.worst[:_MOST_TENSORS])]
     columns = ["tensor", "largest", "overflow", "subnormal", "become zero", "relative error", "stored as"]
     return Section(
         "headroom-weights",

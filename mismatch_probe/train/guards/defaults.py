@@ -39,7 +39,7 @@ _ENGINE = (
     GrowthSettings(
         name="engine-layer",
         metric="sync/probe_logit_error",
-        ratio=2,
+        ratio=3,
         least=1e-4,
         patience=2,
         clear_after=5,
