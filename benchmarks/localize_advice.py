@@ -24,7 +24,7 @@ from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import make_checkpoint
 
 MODELS: Final = ("llama", "qwen2", "demo")
-PROMPTS: Final = {"source": "sums:terms=2-6", "num_prompts": 48}
+PROMPTS: Final = {"source": "sums:terms=2-6", "num_prompts": 768}
 SAMPLING: Final = {"max_new_tokens": 96}
 
 

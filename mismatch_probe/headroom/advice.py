@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from transformers import PreTrainedModel
+
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY
 from mismatch_probe.headroom.passes import Gradients
@@ -67,12 +69,18 @@ def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Tried) -> Trial
     return None if tried is plain else tried.trial
 
 
+def modules_of_overflowing_weights(model: PreTrainedModel) -> list[str]:
+    """Modules of an FP32 model with a weight that is infinite in FP16, whether or not a response came by it."""
+    named = model.named_parameters()
+    return [_owner(name) for name, weights in named if not bool(weights.half().isfinite().all())]
+
+
 def _blamed(bench: Bench, seen: Seen, tried: Tried, chosen: set[str], bf16: Trial) -> list[str]:
     """Modules at fault for what is wrong with a run that has `chosen` in FP32."""
     trial = tried.trial
+    blamed = modules_of_overflowing_weights(bench.reference)
     if tried.first_nonfinite is not None:
-        return [*seen.too_large(), tried.first_nonfinite.module, *_of_overflowing_weights(bench)]
-    blamed = []
+        return [*seen.too_large(), tried.first_nonfinite.module, *blamed]
     if not is_close(trial, bf16):
         blamed += [*seen.too_small(), *_of_lossy_weights(bench)]
     if trial.from_exponent is None:
@@ -81,11 +89,6 @@ def _blamed(bench: Bench, seen: Seen, tried: Tried, chosen: set[str], bf16: Tria
             if not {models.mendable(bench.reference, module) for module in found} <= chosen:
                 return blamed + found
     return blamed
-
-
-def _of_overflowing_weights(bench: Bench) -> list[str]:
-    named = bench.reference.named_parameters()
-    return [_owner(name) for name, weights in named if not bool(weights.half().isfinite().all())]
 
 
 def _of_lossy_weights(bench: Bench) -> list[str]:

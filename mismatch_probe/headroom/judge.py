@@ -67,15 +67,19 @@ def judge(
     plain: Trial,
     bf16: Trial,
     advised: Trial | None,
+    overflowing: list[str],
 ) -> HeadroomVerdict:
-    """What the plain FP16 run says, and where it does not fit, the run with modules in FP32."""
+    """What the plain FP16 run says, and where it does not fit, the run with modules in FP32.
+
+    `overflowing` are modules with weights that FP16 cannot hold, which no response need have come by.
+    """
     evidence = [
         weights_sentence(weights),
         *activation_sentences(activations),
         logprob_sentence(plain, bf16),
         *gradient_sentences(gradients, plain, bf16),
     ]
-    if fits(plain, bf16):
+    if fits(plain, bf16) and not overflowing:
         unscaled = plain.from_exponent == 0
         need = "even without a loss scale" if unscaled else f"with a loss scale of {scales(plain)}"
         return HeadroomVerdict(
@@ -84,7 +88,7 @@ def judge(
             evidence=evidence,
             advice=[_scale_advice(plain)],
         )
-    trouble = _trouble(plain, activations, gradients, bf16)
+    trouble = _trouble(plain, activations, gradients, bf16, overflowing)
     if advised is not None:
         evidence.append(trial_sentence(advised, does_fit=fits(advised, bf16)))
     if advised is not None and fits(advised, bf16):
@@ -102,13 +106,15 @@ def judge(
     )
 
 
-def _trouble(plain: Trial, activations: ActivationFindings, gradients: GradientFindings, bf16: Trial) -> str:
+def _trouble(
+    plain: Trial, activations: ActivationFindings, gradients: GradientFindings, bf16: Trial, overflowing: list[str]
+) -> str:
     """What keeps the plain FP16 run from fitting."""
     if plain.first_nonfinite is not None:
         return f"Activations overflow FP16, first at {plain.first_nonfinite}."
     if plain.logprob_error_nats is None:
         return "The FP16 run's log-probs are not finite."
-    found = []
+    found = [f"Weights of {listed(overflowing)} overflow FP16."] if overflowing else []
     if not is_close(plain, bf16):
         small = f"; the results of {activations.too_small[0].module} are too small" if activations.too_small else ""
         found.append(

@@ -11,7 +11,7 @@ from mismatch_probe import __version__
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom import models
-from mismatch_probe.headroom.advice import Seen, try_exceptions
+from mismatch_probe.headroom.advice import Seen, modules_of_overflowing_weights, try_exceptions
 from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16
 from mismatch_probe.headroom.judge import judge, judge_weights
 from mismatch_probe.headroom.loss import ResponseLoss, load_objective
@@ -100,8 +100,9 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
     held = held_in_fp16(plain.ranges)
     with stages("fp32_backward", "gradients: FP32"):
         gradients = look_backward(reference, workload, held)
+    overflowing = modules_of_overflowing_weights(reference)
     advised = None
-    if not fits(plain.trial, bf16.trial):
+    if overflowing or not fits(plain.trial, bf16.trial):
         with stages("advised", "advice: FP16 with modules in FP32"):
             advised = try_exceptions(bench, Seen(ranges, gradients, held), plain, bf16)
     first = plain.trial.first_nonfinite
@@ -116,7 +117,7 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
             "plain": plain.trial,
             "bf16": bf16.trial,
             "advised": advised,
-            "verdict": judge(weights, activations, gradient, plain.trial, bf16.trial, advised),
+            "verdict": judge(weights, activations, gradient, plain.trial, bf16.trial, advised, overflowing),
             "seconds": stages.seconds,
         }
     )

@@ -108,6 +108,20 @@ def test_a_weight_past_65504_is_mended_by_its_module_in_fp32(tmp_path: Path) -> 
     assert "model.layers.0.mlp" in found.advised.modules_in_fp32
 
 
+def test_a_weight_past_65504_that_no_response_came_by_is_told(tmp_path: Path) -> None:
+    def one_large(weights: torch.Tensor) -> torch.Tensor:
+        weights[319, 5] = 1e5
+        return weights
+
+    found = examined(planted(tmp_path / "m", changes={"embed_tokens": one_large}))
+    assert found.plain is not None
+    assert found.plain.first_nonfinite is None
+    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert found.verdict.sentence.startswith("Weights of model.embed_tokens overflow FP16.")
+    assert found.advised is not None
+    assert found.advised.modules_in_fp32 == ["model.embed_tokens"]
+
+
 def test_weights_that_vanish_are_found_by_what_they_do_to_log_probs(tmp_path: Path) -> None:
     changes = {"layers.0.mlp.gate_proj": 2.0**-23, "layers.0.mlp.up_proj": 2.0**13, "layers.0.mlp.down_proj": 2.0**10}
     found = examined(planted(tmp_path / "m", changes=changes))
