@@ -68,8 +68,8 @@ def raise_to_fp32(
     """Let modules of a 16-bit model take FP32 inputs, compute in FP32 on the stored weights and answer in FP32.
 
     The layer `residual_from` takes its hidden states in FP32, which makes the residual stream from there on FP32.
-    What multiplies by 16-bit matrices has its inputs rounded to 16 bits; norms and additions compute in the wider
-    format of what they are given.
+    What multiplies by 16-bit matrices has its inputs rounded to 16 bits, and so have rotations, which would take their
+    format from raised embeddings; norms and additions compute in the wider format of what they are given.
     """
     low = next(model.parameters()).dtype
     for name in modules:
@@ -78,10 +78,12 @@ def raise_to_fp32(
         _take_parameters(module, reference.get_submodule(name))
     if residual_from is not None:
         model.get_submodule(residual_from).register_forward_pre_hook(_casting_first_input(torch.float32))
+    raised = {id(part) for name in modules for part in model.get_submodule(name).modules()}
     for module in model.modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == low]
         is_matrix = any(parameter.dim() > 1 for parameter in own) and not isinstance(module, torch.nn.Embedding)
-        if is_matrix:
+        is_rotation = type(module).__name__.endswith("RotaryEmbedding") and id(module) not in raised
+        if is_matrix or is_rotation:
             module.register_forward_pre_hook(_casting_inputs(low), with_kwargs=True)
 
 
