@@ -1,6 +1,7 @@
 """What each part in higher precision removed of the token KL: paired on the same ids, clustered by prompt."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from mismatch_probe.localize.workspace import TrialNotes
@@ -8,7 +9,8 @@ from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.localize import Intervention, Interventions
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.intervals import Scale, ratio
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
 
 TOGETHER: Final = "all parts together"
@@ -61,18 +63,21 @@ def _judged(
     """From the log-ratios [T] with the part raised and without."""
     terms_after, terms_before = k3_terms(after), k3_terms(before)
     kl = estimator.mean(terms_after, "token", Scale.POSITIVE)
-    removed = estimator.smooth(
-        lambda with_part, without: 1 - with_part / without,
-        [estimator.totals(terms_after, "token"), estimator.totals(terms_before, "token")],
-        "token",
-    )
+    totals = [estimator.totals(terms, "token") for terms in (terms_after, terms_before)]
+    kept = estimator.smooth(ratio, totals, "token", Scale.RATIO)
     assert kl is not None
-    assert removed is not None, "sides that agree bit for bit are not tried"
+    assert kept is not None, "sides that agree bit for bit are not tried"
     return Intervention(
         part=part,
         side=side,
         kl_k3=kl,
-        removed=removed,
+        removed=_less(kept),
         slower=sum(trial.seconds for trial in trials) / sum(trial.seconds for trial in plain) - 1,
         extra_bytes=sum(trial.extra_bytes for trial in trials),
     )
+
+
+def _less(kept: Estimate) -> Estimate:
+    """1 less a share that is kept: no part removes more than there is, nor does its interval."""
+    low, high = (None if end is None else 1 - end for end in (kept.high, kept.low))
+    return replace(kept, value=1 - kept.value, low=low, high=high)

@@ -47,9 +47,7 @@ class WeightRange(Record):
 
 
 class WeightFindings(Record):
-    """All floating-point tensors of the checkpoint; `worst` are those that lose most, worst first, every unfit one among
-    them.
-    """
+    """All floating-point tensors of the checkpoint; `worst` holds those that lose most, and every unfit one."""
 
     num_tensors: int
     total: WeightRange

@@ -42,6 +42,17 @@ def test_a_part_that_changes_nothing_removes_nothing() -> None:
     assert (one.removed.value, one.removed.low, one.removed.high) == (0.0, 0.0, 0.0)
 
 
+def test_no_part_removes_more_than_there_is_nor_does_its_interval() -> None:
+    few = Estimator(Sequences.of_lengths([10] * 4))
+    legs = {name: leg[:40] for name, leg in {**LEGS, "train-with-norms": LOG_MU + 0.3 * NOISE[0]}.items()}
+    legs["train-with-norms"][:10] += 0.04
+    found = judge_interventions([trial(""), trial("norms")], few, legs.__getitem__, {})
+    removed = found.ranked[0].removed
+    assert removed.low is not None
+    assert removed.high is not None
+    assert removed.low < removed.value < removed.high < 1
+
+
 def test_a_part_that_makes_it_worse_removes_less_than_nothing() -> None:
     (one,) = judged({**LEGS, "train-with-rope": PI + NOISE[0]}, [trial(""), trial("rope")]).ranked
     assert one.removed.high is not None
