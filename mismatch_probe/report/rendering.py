@@ -1,5 +1,6 @@
 """From sections to HTML: the templates with what they need to show a block."""
 
+import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,7 +25,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters.update(cell=_cell, visible=_visible, plain=plain)
+    environment.filters.update(cell=_cell, visible=_visible, advice=_advice, plain=plain)
     environment.globals["markers"] = KEY_MARKERS
     environment.tests.update({name: _is_named(name) for name in ("Figure", "Table", "Note", "Finding", "Command")})
     return environment
@@ -36,6 +37,15 @@ def _is_named(name: str) -> Any:
 
 def _visible(text: str | Markup) -> Markup:
     return text if isinstance(text, Markup) else visible(text)
+
+
+def _advice(text: str) -> Markup:
+    """What stands between backticks is a command: set as code, and no line ends inside one of its words."""
+
+    def as_code(command: re.Match[str]) -> str:
+        return f"<code>{' '.join(f'<span>{word}</span>' for word in command[1].split())}</code>"
+
+    return Markup(re.sub(r"`([^`]+)`", as_code, str(visible(text))))
 
 
 def _cell(cell: Cell) -> Markup:

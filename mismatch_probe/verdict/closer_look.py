@@ -22,7 +22,7 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
     if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:
         shown_in_fp32 = case.exact is not None and case.exact.settled
         dtypes = "--dtype fp32" if shown_in_fp32 else _dtypes(case)
-        return [f"Find the module that it enters at: mismatch-probe localize --run {RUN} {dtypes} --modules"]
+        return [f"Find the module that it enters at: `mismatch-probe localize --run {RUN} {dtypes} --modules`"]
     if verdict.kind != "precision":
         return []
     has_bf16 = "bf16" in (case.train_dtype, case.infer_dtype)
@@ -30,9 +30,9 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
     if has_bf16 or verdict.advice or verdict.code == Code.ROUTING:
         modules = " --modules" if verdict.code == Code.ROUTING else ""
         command = f"mismatch-probe localize --run {RUN} {_dtypes(case)}{modules}"
-        found.append(f"See which part it comes from, and what higher precision of it would remove: {command}")
+        found.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
     if has_bf16:
-        found.append(f"Before a switch to FP16, see whether the checkpoint fits: mismatch-probe headroom --run {RUN}")
+        found.append(f"Before a switch to FP16, see whether the checkpoint fits: `mismatch-probe headroom --run {RUN}`")
     return found
 
 

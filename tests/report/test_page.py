@@ -141,6 +141,18 @@ def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
     assert "train FP32 / infer BF16" in page
 
 
+def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text() -> None:
+    summary = samples.summary((("bf16", "bf16"),))
+    advice = ["See: `mismatch-probe headroom --run RUN`", "`<script>` is text"]
+    page = render_html(
+        summary.model_copy(update={"verdict": summary.verdict.model_copy(update={"advice": advice})}),
+        samples.manifest((("bf16", "bf16"),)),
+    )
+    words = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
+    assert f"<li>See: <code>{words.strip()}</code></li>" in page
+    assert "<li><code><span>&lt;script&gt;</span></code> is text</li>" in page
+
+
 def test_settings_that_differ_between_the_sides_are_marked(page: str) -> None:
     rows = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
     rope = next(row for row in rows if "<code>rope_theta</code>" in row and 'class="differs"' in row)

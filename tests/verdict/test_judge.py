@@ -1,5 +1,6 @@
 """The verdict as a whole: void data first, then a bug with its cause, then precision, then clean."""
 
+import re
 from dataclasses import replace
 from string import Formatter
 from typing import Any
@@ -225,7 +226,7 @@ def test_deviations_far_beyond_any_format_do_not_stop_the_verdict() -> None:
 
 
 def commands(verdict: Verdict) -> list[str]:
-    return [advice.partition(": mismatch-probe ")[2] for advice in verdict.advice if ": mismatch-probe " in advice]
+    return [found[1] for advice in verdict.advice if (found := re.search("`mismatch-probe (.*)`$", advice))]
 
 
 def test_precision_of_bf16_is_followed_up_and_so_is_a_switch_to_fp16() -> None:
