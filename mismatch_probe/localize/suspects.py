@@ -4,6 +4,9 @@ Both sides' own errors are known channel by channel. Rounding gives every channe
 error on both sides, whatever the model; a wrong weight, constant or format raises it on one side, in all channels or in
 one. A norm's constants also change the length of what it returns, systematically and far below what rounding does to
 single numbers; that is seen in the difference of the two scales.
+
+Between FP32 and 16 bits there is no such control: what the one rounds, the other does not. Then only errors far beyond
+rounding, by what a channel itself is large, are suspect.
 """
 
 from collections.abc import Sequence
@@ -20,10 +23,15 @@ from mismatch_probe.records.place_errors import Floats, PlaceSums, SideSums
 UNIT_ROUNDOFF: Final[dict[Dtype, float]] = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-24, "fp64": 2.0**-53}
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""
+_SIXTEEN_BIT: Final = ("bf16", "fp16")
 _FLOOR: Final = 0.1
+_FLOOR_ALONE: Final = 6.0
+"""Roundings by which the own errors of blocks of clean models were seen to grow, where the other side is no control."""
 _TIMES: Final = 2.5
 _STANDARD_ERRORS: Final = 5.0
 _SCALE_SHARE: Final = 1 / 30
+_SCALE_SHARE_ALONE: Final = 1.0
+"""Of a rounding: what weights that are rounded in one format, and otherwise in another, change a length by."""
 _SEVERAL: Final = 0.05
 _BEYOND_ROUNDING: Final = 4.0
 _SIDE_NAMES: Final[dict[Side, str]] = {"infer": "the engine", "train": "the training path"}
@@ -48,9 +56,11 @@ class ChannelRatio:
 
 def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
     """Own errors by channel, each side's in units of its own rounding, the greater over the less."""
-    infer = _by_channel(place.infer) / rounding_unit(infer_dtype)
-    train = _by_channel(place.train) / rounding_unit(train_dtype)
-    ratio = (infer + _FLOOR) / (train + _FLOOR)
+    alone = (infer_dtype in _SIXTEEN_BIT) != (train_dtype in _SIXTEEN_BIT)
+    infer = _by_channel(place.infer, alone=alone) / rounding_unit(infer_dtype)
+    train = _by_channel(place.train, alone=alone) / rounding_unit(train_dtype)
+    floor = _FLOOR_ALONE if alone else _FLOOR
+    ratio = (infer + floor) / (train + floor)
     either = np.maximum(ratio, 1 / ratio)
     channel = int(either.argmax())
     tokens = min(float(place.infer.channel_tokens[0]), float(place.train.channel_tokens[0]))
@@ -79,12 +89,15 @@ def find_suspects(
     return _grouped(innermost)
 
 
-def _by_channel(side: SideSums) -> Floats:
-    """Root mean square of the own error of each channel [C], relative to the place's output."""
+def _by_channel(side: SideSums, *, alone: bool) -> Floats:
+    """Root mean square of the own error of each channel [C], relative to the place's output.
+
+    Without a control a channel that is larger than others is held against itself, as rounding is.
+    """
     size = side.target_channels.mean()
     if size == 0:
         return np.zeros_like(side.own_channels)
-    return np.asarray(np.sqrt(side.own_channels / size))
+    return np.asarray(np.sqrt(side.own_channels / (np.maximum(side.target_channels, size) if alone else size)))
 
 
 def _scale_suspicion(
@@ -92,7 +105,8 @@ def _scale_suspicion(
 ) -> tuple[PlaceError, Side, float, int | None, str] | None:
     difference, standard_error = _scale_difference(sums)
     unit = max(rounding_unit(infer_dtype), rounding_unit(train_dtype))
-    limit = max(_STANDARD_ERRORS * standard_error, _SCALE_SHARE * unit)
+    share = _SCALE_SHARE if infer_dtype == train_dtype else _SCALE_SHARE_ALONE
+    limit = max(_STANDARD_ERRORS * standard_error, share * unit)
     if not abs(difference) > limit:
         return None
     side: Side = "infer" if abs(error.infer.scale.value) >= abs(error.train.scale.value) else "train"

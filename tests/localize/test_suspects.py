@@ -68,6 +68,29 @@ def test_another_dtype_on_each_side_is_no_fault(infer: Dtype, train: Dtype) -> N
     assert suspects(two, infer=infer, train=train) == []
 
 
+@pytest.mark.parametrize("row", [None, 17])
+def test_the_rounding_of_16_bits_is_no_fault_beside_fp32_which_has_none(row: int | None) -> None:
+    exact, rounded = side(0, size=0.0), side(1, size=1.5)
+    if row is not None:
+        rounded.own_channels[row] *= 100
+        rounded.target_channels[row] *= 100
+    assert suspects(place("mlp.up_proj", 0, exact, rounded), infer="fp32") == []
+    assert suspects(place("mlp.up_proj", 0, rounded, exact), train="fp32") == []
+
+
+@pytest.mark.parametrize("wrong", ["infer", "train"])
+def test_a_wrong_side_is_named_in_fp32_and_beside_it(wrong: str) -> None:
+    exact = side(0, dtype="fp32", size=100.0 if wrong == "infer" else 0.0)
+    (found,) = suspects(place("mlp.up_proj", 0, exact, side(1, size=60 if wrong == "train" else 1)), infer="fp32")
+    assert found.side == wrong
+    assert "something else" in found.sentence
+
+
+def test_a_length_that_weights_rounded_in_another_format_explain_accuses_no_norm() -> None:
+    two = place("input_layernorm", 0, side(0, scale=4e-4), side(1, dtype="fp16"))
+    assert suspects(two, train="fp16") == []
+
+
 def test_a_side_whose_error_is_far_beyond_rounding_is_named() -> None:
     (found,) = suspects(place("mlp.up_proj", 2, side(0, size=30), side(1)))
     assert (found.place, found.layers, found.side, found.channel) == ("mlp.up_proj", [2], "infer", None)
