@@ -6,6 +6,8 @@ from typing import Final
 
 _C_LIBRARY: Final = ctypes.CDLL(None)
 _SPINS: Final = "10000"
+_KERNEL_CACHES: Final = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+"""oneDNN's own, and the one PyTorch's bridge to it puts on top."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 256 * 2**20}
@@ -17,21 +19,17 @@ def prepare() -> None:
     Waiting threads spin for a fraction of a millisecond, then sleep: ones that spin for long starve each other on a
     busy machine, and ones that sleep at once cost scoring up to half of its speed. Freed memory is kept for the next
     tensor: glibc maps and clears large ones anew each time, which takes as long as the arithmetic of a small model.
+    Few kernels are kept: oneDNN holds code and memory for each of up to 1024 shapes, and responses of ever new lengths
+    are ever new shapes, some 20 MB a training step.
     """
+    for name, capacity in _KERNEL_CACHES.items():
+        os.environ.setdefault(name, capacity)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     own = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     if hasattr(_C_LIBRARY, "mallopt") and not own:
         for parameter, size in _KEPT_BYTES.items():
             _C_LIBRARY.mallopt(parameter, size)
-
-
-def bound_kernel_caches() -> None:
-    """Call before the first product: oneDNN keeps code and memory for each shape it meets, up to 1024 of them.
-
-    Responses of ever new lengths are ever new shapes: on a CPU some 20 MB a training step.
-    """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def release_freed_memory() -> None:

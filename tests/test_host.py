@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mismatch_probe.host import release_freed_memory
 
@@ -27,7 +28,8 @@ print(faults() - before)
 
 def said(script: str, **environment: str) -> str:
     """Of a process whose environment has none of what `prepare` looks at but what is given."""
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MALLOC_"))}
+    set_here = ("OMP_", "GOMP_", "MALLOC_", "ONEDNN_", "LRU_")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(set_here)}
     done = subprocess.run(
         [sys.executable, "-c", script], env=bare | environment, capture_output=True, text=True, check=True
     )
@@ -66,3 +68,25 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None
     assert int(said(script)) < 100_000
     assert said(script, OMP_WAIT_POLICY="active") == "None"
     assert said(script, GOMP_SPINCOUNT="7") == "7"
+
+
+SHAPES = """
+from mismatch_probe.host import prepare
+{prepare}
+import resource
+import torch
+weight = torch.randn(256, 64)
+def multiply(sizes):
+    for rows in sizes:
+        torch.ops.mkldnn._linear_pointwise(torch.randn(rows, 64), weight, None, "none", [], "")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+few = multiply(range(1000, 1100))
+print(multiply(range(1100, 2000)) - few)
+"""
+
+
+@ON_LINUX
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
+def test_products_of_ever_new_shapes_leave_nothing_behind() -> None:
+    kept, piled_up = (int(said(SHAPES.format(prepare=call))) for call in ("prepare()", ""))
+    assert kept < piled_up / 4

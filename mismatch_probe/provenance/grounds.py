@@ -15,11 +15,12 @@ _LEFT_OUT_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CACHE_DIR", "CA
 
 _HARMLESS_VARIABLES: Final = (
     "CUDA_VISIBLE", "KMP_BLOCKTIME", "KMP_SETTINGS", "KMP_WARNINGS", "NCCL_DEBUG", "OMP_DISPLAY", "OMP_PROC_BIND",
-    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS", "TORCH_SHOW_CPP", "TRITON_CACHE",
+    "OMP_WAIT_POLICY", "ONEDNN_PRIMITIVE_CACHE", "GOMP_SPINCOUNT", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS",
+    "TORCH_SHOW_CPP", "TRITON_CACHE",
     "VLLM_CONFIGURE_LOGGING", "VLLM_DO_NOT_TRACK", "VLLM_HOST_IP", "VLLM_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE",
     "VLLM_PORT", "VLLM_RPC", "VLLM_USAGE", "VLLM_CPU_KVCACHE_SPACE",
 )  # fmt: skip
-"""Beginnings of variables that say how things wait and what they log: recorded, free to change."""
+"""Beginnings of variables that say how things wait, what is kept and what is logged: recorded, free to change."""
 
 _COMPUTING_PACKAGES: Final = (
     "mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers", "triton", "flash-attn", "flashinfer-python",

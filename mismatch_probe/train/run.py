@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
-from mismatch_probe.host import bound_kernel_caches
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
@@ -98,7 +97,6 @@ def execute_training(
                 directory.append(directory.events_path, event.as_json())
         watch(step, metrics, decision)
 
-    bound_kernel_caches()
     with directory.locked() if is_main() else nullcontext():
         _record(directory, settings=preparation.settings, outcome="unfinished")
         while not _train_assembled(directory, preparation, listener, goal):
