@@ -29,6 +29,7 @@ _FLOOR_ALONE: Final = 6.0
 """Roundings by which the own errors of blocks of clean models were seen to grow, where the other side is no control."""
 _TIMES: Final = 2.5
 _STANDARD_ERRORS: Final = 5.0
+_NORMAL_KURTOSIS: Final = 3.0
 _SCALE_SHARE: Final = 1 / 30
 _SCALE_SHARE_ALONE: Final = 1.0
 """Of a rounding: what weights that are rounded in one format, and otherwise in another, change a length by."""
@@ -44,7 +45,10 @@ def rounding_unit(dtype: Dtype) -> float:
 
 @dataclass(frozen=True)
 class ChannelRatio:
-    """The worst channel of a place: by how much one side's own error exceeds the other's, and what share does so."""
+    """The worst channel of a place: by how much one side's own error exceeds the other's, and what share does so.
+
+    Worst by how far it exceeds its `threshold`, which is higher where few tokens decide a channel.
+    """
 
     times: float
     channel: int
@@ -62,13 +66,13 @@ def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> C
     floor = _FLOOR_ALONE if alone else _FLOOR
     ratio = (infer + floor) / (train + floor)
     either = np.maximum(ratio, 1 / ratio)
-    channel = int(either.argmax())
-    tokens = min(float(place.infer.channel_tokens[0]), float(place.train.channel_tokens[0]))
-    threshold = _TIMES * float(np.exp(_STANDARD_ERRORS / np.sqrt(max(tokens, 1.0))))
+    tokens = np.minimum(_deciding_tokens(place.infer), _deciding_tokens(place.train))
+    threshold = _TIMES * np.exp(_STANDARD_ERRORS / np.sqrt(tokens))
+    channel = int((either / threshold).argmax())
     side: Side = "infer" if ratio[channel] >= 1 else "train"
     worst = infer if side == "infer" else train
     share = float((either > threshold).mean())
-    return ChannelRatio(float(either[channel]), channel, side, share, float(worst[channel]), threshold)
+    return ChannelRatio(float(either[channel]), channel, side, share, float(worst[channel]), float(threshold[channel]))
 
 
 def find_suspects(
@@ -87,6 +91,13 @@ def find_suspects(
                 found.append(scale)
     innermost = [one for one in found if not any(_contains(one[0], other[0]) for other in found)]
     return _grouped(innermost)
+
+
+def _deciding_tokens(side: SideSums) -> Floats:
+    """How many tokens decide each channel's error [C]: all of them where numbers are normal, one where one is huge."""
+    with np.errstate(all="ignore"):
+        found = _NORMAL_KURTOSIS * side.target_channels**2 / side.target_fourths
+    return np.clip(np.nan_to_num(found, nan=np.inf), 1.0, max(float(side.channel_tokens[0]), 1.0))
 
 
 def _by_channel(side: SideSums, *, alone: bool) -> Floats:

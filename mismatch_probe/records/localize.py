@@ -30,7 +30,7 @@ class PlaceError(Record):
     """A place under its names in both implementations; `layer` is None outside the decoder layers.
 
     between: the sides against each other, relative to the inference side; exactly 0 where they agree bit for bit.
-    own_ratio: the largest ratio of the two own errors over single channels, each in units of its dtype's rounding;
+    own_ratio: of the two own errors, each in units of its dtype's rounding, in the channel where it stands out most;
     `own_ratio_channel` is that channel (for the head, the token id) and `own_ratio_side` the worse side there.
     """
 

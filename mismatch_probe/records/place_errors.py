@@ -27,13 +27,20 @@ class ErrorSums:
 
 @dataclass(frozen=True)
 class SideSums:
-    """Against the reference, against FP32 on the side's own input, and of the latter by channel [C]."""
+    """Against the reference, against FP32 on the side's own input, and of the latter by channel [C].
+
+    `target_fourths` are sums of fourth powers: what they are to the squares tells how many tokens decide a channel.
+    """
 
     total: ErrorSums
     own: ErrorSums
     own_channels: Floats
     target_channels: Floats
+    target_fourths: Floats
     channel_tokens: Floats
+
+
+_BY_CHANNEL = ("own_channels", "target_channels", "target_fourths", "channel_tokens")
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def _place(flat: Mapping[str, npt.NDArray[Any]], at: str) -> PlaceSums:
         SideSums(
             _errors(flat, f"{at}{side}/total/"),
             _errors(flat, f"{at}{side}/own/"),
-            *(flat[f"{at}{side}/{name}"] for name in ("own_channels", "target_channels", "channel_tokens")),
+            *(flat[f"{at}{side}/{name}"] for name in _BY_CHANNEL),
         )
         for side in ("infer", "train")
     )

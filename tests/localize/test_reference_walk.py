@@ -1,6 +1,7 @@
 """Errors of two recorded sides against FP32: exact where nothing differs, found where something does."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.activations import ACTIVATION, ATTENTION, BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES
+from mismatch_probe.records.activations import (
+    ACTIVATION,
+    ATTENTION,
+    BLOCK,
+    HEAD,
+    ROTARY_KEYS,
+    ROTARY_QUERIES,
+    plan_activation_batches,
+)
 from mismatch_probe.training_path.precision import decoder_layers
 from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import Bench, some_sequences
@@ -40,6 +49,22 @@ def test_every_operation_of_every_layer_is_a_place(checkpoint: Checkpoint, tmp_p
     for layer in range(NUM_LAYERS):
         assert expected <= {error.place for error in held.errors if error.layer == layer}
     assert {error.place for error in held.errors if error.layer is None} == {"embed_tokens", "norm", HEAD}
+
+
+def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    one, other = some_sequences(2)
+    twin = replace(one, id="twin", token_ids=[*one.token_ids[:-2], 7, 7])
+    bench = Bench(checkpoint("llama"), tmp_path)
+    bench.batches = plan_activation_batches([one, other, twin], batch_tokens=64, logit_rows=10_000)
+    held = bench.twice()
+    tokens = [one.num_tokens - 1, other.num_tokens - 1, twin.num_tokens - 1]
+    for place in held.places:
+        by_channel = int(place.infer.channel_tokens[0])
+        if place.place == HEAD:
+            assert by_channel == len(one.token_ids) + len(other.token_ids) + 1
+        else:
+            assert place.infer.total.tokens.tolist() == tokens
+            assert by_channel == tokens[0] + tokens[1] + 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)

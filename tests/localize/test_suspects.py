@@ -31,7 +31,7 @@ def side(
         error[:, row] *= 10
     sums = _sums(error, target)
     tokens = np.array([float(len(target))])
-    return SideSums(sums, sums, (error**2).sum(0), (target**2).sum(0), tokens)
+    return SideSums(sums, sums, (error**2).sum(0), (target**2).sum(0), (target**4).sum(0), tokens)
 
 
 def _sums(error: np.ndarray, target: np.ndarray) -> ErrorSums:
@@ -74,6 +74,7 @@ def test_the_rounding_of_16_bits_is_no_fault_beside_fp32_which_has_none(row: int
     if row is not None:
         rounded.own_channels[row] *= 100
         rounded.target_channels[row] *= 100
+        rounded.target_fourths[row] *= 100**2
     assert suspects(place("mlp.up_proj", 0, exact, rounded), infer="fp32") == []
     assert suspects(place("mlp.up_proj", 0, rounded, exact), train="fp32") == []
 
@@ -129,6 +130,16 @@ def test_the_same_place_in_several_layers_is_one_suspect() -> None:
 def test_a_place_that_is_exact_on_both_sides_is_not_suspect() -> None:
     exact = side(0, size=0.0)
     assert suspects(place("embed_tokens", None, exact, exact)) == []
+
+
+def test_a_channel_that_one_huge_token_decides_needs_more_to_accuse() -> None:
+    lucky, unlucky = side(0), side(1)
+    for one, error in ((lucky, 0.01), (unlucky, 0.5)):
+        huge = 100.0
+        one.target_channels[5] += huge**2
+        one.target_fourths[5] += huge**4
+        one.own_channels[5] += (huge * error * rounding_unit("bf16")) ** 2
+    assert suspects(place("mlp.act_fn", 0, lucky, unlucky)) == []
 
 
 def test_few_tokens_need_more_to_accuse() -> None:

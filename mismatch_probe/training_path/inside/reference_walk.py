@@ -5,7 +5,7 @@ Two errors of a side: its total error is its output less the reference's; its ow
 makes of this side's own input. The second is what the place adds; it needs no model of how errors travel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from safetensors import safe_open
@@ -24,7 +24,7 @@ from mismatch_probe.records.activations import (
     stored_keys,
 )
 from mismatch_probe.records.place_errors import PlaceSums, RouterSums
-from mismatch_probe.records.sequences import ScoredSequence
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, visited
 from mismatch_probe.training_path.inside.rows import Layout
@@ -56,6 +56,7 @@ class ReferenceWalk:
         self._places: dict[Place, dict[str, SideTotals]] = {}
         self._between: dict[Place, SumsBySequence] = {}
         self._routers: dict[int, dict[str, Tensor]] = {}
+        self._prefixes: set[int] = set()
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
         """Go over all batches; the reference's own scores."""
@@ -66,6 +67,9 @@ class ReferenceWalk:
             self._layout = Layout.of(batch, self._model.device)
             numbers = batch.first_sequence + torch.arange(len(batch.sequences))
             self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
+            self._first_T = torch.tensor(
+                [self._is_first(one) for sequence in batch.sequences for one in _prefixes(sequence)]
+            )
             self._stream: dict[str, Tensor] = {
                 side: self._read(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
             }
@@ -97,7 +101,7 @@ class ReferenceWalk:
         target_TC = self._layout.pack(visit.returned)
         found: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
-        same_experts: dict[str, Tensor] = {}
+        by_channel: dict[str, Tensor] = {}
         for side in self._sides:
             recorded = self._recorded(side, visit)
             if recorded is None:
@@ -108,8 +112,8 @@ class ReferenceWalk:
             own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
             found[side] = returned.to(target_TC.device, torch.float32)
             decided = None if is_router(visit.place) else router_logits
-            same_experts[side] = self._same_experts(decided, len(target_TC))
-        self._add((visit.layer, visit.place), self._sequence_T, target_TC, found, own_targets, same_experts)
+            by_channel[side] = self._first_T & self._same_experts(decided, len(target_TC))
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, found, own_targets, by_channel)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             self._add_router(visit.layer, target_TC, found, self._top_k)
 
@@ -150,8 +154,14 @@ class ReferenceWalk:
             given, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_targets[side] = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
             found[side] = returned.to(target_TV.device, torch.float32)[:, : target_TV.shape[1]]
-        same_experts = dict.fromkeys(self._sides, torch.ones(len(rows), dtype=torch.bool))
-        self._add((None, HEAD), self._sequence_T[rows], target_TV, found, own_targets, same_experts)
+        by_channel = dict.fromkeys(self._sides, self._first_T[rows])
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, found, own_targets, by_channel)
+
+    def _is_first(self, prefix: int) -> bool:
+        """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
+        is_first = prefix not in self._prefixes
+        self._prefixes.add(prefix)
+        return is_first
 
     def _add(
         self,
@@ -160,13 +170,13 @@ class ReferenceWalk:
         target_TC: Tensor,
         found: dict[str, Tensor],
         own_targets: dict[str, Tensor],
-        same_experts: dict[str, Tensor],
+        by_channel: dict[str, Tensor],
     ) -> None:
         if place not in self._places:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
         for side, totals in self._places[place].items():
-            totals.add(sequence_T, found[side], target_TC, own_targets[side], same_experts[side])
+            totals.add(sequence_T, found[side], target_TC, own_targets[side], by_channel[side])
         first, second = self._sides
         self._between[place].add(sequence_T, found[second], found[first])
 
@@ -188,3 +198,11 @@ class ReferenceWalk:
     def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
         with self._open(side, layer) as tensors:
             return [tensors.get_tensor(one) for one in keys]
+
+
+def _prefixes(sequence: TokenSequence) -> Iterator[int]:
+    """A hash of the ids up to each token but the last."""
+    so_far = 0
+    for token_id in [*sequence.prompt_token_ids, *sequence.token_ids][:-1]:
+        so_far = hash((so_far, token_id))
+        yield so_far

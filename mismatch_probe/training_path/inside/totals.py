@@ -33,23 +33,26 @@ class SideTotals:
     def __init__(self, num_sequences: int, num_channels: int) -> None:
         self._total = SumsBySequence(num_sequences)
         self._own = SumsBySequence(num_sequences)
-        self._channels = torch.zeros(2, num_channels, dtype=torch.float64)
+        self._channels = torch.zeros(3, num_channels, dtype=torch.float64)
         self._channel_tokens = 0
 
     def add(
-        self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, own_target_TC: Tensor, same_experts_T: Tensor
+        self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, own_target_TC: Tensor, by_channel_T: Tensor
     ) -> None:
-        """Channels leave out tokens that went to other experts: that is a decision, and no arithmetic of the place."""
+        """Only the tokens of `by_channel_T` count by channel."""
         self._total.add(sequence_T, side_TC, target_TC)
         own_error_TC = self._own.add(sequence_T, side_TC, own_target_TC)
-        for sums, term_TC in zip(self._channels, (own_error_TC**2, own_target_TC**2), strict=True):
-            sums += term_TC[same_experts_T].sum(dim=0).double().cpu()
-        self._channel_tokens += int(same_experts_T.sum())
+        squares_TC = own_target_TC[by_channel_T] ** 2
+        for sums, term_TC in zip(
+            self._channels, (own_error_TC[by_channel_T] ** 2, squares_TC, squares_TC**2), strict=True
+        ):
+            sums += term_TC.sum(dim=0).double().cpu()
+        self._channel_tokens += int(by_channel_T.sum())
 
     def done(self) -> SideSums:
-        own, target = self._channels.numpy()
+        own, target, fourths = self._channels.numpy()
         tokens = torch.tensor([self._channel_tokens]).double().numpy()
-        return SideSums(self._total.done(), self._own.done(), own, target, tokens)
+        return SideSums(self._total.done(), self._own.done(), own, target, fourths, tokens)
 
 
 def other_experts(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
