@@ -14,7 +14,7 @@ from mismatch_probe.records.localize import PlaceError, RouterDecisions, Side, S
 from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Scale, ratio, root_of_ratio
+from mismatch_probe.stats.intervals import Function, Interval, Scale, ratio, root_of_ratio
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Sequences
 
@@ -108,24 +108,25 @@ def _side_error(side: SideSums, estimator: Estimator) -> SideError:
     return SideError(
         total=_relative_estimate(side.total, estimator),
         own=_relative_estimate(side.own, estimator),
-        scale=_present(
-            estimator.smooth(
-                ratio, [_clusters(side.own.along, estimator), _clusters(side.own.target_squares, estimator)], "token"
-            )
-        ),
+        scale=_ratio_of(side.own.along, side.own.target_squares, ratio, Scale.SIGNED, estimator),
         cosine=_cosine(side.total),
         largest=float(side.total.largest[0] / size) if size else 0.0,
     )
 
 
 def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
-    columns = [_clusters(sums.error_squares, estimator), _clusters(sums.target_squares, estimator)]
-    return _present(estimator.smooth(root_of_ratio, columns, "token", Scale.POSITIVE))
+    """Where the target is zero everywhere, relative to the side: all of what it gives is error."""
+    against = sums.target_squares if sums.target_squares.any() else sums.side_squares
+    return _ratio_of(sums.error_squares, against, root_of_ratio, Scale.POSITIVE, estimator)
 
 
-def _present(found: Estimate | None) -> Estimate:
-    assert found is not None, "a place whose output is zero everywhere has no relative error"
-    return found
+def _ratio_of(
+    numerator: Floats, denominator: Floats, function: Function, scale: Scale, estimator: Estimator
+) -> Estimate:
+    """0 where the denominator is."""
+    columns = [_clusters(numerator, estimator), _clusters(denominator, estimator)]
+    found = estimator.smooth(function, columns, "token", scale)
+    return found if found is not None else estimator.present(Interval(0.0, 0.0, 0.0), "token")
 
 
 def _clusters(values: Floats, estimator: Estimator) -> Floats:

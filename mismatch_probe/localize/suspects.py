@@ -101,11 +101,12 @@ def _deciding_tokens(side: SideSums) -> Floats:
 
 
 def _by_channel(side: SideSums, *, alone: bool) -> Floats:
-    """Root mean square of the own error of each channel [C], relative to the place's output.
+    """Root mean square of the own error of each channel [C], relative to the place's output, or to itself where that is
+    to be zero.
 
     Without a control a channel that is larger than others is held against itself, as rounding is.
     """
-    size = side.target_channels.mean()
+    size = side.target_channels.mean() or side.own_channels.mean()
     if size == 0:
         return np.zeros_like(side.own_channels)
     return np.asarray(np.sqrt(side.own_channels / (np.maximum(side.target_channels, size) if alone else size)))

@@ -142,6 +142,17 @@ def test_a_channel_that_one_huge_token_decides_needs_more_to_accuse() -> None:
     assert suspects(place("mlp.act_fn", 0, lucky, unlucky)) == []
 
 
+@pytest.mark.parametrize("wrong", [None, "infer", "train"])
+def test_a_place_that_is_to_give_zeros_is_suspect_only_where_it_does_not(wrong: str | None) -> None:
+    sides = {name: side(0, size=60.0 if name == wrong else 0.0) for name in ("infer", "train")}
+    for one in sides.values():
+        for sums in (one.total.target_squares, one.total.side_squares, one.target_channels, one.target_fourths):
+            sums[:] = 0
+        one.total.side_squares[:] = one.total.error_squares
+        one.total.along[:] = 0
+    assert [found.side for found in suspects(place("mlp.down_proj", 0, **sides))] == ([wrong] if wrong else [])
+
+
 def test_few_tokens_need_more_to_accuse() -> None:
     few = np.array([9.0])
     infer, train = side(0, size=4.0), side(1)
