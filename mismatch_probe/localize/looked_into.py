@@ -8,8 +8,11 @@ from mismatch_probe.records.activations import ActivationBatch, plan_activation_
 from mismatch_probe.records.sequences import TokenSequence
 
 _BLOCK_NUMBERS: Final = 2
-_MODULE_NUMBERS: Final = 48
-"""Stored numbers a token, layer and hidden unit; of modules, what a feed-forward part four times as wide gives."""
+"""Stored numbers a token, layer and hidden unit."""
+_HIDDEN_WIDE: Final = 18
+_HEADS_WIDE: Final = 6
+_FEED_FORWARD_WIDE: Final = 6
+"""Of modules: how often a layer of vLLM, whose norms are given FP32 sums, stores what is as wide as this."""
 _BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 _MOST_LOGITS: Final = 2**26
 
@@ -17,8 +20,18 @@ _MOST_LOGITS: Final = 2**26
 def max_stored_tokens(config: dict[str, Any], *, dtypes: tuple[str, str], modules: bool, most_bytes: int) -> int:
     """Tokens whose activations, both sides together, stay within `most_bytes` by the checkpoint's config."""
     text = config.get("text_config", config)
-    numbers = text["hidden_size"] * text["num_hidden_layers"] * (_MODULE_NUMBERS if modules else _BLOCK_NUMBERS)
-    return int(most_bytes // (numbers * sum(_BYTES[dtype] for dtype in dtypes)))
+    numbers = _of_modules(text) if modules else _BLOCK_NUMBERS * text["hidden_size"]
+    return int(most_bytes // (numbers * text["num_hidden_layers"] * sum(_BYTES[dtype] for dtype in dtypes)))
+
+
+def _of_modules(text: dict[str, Any]) -> int:
+    """Stored numbers a token and layer; where the config does not say, heads are as wide as the stream in all."""
+    hidden: int = text["hidden_size"]
+    heads: int = text.get("num_attention_heads") or 1
+    head_dim: int = text.get("head_dim") or hidden // heads
+    num_heads = heads + (text.get("num_key_value_heads") or heads)
+    feed_forward: int = text.get("intermediate_size") or 4 * hidden
+    return _HIDDEN_WIDE * hidden + _HEADS_WIDE * num_heads * head_dim + _FEED_FORWARD_WIDE * feed_forward
 
 
 def logit_rows(config: dict[str, Any]) -> int:

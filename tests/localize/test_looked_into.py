@@ -20,6 +20,18 @@ def test_tokens_are_bounded_by_the_bytes_of_both_sides() -> None:
     assert modules * 28 * 1024 * 48 * 4 <= 2**32
 
 
+def test_wide_feed_forward_parts_and_heads_leave_room_for_fewer_tokens() -> None:
+    def tokens(**changes: int) -> int:
+        config = {**CONFIG, "num_attention_heads": 8, "num_key_value_heads": 1, **changes}
+        return max_stored_tokens(config, dtypes=("bf16", "bf16"), modules=True, most_bytes=2**32)
+
+    gemma = tokens(intermediate_size=8 * 1024)
+    assert (
+        gemma * 28 * 1024 * (18 + 6 * 9 / 8 + 6 * 8) * 4 <= 2**32 < (gemma + 1) * 28 * 1024 * (18 + 6 * 9 / 8 + 48) * 4
+    )
+    assert tokens(intermediate_size=4096, head_dim=256) < tokens(intermediate_size=4096)
+
+
 def test_a_composite_config_is_read_in_its_text_part() -> None:
     assert logit_rows({"text_config": CONFIG}) == logit_rows(CONFIG) == 2**26 // 151_936
 
