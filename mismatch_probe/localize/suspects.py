@@ -5,8 +5,9 @@ error on both sides, whatever the model; a wrong weight, constant or format rais
 one. A norm's constants also change the length of what it returns, systematically and far below what rounding does to
 single numbers; that is seen in the difference of the two scales.
 
-Between FP32 and 16 bits there is no such control: what the one rounds, the other does not. Then only errors far beyond
-rounding, by what a channel itself is large, are suspect.
+Two formats round the same numbers by other luck, which decides where a channel has few different ones, as behind the
+embeddings of a few ids; and FP32 beside 16 bits rounds next to nothing, so it is no control. Then errors count from one
+rounding on, or from what blocks make of many, each by how large its own channel is.
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,9 @@ _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""
 _SIXTEEN_BIT: Final = ("bf16", "fp16")
 _FLOOR: Final = 0.1
-_FLOOR_ALONE: Final = 6.0
-"""Roundings by which the own errors of blocks of clean models were seen to grow, where the other side is no control."""
+_FLOOR_OTHER_FORMAT: Final = 1.0
+_FLOOR_BESIDE_FP32: Final = 6.0
+"""Roundings; the last what the own errors of blocks of clean models were seen to be of, and a little more."""
 _TIMES: Final = 2.5
 _STANDARD_ERRORS: Final = 5.0
 _NORMAL_KURTOSIS: Final = 3.0
@@ -60,10 +62,10 @@ class ChannelRatio:
 
 def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
     """Own errors by channel, each side's in units of its own rounding, the greater over the less."""
-    alone = (infer_dtype in _SIXTEEN_BIT) != (train_dtype in _SIXTEEN_BIT)
-    infer = _by_channel(place.infer, alone=alone) / rounding_unit(infer_dtype)
-    train = _by_channel(place.train, alone=alone) / rounding_unit(train_dtype)
-    floor = _FLOOR_ALONE if alone else _FLOOR
+    same_format = infer_dtype == train_dtype
+    infer = _by_channel(place.infer, same_format=same_format) / rounding_unit(infer_dtype)
+    train = _by_channel(place.train, same_format=same_format) / rounding_unit(train_dtype)
+    floor = _floor(infer_dtype, train_dtype)
     ratio = (infer + floor) / (train + floor)
     either = np.maximum(ratio, 1 / ratio)
     tokens = np.minimum(_deciding_tokens(place.infer), _deciding_tokens(place.train))
@@ -100,16 +102,24 @@ def _deciding_tokens(side: SideSums) -> Floats:
     return np.clip(np.nan_to_num(found, nan=np.inf), 1.0, max(float(side.channel_tokens[0]), 1.0))
 
 
-def _by_channel(side: SideSums, *, alone: bool) -> Floats:
+def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
+    """Roundings that are added to both sides' errors, so that their ratio says something."""
+    if infer_dtype == train_dtype:
+        return _FLOOR
+    beside_fp32 = (infer_dtype in _SIXTEEN_BIT) != (train_dtype in _SIXTEEN_BIT)
+    return _FLOOR_BESIDE_FP32 if beside_fp32 else _FLOOR_OTHER_FORMAT
+
+
+def _by_channel(side: SideSums, *, same_format: bool) -> Floats:
     """Root mean square of the own error of each channel [C], relative to the place's output, or to itself where that is
     to be zero.
 
-    Without a control a channel that is larger than others is held against itself, as rounding is.
+    Of two formats a channel that is larger than others is held against itself, as rounding is.
     """
     size = side.target_channels.mean() or side.own_channels.mean()
     if size == 0:
         return np.zeros_like(side.own_channels)
-    return np.asarray(np.sqrt(side.own_channels / (np.maximum(side.target_channels, size) if alone else size)))
+    return np.asarray(np.sqrt(side.own_channels / (size if same_format else np.maximum(side.target_channels, size))))
 
 
 def _scale_suspicion(

@@ -79,6 +79,14 @@ def test_the_rounding_of_16_bits_is_no_fault_beside_fp32_which_has_none(row: int
     assert suspects(place("mlp.up_proj", 0, rounded, exact), train="fp32") == []
 
 
+def test_luck_of_one_of_two_formats_in_a_channel_is_no_fault() -> None:
+    lucky = side(0, dtype="fp16")
+    lucky.own_channels[22] /= 25
+    assert suspects(place("input_layernorm", 0, lucky, side(1, size=1.5)), infer="fp16") == []
+    (found,) = suspects(place("mlp.up_proj", 0, side(0, dtype="fp16"), side(1, size=15)), infer="fp16")
+    assert found.side == "train"
+
+
 @pytest.mark.parametrize("wrong", ["infer", "train"])
 def test_a_wrong_side_is_named_in_fp32_and_beside_it(wrong: str) -> None:
     exact = side(0, dtype="fp32", size=100.0 if wrong == "infer" else 0.0)
