@@ -8,6 +8,7 @@ from mismatch_probe.engines.vllm.activations import record_activations
 from mismatch_probe.engines.vllm.recorded import infer_names
 from mismatch_probe.localize.engine_trials import try_engine_parts
 from mismatch_probe.localize.looked_into import activation_batches
+from mismatch_probe.localize.trials import NOT_16_BIT, SIXTEEN_BIT
 from mismatch_probe.localize.workspace import JobNotes, Workspace, sampler_name
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
 from mismatch_probe.records.tables import read_table, write_table
@@ -25,6 +26,7 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
     comparison = settings.as_comparison()
     stage = SampleStage(settings.infer_dtype)
     requests = sample_requests(prompts_of(read_table(workspace.prompts)), comparison, stage)
+    dtype = settings.infer_dtype
     seconds = {}
     with start_engine(
         task.folder,
@@ -41,11 +43,17 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
         write_table(workspace.rollouts, rollouts_table(requests, sampled, sampler_name(task)))
         sequences = [one.sequence for one in sampled]
         write_table(workspace.leg("infer"), leg_table(sequences, [one.scores for one in sampled]))
-        trials = try_engine_parts(workspace, engine, sequences) if settings.interventions else []
+        trials = try_engine_parts(workspace, engine, dtype, sequences) if settings.interventions else []
         begun = time.perf_counter()
         layout, _ = record_activations(
             engine, activation_batches(sequences, task), workspace.activations, modules=settings.modules
         )
         seconds["record infer"] = time.perf_counter() - begun
     layout = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
-    return JobNotes(seconds=seconds, layout=layout, trials=trials, stored_bytes=workspace.activations.num_bytes())
+    return JobNotes(
+        seconds=seconds,
+        layout=layout,
+        trials=trials,
+        stored_bytes=workspace.activations.num_bytes(),
+        left_out={} if dtype in SIXTEEN_BIT else {"engine": NOT_16_BIT},
+    )

@@ -9,7 +9,7 @@ from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.localize import Intervention, Interventions
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Scale, ratio
+from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
 
@@ -64,20 +64,19 @@ def _judged(
     terms_after, terms_before = k3_terms(after), k3_terms(before)
     kl = estimator.mean(terms_after, "token", Scale.POSITIVE)
     totals = [estimator.totals(terms, "token") for terms in (terms_after, terms_before)]
-    kept = estimator.smooth(ratio, totals, "token", Scale.RATIO)
+    removed = estimator.smooth(lambda with_part, without: 1 - with_part / without, totals, "token")
     assert kl is not None
-    assert kept is not None, "sides that agree bit for bit are not tried"
+    assert removed is not None, "sides that agree bit for bit are not tried"
     return Intervention(
         part=part,
         side=side,
         kl_k3=kl,
-        removed=_less(kept),
+        removed=_at_most_all(removed),
         slower=sum(trial.seconds for trial in trials) / sum(trial.seconds for trial in plain) - 1,
         extra_bytes=sum(trial.extra_bytes for trial in trials),
     )
 
 
-def _less(kept: Estimate) -> Estimate:
-    """1 less a share that is kept: no part removes more than there is, nor does its interval."""
-    low, high = (None if end is None else 1 - end for end in (kept.high, kept.low))
-    return replace(kept, value=1 - kept.value, low=low, high=high)
+def _at_most_all(removed: Estimate) -> Estimate:
+    """No part removes more than there is, so neither does its interval."""
+    return removed if removed.high is None else replace(removed, high=min(removed.high, 1.0))

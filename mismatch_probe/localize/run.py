@@ -27,7 +27,7 @@ from mismatch_probe.localize.summarise import (
     token_kl,
 )
 from mismatch_probe.localize.suspects import find_suspects
-from mismatch_probe.localize.switches import SWITCHES
+from mismatch_probe.localize.switches import SWITCHES, has_low_kv_cache, switches_of
 from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobNotes, Task, Workspace
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.activations import BLOCK
@@ -77,8 +77,7 @@ def _jobs(settings: LocalizeSettings, num_prompts: int) -> dict[str, str]:
         ENGINE: f"vLLM in {settings.infer_dtype}: samples {num_prompts} responses and is recorded",
         TRAINING: f"the training path in {settings.train_dtype} and FP32: the same token ids",
     }
-    switches = SWITCHES if settings.interventions and settings.switches else ()
-    return jobs | {switch: f"vLLM with {switch}: the same token ids" for switch in switches}
+    return jobs | {switch: f"vLLM with {switch}: the same token ids" for switch in switches_of(settings)}
 
 
 def _task(settings: LocalizeSettings, preparation: Preparation) -> Task:
@@ -136,19 +135,23 @@ def _summarised(
         suspects=find_suspects(places, errors, settings.infer_dtype, settings.train_dtype),
         routers=router_decisions(routers, inside),
         unmatched=names.unmatched({error.place for error in modules}) if settings.modules else [],
-        interventions=_interventions(everywhere, workspace, notes) if settings.interventions else None,
+        interventions=_interventions(everywhere, workspace, settings, notes) if settings.interventions else None,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         stored_bytes=max(note.stored_bytes for note in notes.values()),
         peak_memory_bytes={job: note.peak_memory_bytes for job, note in notes.items()},
     )
 
 
-def _interventions(estimator: Estimator, workspace: Workspace, notes: dict[str, JobNotes]) -> Interventions | None:
+def _interventions(
+    estimator: Estimator, workspace: Workspace, settings: LocalizeSettings, notes: dict[str, JobNotes]
+) -> Interventions | None:
     """None where the sides agree bit for bit, so that there is nothing to remove."""
     if np.array_equal(_logprobs(workspace, "train"), _logprobs(workspace, "infer")):
         return None
     trials = [trial for note in notes.values() for trial in note.trials]
     left_out = {what: why for note in notes.values() for what, why in note.left_out.items()}
+    if not has_low_kv_cache(settings):
+        left_out["KV cache"] = "it is in the model's format, above which vLLM keeps none"
     return judge_interventions(trials, estimator, partial(_logprobs, workspace), left_out)
 
 

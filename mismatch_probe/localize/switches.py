@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.localize.engine_trials import replay_in_batches
 from mismatch_probe.localize.trials import try_plain
@@ -9,11 +10,26 @@ from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.rows import sequences_of
 from mismatch_probe.records.tables import read_table
 
+KV_CACHE: Final = "KV cache in the model's format"
 SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "compiled graph": {"enforce_eager": False},
     "prefill in chunks of 64 tokens": {"enable_chunked_prefill": True, "long_prefill_token_threshold": 64},
+    KV_CACHE: {"kv_cache_dtype": "auto"},
 }
 """Engine arguments by what a person calls them. Reading a prefix cache is none: prompt log-probs never do."""
+
+
+def switches_of(settings: LocalizeSettings) -> list[str]:
+    """Those that are asked for, and the KV cache's wherever it is kept in fewer bits: it is a part."""
+    if not settings.interventions:
+        return []
+    asked = [switch for switch in SWITCHES if switch != KV_CACHE] if settings.switches else []
+    return [*asked, *([KV_CACHE] if has_low_kv_cache(settings) else [])]
+
+
+def has_low_kv_cache(settings: LocalizeSettings) -> bool:
+    """Whether the engine is told to keep keys and values in fewer than 16 bits."""
+    return settings.engine.args.get("kv_cache_dtype", "auto") not in ("auto", "float16", "bfloat16")
 
 
 def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:

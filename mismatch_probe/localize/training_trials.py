@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.localize.interventions import TOGETHER
-from mismatch_probe.localize.trials import Raise, Score, try_parts
+from mismatch_probe.localize.trials import NOT_16_BIT, SIXTEEN_BIT, Raise, Score, try_parts
 from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.sequences import TokenSequence
@@ -24,8 +24,8 @@ def try_training_parts(
     notes: JobNotes,
 ) -> None:
     """Try every part, every layer, all parts together, and the whole model; what cannot be tried is said in `notes`."""
-    if settings.train_dtype not in ("bf16", "fp16") or settings.training.precision not in ("weights", "to"):
-        notes.left_out["training path"] = "its weights are not 16-bit, so it has no part to raise"
+    if settings.train_dtype not in SIXTEEN_BIT or settings.training.precision not in ("weights", "to"):
+        notes.left_out["training path"] = NOT_16_BIT
         return
     names = parts_of(model)
     if settings.training.attention == "flash_attention_2":

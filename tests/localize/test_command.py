@@ -42,6 +42,28 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("train", "infer"), [("bf16", "fp32"), ("fp16", "bf16")])
+def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
+    shape = ("--num-prompts", "4", "--max-new-tokens", "48", "--modules", "--no-interventions", "--json")
+    done = run("--model", "demo", "--train-dtype", train, "--infer-dtype", infer, *shape)
+    assert done.returncode == 0, done.stderr
+    assert Localization.model_validate_json(done.stdout).suspects == []
+
+
+@pytest.mark.slow
+def test_a_kv_cache_in_8_bits_is_what_removes_its_mismatch() -> None:
+    shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--train-dtype", "fp32", "--infer-dtype", "bf16", "--json")
+    done = run("--model", "demo", "--vllm.kv_cache_dtype", "fp8", *shape)
+    assert done.returncode == 0, done.stderr
+    found = Localization.model_validate_json(done.stdout).interventions
+    assert found is not None
+    assert found.ranked[0].part == "KV cache in the model's format"
+    assert found.ranked[0].removed.value > 0.9
+    assert ("infer", "lm_head") in {(one.side, one.part) for one in found.ranked}
+    assert "training path" in found.left_out
+
+
+@pytest.mark.slow
 def test_a_side_that_cannot_start_ends_with_its_own_sentence(tmp_path: Path) -> None:
     done = run("--model", "demo", "--num-prompts", "1", "--vllm.tensor_parallel_size", "2")
     assert done.returncode in (2, 4)

@@ -50,7 +50,7 @@ def test_no_part_removes_more_than_there_is_nor_does_its_interval() -> None:
     removed = found.ranked[0].removed
     assert removed.low is not None
     assert removed.high is not None
-    assert removed.low < removed.value < removed.high < 1
+    assert removed.low < removed.value < removed.high == 1
 
 
 def test_a_part_that_makes_it_worse_removes_less_than_nothing() -> None:
