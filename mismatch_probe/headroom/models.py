@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import torch_dtype
+from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.precision import decoder_layers
 
@@ -78,6 +79,7 @@ def raise_to_fp32(
         _take_parameters(module, reference.get_submodule(name))
     if residual_from is not None:
         model.get_submodule(residual_from).register_forward_pre_hook(_casting_first_input(torch.float32))
+    let_layer_norms_widen(model)
     raised = {id(part) for name in modules for part in model.get_submodule(name).modules()}
     for module in model.modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == low]

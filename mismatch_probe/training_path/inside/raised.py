@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.records.activations import is_layer, is_router
+from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
 from mismatch_probe.training_path.precision import decoder_layers
 
 LM_HEAD: Final = "lm_head"
@@ -69,6 +70,8 @@ def _layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
 def _residual(model: PreTrainedModel, stack: ExitStack) -> int:
     """The sum of all layers' contributions in FP32; what reads it gets it rounded, as it is now."""
     dtype = model.dtype
+    for undo in let_layer_norms_widen(model):
+        stack.callback(undo)
     _hook_output(model.get_input_embeddings(), stack, torch.float32)
     for norm in _norm_modules(model):
         _hook_output(norm, stack, dtype)
