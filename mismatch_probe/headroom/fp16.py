@@ -11,7 +11,9 @@ FLUSHED_EXPONENT: Final = -25
 """Magnitudes up to this power of two round to zero (ties to even): half of the smallest subnormal, 2^-24."""
 
 LOSSY: Final = 2.0**-9
-"""BF16's unit roundoff: what FP16 holds with a larger relative error is held better by BF16."""
+"""Half of BF16's unit roundoff, about its root mean square: what FP16 holds with a larger relative error is held better
+by BF16.
+"""
 
 
 def margin_bits(largest: float) -> float | None:

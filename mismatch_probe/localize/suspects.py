@@ -21,7 +21,8 @@ from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import PlaceError, Side, Suspect
 from mismatch_probe.records.place_errors import Floats, PlaceSums, SideSums
 
-UNIT_ROUNDOFF: Final[dict[Dtype, float]] = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-24, "fp64": 2.0**-53}
+_ROUNDING: Final[dict[Dtype, float]] = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-25, "fp64": 2.0**-54}
+"""Half of the unit roundoff: numbers of all sizes are off by 0.85 of it, in root mean square."""
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""
 _SIXTEEN_BIT: Final = ("bf16", "fp16")
@@ -41,8 +42,8 @@ _SIDE_NAMES: Final[dict[Side, str]] = {"infer": "the engine", "train": "the trai
 
 
 def rounding_unit(dtype: Dtype) -> float:
-    """The relative error that one rounding to a dtype may make, or that FP32 sums make."""
-    return max(UNIT_ROUNDOFF[dtype], _LEAST_UNIT)
+    """The relative error that one rounding to a dtype makes on average, or that FP32 sums make."""
+    return max(_ROUNDING[dtype], _LEAST_UNIT)
 
 
 @dataclass(frozen=True)
