@@ -128,9 +128,10 @@ def k3(log_ratio: Floats) -> float:
 
 
 def logit_error(log_pi: Floats, log_mu: Floats) -> float:
-    """Root mean square of d / (1 - pi), nats; NaN stays NaN.
+    """Median of abs(d) / (1 - pi), nats; NaN stays NaN.
 
     An error e of a token's logit against the others' moves its log-prob by (1 - p) e, to first order. So this is the
-    error of logits, which a format sets: unlike d it does not follow how sure the policy is, nor rest on few tokens.
+    error of logits, which a format sets: unlike d it does not follow how sure the policy is. Wrong weights move every
+    token's; a router that sends a token to another expert moves few, which a median does not see.
     """
-    return float(np.sqrt(np.mean(((log_pi - log_mu) / np.maximum(-np.expm1(log_pi), _LEAST_DOUBT)) ** 2)))
+    return float(np.median(np.abs(log_pi - log_mu) / np.maximum(-np.expm1(log_pi), _LEAST_DOUBT)))

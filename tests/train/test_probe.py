@@ -79,10 +79,21 @@ def test_the_error_of_a_logit_is_found_whatever_the_probability_of_its_token() -
     logits = random.standard_normal((2000, 8)) + 8 * np.eye(8)[0] * random.random((2000, 1))
     wrong = logits + 1e-3 * random.standard_normal((2000, 8))
     log_pi, log_mu = (one[:, 0] - np.log(np.exp(one).sum(axis=1)) for one in (logits, wrong))
-    against_the_others = 1e-3 * np.sqrt(1 + 1 / 3)
+    median_of_normal = 0.6745
+    against_the_others = median_of_normal * 1e-3 * np.sqrt(1 + 1 / 3)
     assert logit_error(log_pi, log_mu) == pytest.approx(against_the_others, rel=0.2)
     sure = log_pi > np.log(0.95)
     assert logit_error(log_pi[sure], log_mu[sure]) == pytest.approx(against_the_others, rel=0.2)
+
+
+def test_tokens_that_a_router_sends_elsewhere_are_not_taken_for_wrong_weights() -> None:
+    log_mu = np.log(np.random.default_rng(0).uniform(0.01, 0.9, 200))
+    rounding = 1e-3 * np.random.default_rng(1).standard_normal(200)
+    flipped = rounding.copy()
+    flipped[::20] += 1.0
+    clean, routed = logit_error(log_mu + rounding, log_mu), logit_error(log_mu + flipped, log_mu)
+    assert routed < 1.3 * clean
+    assert logit_error(log_mu + 20 * rounding, log_mu) > 10 * clean
 
 
 def test_a_restored_sync_compares_with_what_the_first_one_saw(llama: Path, rollouts: list[Rollout]) -> None:

@@ -40,11 +40,11 @@ _ENGINE = (
         name="engine-layer",
         metric="sync/probe_logit_error",
         ratio=3,
-        least=1e-4,
+        least=1e-3,
         patience=2,
         clear_after=5,
         actions=((_SKIP, _RESYNC), (_STOP,)),
-        source="relative to the run: clean steps reached 1.4 times their level, a layer with noise of a fifth 5 times",
+        source="relative to the run: clean steps reached 1.4 times their level, a layer with noise of a fifth 18 times",
     ),
     LimitSettings(
         name="temperature",
