@@ -1,6 +1,10 @@
 """Ways to run the engine that are settings and no parts: each is a start of its own that replays the same responses."""
 
+import os
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+import torch
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.engines.start import start_engine
@@ -10,13 +14,25 @@ from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.rows import sequences_of
 from mismatch_probe.records.tables import read_table
 
+
+@dataclass(frozen=True)
+class Switch:
+    """vLLM's arguments and environment variables, and whether it has them for CUDA alone."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    cuda_only: bool = False
+
+
 KV_CACHE: Final = "KV cache in the model's format"
-SWITCHES: Final[dict[str, dict[str, Any]]] = {
-    "compiled graph": {"enforce_eager": False},
-    "prefill in chunks of 64 tokens": {"enable_chunked_prefill": True, "long_prefill_token_threshold": 64},
-    KV_CACHE: {"kv_cache_dtype": "auto"},
+SWITCHES: Final[dict[str, Switch]] = {
+    "compiled graph": Switch({"enforce_eager": False}),
+    "prefill in chunks of 64 tokens": Switch({"enable_chunked_prefill": True, "long_prefill_token_threshold": 64}),
+    "batch-invariant kernels": Switch(environment={"VLLM_BATCH_INVARIANT": "1"}, cuda_only=True),
+    "Triton's attention": Switch({"attention_backend": "TRITON_ATTN"}, cuda_only=True),
+    KV_CACHE: Switch({"kv_cache_dtype": "auto"}),
 }
-"""Engine arguments by what a person calls them. Reading a prefix cache is none: prompt log-probs never do."""
+"""By what a person calls them. Reading a prefix cache is none: prompt log-probs never do."""
 
 
 def switches_of(settings: LocalizeSettings) -> list[str]:
@@ -33,17 +49,22 @@ def has_low_kv_cache(settings: LocalizeSettings) -> bool:
 
 
 def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:
-    """
+    """Call in a process of its own, whose environment it changes.
+
     Raises:
         EngineError: the engine cannot start so, or does not deliver.
     """
+    chosen = SWITCHES[switch]
+    if chosen.cuda_only and not torch.cuda.is_available():
+        return JobNotes(left_out={switch: "vLLM has it for CUDA alone"})
+    os.environ.update(chosen.environment)
     task = workspace.read_task()
     engine_settings = task.settings.as_comparison().engine
     sequences = sequences_of(read_table(workspace.rollouts))
     with start_engine(
         task.folder,
         task.settings.infer_dtype,
-        engine_settings.model_copy(update={"args": {**engine_settings.args, **SWITCHES[switch]}}),
+        engine_settings.model_copy(update={"args": {**engine_settings.args, **chosen.args}}),
         task.settings.sampling,
         max_model_len=task.max_model_len,
         trust_remote_code=task.settings.model.trust_remote_code,
