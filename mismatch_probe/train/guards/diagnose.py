@@ -17,7 +17,9 @@ _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
 _OTHER_TEMPERATURE = 0.1
 _SURPRISE_NATS = 0.02
-_PROBE_JUMPS = {"sync/probe_k3": (100.0, "nats (k3)"), "sync/probe_logit_error": (3.0, "nats of logits")}
+_PROBE_ERROR = "sync/probe_logit_error"
+_PROBE_JUMP = 3.0
+_LEAST_PROBE_ERROR = 1e-3
 _GROWN = 3.0
 _EXTREME = 0.9
 _RECENT_STEPS = 4
@@ -214,19 +216,17 @@ def _learning_rate(window: Window) -> Diagnosis | None:
 
 def _engine_weights(window: Window) -> Diagnosis | None:
     """The probe is far from where it was in the steps before a guard on it fired, or before the last one."""
-    fired = [event.step for event in window.events if event.metric in _PROBE_JUMPS]
+    fired = [event.step for event in window.events if event.metric == _PROBE_ERROR]
     begun = min([*fired, *list(window.history)[-1:]], default=0)
-    for name, (jump, unit) in _PROBE_JUMPS.items():
-        probes, earlier = window.finite(name), window.before(begun).finite(name)
-        if earlier and probes[-1] > jump * statistics.median(earlier):
-            return Diagnosis(
-                Cause.ENGINE_WEIGHTS,
-                "The engine does not hold the weights it was sent: right after a sync its log-probs of the probe "
-                f"tokens are {write_value(probes[-1])} {unit} from pi's, {write_value(statistics.median(earlier))} "
-                "before.",
-                (_COMPARE_WEIGHTS,),
-            )
-    return None
+    probes, earlier = window.finite(_PROBE_ERROR), window.before(begun).finite(_PROBE_ERROR)
+    if not earlier or probes[-1] <= max(_LEAST_PROBE_ERROR, _PROBE_JUMP * statistics.median(earlier)):
+        return None
+    return Diagnosis(
+        Cause.ENGINE_WEIGHTS,
+        "The engine does not hold the weights it was sent: right after a sync its logits of the probe tokens are "
+        f"{write_value(probes[-1])} nats from pi's, {write_value(statistics.median(earlier))} before.",
+        (_COMPARE_WEIGHTS,),
+    )
 
 
 def _sampling(window: Window) -> Diagnosis | None:

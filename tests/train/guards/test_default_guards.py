@@ -16,6 +16,7 @@ from tests.train.guards.streams import (
     learning_rate_times_100,
     one_layer_perturbed,
     one_layer_perturbed_a_little,
+    one_probe_token_routed_elsewhere,
     overflow_each_step,
     reward_nan,
     sampled_at_another_temperature,
@@ -89,6 +90,11 @@ def test_a_batch_that_is_all_right_is_not_a_dead_run() -> None:
         metrics["reward/mean"] = 1.0
 
     assert watched(Run("fp16", seed=2, fault=all_right), 90)[0] == []
+
+
+def test_a_probe_token_that_is_routed_elsewhere_is_not_taken_for_wrong_weights() -> None:
+    events, _ = watched(Run("bf16", seed=3, fault=one_probe_token_routed_elsewhere), 90)
+    assert events == []
 
 
 def test_a_slow_collapse_is_warned_of_before_the_mismatch_reaches_its_limit() -> None:

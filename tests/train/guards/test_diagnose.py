@@ -118,11 +118,19 @@ def test_a_warm_up_of_the_rate_is_not_a_jump() -> None:
 
 
 def test_a_probe_that_jumps_after_a_sync_means_other_weights() -> None:
-    assert ending({"sync/probe_k3": [0.01]}).cause is Cause.ENGINE_WEIGHTS
+    assert ending({"sync/probe_logit_error": [0.01]}).cause is Cause.ENGINE_WEIGHTS
+
+
+def test_a_probe_token_that_is_routed_elsewhere_does_not() -> None:
+    assert ending({"sync/probe_k3": [0.1]}).cause is Cause.UNEXPLAINED
+
+
+def test_one_digit_more_between_log_probs_of_a_sure_policy_is_no_jump() -> None:
+    assert ending({"sync/probe_logit_error": [6e-4]}, dtype="fp16").cause is Cause.UNEXPLAINED
 
 
 def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() -> None:
-    history = clean("fp16")
+    history = clean("bf16")
     levels = [history[step]["sync/probe_logit_error"] for step in sorted(history)]
     history = {
         step: {**values, "sync/probe_logit_error": level * (4 if step > 32 else 1)}
@@ -137,8 +145,8 @@ def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() ->
 
 def test_what_a_probe_guard_saw_long_ago_hides_no_jump_of_today() -> None:
     history = clean()
-    history[40]["sync/probe_k3"] *= 1000
-    old = GuardEvent(3, "engine-weights", "growth", "sync/probe_k3", 1.0, 0.1, 1, (), "the probe jumped")
+    history[40]["sync/probe_logit_error"] *= 20
+    old = GuardEvent(3, "engine-weights", "growth", "sync/probe_logit_error", 1.0, 0.1, 1, (), "the probe jumped")
     assert diagnose(history, [old]).cause is Cause.ENGINE_WEIGHTS
     assert "jumped" not in diagnose(clean(), [old]).sentence
 
