@@ -1,6 +1,6 @@
 """A reward that even a random model earns something of: to try out whether a new model trains at all.
 
-    PYTHONPATH=examples/rewards mismatch-probe train --model ./tiny-moe --reward letters:share_of_letters ...
+PYTHONPATH=examples/rewards mismatch-probe train --model ./tiny-moe --reward letters:share_of_letters ...
 """
 
 
