@@ -39,4 +39,4 @@ def test_engines_that_do_not_divide_torchruns_ranks_are_refused(sizes: dict[str,
 
 
 def test_engines_that_divide_them_are_not() -> None:
-    choose_processes({"tensor_parallel_size": 2, "pipeline_parallel_size": 2, **BESIDE_OTHERS})
+    assert chosen(tensor_parallel_size=2, pipeline_parallel_size=2, **BESIDE_OTHERS) == "0"
