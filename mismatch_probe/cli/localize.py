@@ -34,7 +34,10 @@ def localize(
         bool, typer.Option("--no-interventions", help="Only where errors enter, not what would mend them.")
     ] = False,
     switches: Annotated[
-        bool, typer.Option("--switches", help="Also restart the engine in other ways: compiled, chunked prefill; on CUDA more.")
+        bool,
+        typer.Option(
+            "--switches", help="Also restart the engine in other ways: compiled, chunked prefill; on CUDA more."
+        ),
     ] = False,
     attention: Annotated[str | None, typer.Option(help="pi's attention: sdpa, eager, flash_attention_2.")] = None,
     device: Annotated[str | None, typer.Option(help="Device of the training path: auto, cpu, cuda, cuda:1.")] = None,
