@@ -34,6 +34,7 @@ def run_batches(
         events,
         StageStarted(stage=stage.name, batches=len(batches), batches_done=len(batches) - len(pending)),
     )
+    pa.array([])  # pyarrow imports pandas at its first conversion, which is no work of the first batch
     for number in pending:
         start = time.monotonic()
         tables, tokens = work(batches[number])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PROBE_SEQUENCES: Final = 4
-_PROBE_NEW_TOKENS: Final = 32
+_PROBE_NEW_TOKENS: Final = 16
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 _GPU_MEMORY_SHARE: Final = 0.4
 """Of a GPU that the engine shares with the policy and its optimizer."""

@@ -83,8 +83,12 @@ class ShardedModel(Generic[Module]):
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Enter it around forward and backward passes: products on a CPU follow `training_path.products`."""
-        return CpuProducts() if self.device.type == "cpu" else nullcontext()
+        """Enter it around forward and backward passes: products on a CPU follow `training_path.products`.
+
+        What that changes of BF16 is the backward pass alone, so a pass without gradients does without.
+        """
+        follows = self.device.type == "cpu" and (self.dtype != "bf16" or torch.is_grad_enabled())
+        return CpuProducts() if follows else nullcontext()
 
     def _compute(self, sequences: list[TokenSequence]) -> Any:
         """What `module` makes of a micro-batch, with a gradient where one is wanted.

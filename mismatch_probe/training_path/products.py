@@ -24,16 +24,26 @@ _SCRATCH_ELEMENTS: Final = 4 * 2**20
 _ROWS_PER_BLOCK: Final = 1024
 _ROW_STEP: Final = 32
 
-_ONE_OUTPUT: Final = {
-    aten.mv.default,
-    aten.addmv.default,
-    aten.dot.default,
-    aten.baddbmm.default,
-    aten.addbmm.default,
-    aten._grouped_mm.default,
-}
+_ONE_OUTPUT: Final = frozenset(
+    {
+        aten.mv.default,
+        aten.addmv.default,
+        aten.dot.default,
+        aten.baddbmm.default,
+        aten.addbmm.default,
+        aten._grouped_mm.default,
+    }
+)
 _ATTENTION: Final = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD: Final = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_PRODUCTS: Final = _ONE_OUTPUT | {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.linear.default,
+    aten.bmm.default,
+    _ATTENTION,
+    _ATTENTION_BACKWARD,
+}
 
 
 class CpuProducts(TorchDispatchMode):
@@ -47,14 +57,13 @@ class CpuProducts(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        first = args[0] if args else None
-        if not (isinstance(first, torch.Tensor) and first.device.type == "cpu"):
+        if func not in _PRODUCTS or args[0].device.type != "cpu":
             return func(*args, **kwargs)
-        if first.dtype == torch.float16:
+        if args[0].dtype == torch.float16:
             return _fp16_product(func, args, kwargs)
-        if first.dtype == torch.float32:
+        if args[0].dtype == torch.float32:
             return _fp32_product(func, args, kwargs)
-        if func is _ATTENTION_BACKWARD and first.dtype == torch.bfloat16:
+        if func is _ATTENTION_BACKWARD and args[0].dtype == torch.bfloat16:
             return tuple(gradient.bfloat16() for gradient in _in_fp32(func, args, kwargs))
         return func(*args, **kwargs)
 
