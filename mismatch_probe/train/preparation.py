@@ -24,6 +24,7 @@ from mismatch_probe.train.guards.load import load_guards
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.choices import require_group
+from mismatch_probe.train.recorded import recorded_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,6 +69,7 @@ def prepare_training(
     if guards is None:
         guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
     written_guards = [guard.model_dump(mode="json") for guard in guards]
+    GuardBook(guards).check_metrics(recorded_metrics(has_critic=objective.critic is not None))
     _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)

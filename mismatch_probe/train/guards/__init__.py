@@ -2,6 +2,7 @@
 
     book = GuardBook(load_guards(path) if path else DEFAULT_GUARDS)
     book.declared_actions                              # refuse at the start what the loop cannot do
+    book.check_metrics(names)                          # and guards on metrics that it never gives
     decision = book.observe_canary(metrics)            # before step 1, and on demand; the first one sets the floors
     decision = book.evaluate(step, metrics)            # each step from 1, before the optimizer step
     for action in decision.actions: ...                # strongest first; decision.events say why

@@ -1,6 +1,6 @@
 """All guards of a run: what the loop asks before each optimizer step."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -33,6 +33,14 @@ class GuardBook:
         """Everything the loop may be asked for, so that it can refuse at the start what it cannot do."""
         return frozenset(action for guard in self._guards for firing in guard.settings.actions for action in firing)
 
+    def check_metrics(self, names: Collection[str]) -> None:
+        """
+        Raises:
+            UsageError: a guard reads a metric that is not among the `names` a step gives, so it could never fire.
+        """
+        for guard in self._guards:
+            guard.check_metrics(names)
+
     def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> Decision:
         """Takes in a canary: pi against mu on weights that were just synced and not updated.
 
@@ -49,8 +57,7 @@ class GuardBook:
             UsageError: a guard could never fire: the first step lacks its metric, or its floor was never measured.
         """
         if not self._evaluated:
-            for guard in self._guards:
-                guard.check_metrics(metrics)
+            self.check_metrics(metrics)
             self._evaluated = True
         wanted = dict.fromkeys(name for guard in self._guards for name in guard.settings.metrics)
         events = [guard.step(step, metrics) for guard in self._guards]
@@ -95,10 +102,10 @@ class _Guard:
         self._fired_at_canary = False
         self._escalation = Escalation(settings.patience, settings.clear_after)
 
-    def check_metrics(self, metrics: Values) -> None:
-        absent = next((name for name in self.settings.metrics if name not in metrics), None)
+    def check_metrics(self, names: Collection[str]) -> None:
+        absent = next((name for name in self.settings.metrics if name not in names), None)
         if absent is not None:
-            near = get_close_matches(absent, metrics, n=1)
+            near = get_close_matches(absent, names, n=1)
             raise UsageError(
                 f"guard {self.settings.name!r} reads {absent!r}, which no step gives, so it could never fire; "
                 + (f"did you mean {near[0]!r}?" if near else "name another metric in the --guards file")

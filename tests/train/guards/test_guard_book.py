@@ -89,9 +89,16 @@ def test_an_event_is_read_back_as_it_was(value: float) -> None:
         assert GuardEvent.from_json(json.loads(json.dumps(event.as_json(), allow_nan=False))) == event
 
 
-def test_a_guard_that_could_never_fire_is_refused_at_the_first_step() -> None:
-    with pytest.raises(UsageError, match=r"guard 'g' reads 'mismatch/kl_k4', which no step gives.*'mismatch/kl_k3'"):
-        book(limit(metric="mismatch/kl_k4")).evaluate(1, {"mismatch/kl_k3": 1.0})
+def test_a_guard_that_could_never_fire_is_refused_before_and_at_the_first_step() -> None:
+    guards = book(limit(metric="mismatch/kl_k4"))
+    for check in (
+        lambda: guards.check_metrics({"mismatch/kl_k3"}),
+        lambda: guards.evaluate(1, {"mismatch/kl_k3": 1.0}),
+    ):
+        with pytest.raises(
+            UsageError, match=r"guard 'g' reads 'mismatch/kl_k4', which no step gives.*mean 'mismatch/kl_k3'"
+        ):
+            check()
 
 
 def test_a_metric_missing_later_is_named_and_counts_neither_as_broken_nor_as_clean() -> None:

@@ -1,0 +1,28 @@
+"""What guards may read of a step, known before there is one; docs/train-metrics.md says what each name means."""
+
+from typing import Final
+
+_NAMES: Final = {
+    "mismatch": "kl_k1 kl_k3 abs_logprob_diff abs_logprob_diff_max abs_logprob_diff_seq logprob_diff_rms "
+    "token_mult_prob_error prob_abs_diff prob_abs_diff_max prob_diff_max prob_diff_min prob_pearson is_ratio_mean "
+    "ess_token ess_seq chi2_token chi2_seq log_ppl_diff ppl_ratio kl_entropy_ratio drift_per_1000 temperature_fit "
+    "surprise_excess nonfinite_tokens",
+    "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged",
+    "update": "policy_shift_k3",
+    "policy": "entropy",
+    "reward": "mean std nonfinite flat_groups_share",
+    "response": "length_mean length_max truncated_share",
+    "correction": "clipped_share rejected_share ess",
+    "optim": "loss clipped_share grad_norm loss_scale overflow overflows_in_a_row learning_rate",
+    "time": "sync_seconds probe_seconds sample_seconds score_seconds learn_seconds measure_seconds step_seconds "
+    "tokens_per_second sampled_tokens_per_second",
+}
+_OF_A_CRITIC: Final = {
+    "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate",
+}
+
+
+def recorded_metrics(*, has_critic: bool) -> frozenset[str]:
+    """Whole names, `room/name`, of every metric that a step's guards are given."""
+    rooms = _NAMES | _OF_A_CRITIC if has_critic else _NAMES
+    return frozenset(f"{room}/{name}" for room, names in rooms.items() for name in names.split())
