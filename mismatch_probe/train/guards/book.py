@@ -114,7 +114,7 @@ class _Guard:
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
         values = self._read(metrics)
         breach = None if values is None else self._rule.judge_canary(values)
-        if breach is None:
+        if breach is None or max(step, 1) <= self.settings.warmup:
             return None
         self._escalation.fire()
         self._fired_at_canary = True

@@ -115,6 +115,14 @@ def test_a_canary_is_judged_at_once_and_escalates() -> None:
     assert [(str(found.actions[0]), found.step) for found in (first, second)] == [("log", 0), ("warn", 4)]
 
 
+def test_a_canary_within_the_warm_up_is_not_judged() -> None:
+    guards = book(limit(warmup=2))
+    assert not guards.observe_canary({"m": 2.0}, step=1).events
+    assert answers(guards, [2, 2, 2]) == ["", "", "log"]
+    assert not guards.observe_canary({"m": 2.0}).events
+    assert guards.observe_canary({"m": 2.0}, step=3).events
+
+
 def test_a_canary_without_a_guards_metric_leaves_it_out() -> None:
     assert book(limit()).observe_canary({"other": 2.0}) == Decision(0)
 
