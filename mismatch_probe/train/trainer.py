@@ -117,10 +117,10 @@ class Trainer:
         return True
 
     def _due(self, decision: Decision) -> bool:
-        """Whether a checkpoint is: at the last step, and at its turn unless a guard did more than tell."""
+        """Whether a checkpoint is: at the last step; at its turn unless a guard did more than tell, or may roll back."""
         only_told = all(action.kind in _TELLS for action in decision.actions)
         turn = self._step % self._settings.checkpoint.every == 0
-        return (turn and only_told) or self._step == self._settings.steps
+        return (turn and only_told and self._book.doubted_since is None) or self._step == self._settings.steps
 
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
         """One step; what guards said to it, and its responses."""
@@ -223,7 +223,8 @@ class Trainer:
         if ActionKind.STOP in kinds:
             raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
         if ActionKind.ROLLBACK in kinds:
-            good = self._checkpoints.back_before(decision.step - 1)
+            broken_since = self._book.doubted_since or decision.step
+            good = self._checkpoints.back_before(broken_since - 1)
             self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
 
     def _save(self) -> None:

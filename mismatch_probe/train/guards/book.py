@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.guards.actions import Action
+from mismatch_probe.train.guards.actions import Action, ActionKind
 from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.guards.escalation import Escalation
 from mismatch_probe.train.guards.rules.base import Breach, GuardSettings, Values
@@ -32,6 +32,11 @@ class GuardBook:
     def declared_actions(self) -> frozenset[Action]:
         """Everything the loop may be asked for, so that it can refuse at the start what it cannot do."""
         return frozenset(action for guard in self._guards for firing in guard.settings.actions for action in firing)
+
+    @property
+    def doubted_since(self) -> int | None:
+        """The first step of a breach that lasts and may end in a rollback; None where there is none."""
+        return min((guard.doubts_since for guard in self._guards if guard.doubts_since is not None), default=None)
 
     def check_metrics(self, names: Collection[str]) -> None:
         """
@@ -111,6 +116,13 @@ class _Guard:
                 + (f"did you mean {near[0]!r}?" if near else "name another metric in the --guards file")
             )
 
+    @property
+    def doubts_since(self) -> int | None:
+        """The first step of a breach that lasts, where this firing or a later one asks for a rollback."""
+        still = self.settings.actions[max(0, min(self._escalation.firings, len(self.settings.actions)) - 1) :]
+        rolls_back = any(action.kind is ActionKind.ROLLBACK for firing in still for action in firing)
+        return self._escalation.broken_since if rolls_back else None
+
     def canary(self, step: int, metrics: Values) -> GuardEvent | None:
         values = self._read(metrics)
         breach = None if values is None else self._rule.judge_canary(values)
@@ -129,7 +141,7 @@ class _Guard:
         if self._fired_at_canary:
             self._fired_at_canary = False
             return None
-        if step <= self.settings.warmup or not self._escalation.count(breach is not None) or breach is None:
+        if step <= self.settings.warmup or not self._escalation.count(breach is not None, step) or breach is None:
             return None
         return self._fired(step, breach)
 

@@ -9,7 +9,8 @@ from typing import Any
 class Escalation:
     """Hysteresis: `patience` broken steps in a row make a firing, `clear_after` clean ones close the incident.
 
-    firings: how often the guard fired since the incident began.
+    firings: how often the guard fired since the incident began. broken_since: the first of the steps up to now that are
+    all broken.
     """
 
     patience: int
@@ -17,17 +18,19 @@ class Escalation:
     firings: int = 0
     broken_in_a_row: int = 0
     clean_in_a_row: int = 0
+    broken_since: int | None = None
 
-    def count(self, broken: bool) -> bool:
+    def count(self, broken: bool, step: int) -> bool:
         """Takes a step in; whether the guard fires."""
         if not broken:
-            self.broken_in_a_row = 0
+            self.broken_in_a_row, self.broken_since = 0, None
             self.clean_in_a_row += 1
             if self.clean_in_a_row >= self.clear_after:
                 self.firings = 0
             return False
         self.clean_in_a_row = 0
         self.broken_in_a_row += 1
+        self.broken_since = step if self.broken_since is None else self.broken_since
         if self.broken_in_a_row < self.patience:
             return False
         self.fire()
@@ -44,3 +47,4 @@ class Escalation:
         self.firings = state["firings"]
         self.broken_in_a_row = state["broken_in_a_row"]
         self.clean_in_a_row = state["clean_in_a_row"]
+        self.broken_since = state["broken_since"]
