@@ -117,7 +117,7 @@ class Trainer:
         return True
 
     def _due(self, decision: Decision) -> bool:
-        """Whether a checkpoint is: at the last step; at its turn unless a guard did more than tell, or may roll back."""
+        """Whether a checkpoint is: at the last step; at its turn unless a guard did more than tell or may roll back."""
         only_told = all(action.kind in _TELLS for action in decision.actions)
         turn = self._step % self._settings.checkpoint.every == 0
         return (turn and only_told and self._book.doubted_since is None) or self._step == self._settings.steps
