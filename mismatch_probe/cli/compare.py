@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mismatch_probe.cli.flags import nested
+from mismatch_probe.dtypes import Dtype, parse_dtype
 from mismatch_probe.errors import UsageError
 
 _ENGINE_PREFIX = "--vllm."
@@ -111,18 +112,18 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
     return found
 
 
-def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[str, str]] | None:
+def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, Dtype]] | None:
     """The pairs (train, infer) that the dtype flags ask for; None where none is given.
 
     Raises:
-        UsageError: the flags contradict each other, or one side is missing.
+        UsageError: the flags contradict each other, one side is missing, or a name is none of a dtype.
     """
     if not train and not infer:
-        return [(name, name) for name in dtypes] if dtypes else None
+        return [(one, one) for one in map(parse_dtype, dtypes)] if dtypes else None
     if dtypes:
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
     if not (train and infer):
         raise UsageError(
             "--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides"
         )
-    return [(one, other) for one in train for other in infer]
+    return [(parse_dtype(one), parse_dtype(other)) for one in train for other in infer]

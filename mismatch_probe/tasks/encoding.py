@@ -56,44 +56,41 @@ def _encode(
     prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate, *, wrap_text: bool
 ) -> EncodedPrompt:
     if prompt.token_ids is not None:
-        token_ids = _known_ids(prompt.prompt_id, prompt.token_ids, len(tokenizer))
+        token_ids = _known_ids(prompt.label, prompt.token_ids, len(tokenizer))
     elif prompt.messages is not None:
         if chat_template == "never":
             raise UsageError(
-                f"prompt {prompt.prompt_id} is a list of messages, which --chat-template never cannot turn into text; "
+                f"{prompt.label} is a list of messages, which --chat-template never cannot turn into text; "
                 "give --chat-template auto, or prompts as text"
             )
-        token_ids = _apply_template(prompt.prompt_id, prompt.messages, tokenizer)
+        token_ids = _apply_template(prompt.label, prompt.messages, tokenizer)
     else:
         assert prompt.text is not None
-        token_ids = _encode_text(prompt.prompt_id, prompt.text, tokenizer, wrap=wrap_text)
+        token_ids = _encode_text(prompt.label, prompt.text, tokenizer, wrap=wrap_text)
     if not token_ids:
-        raise UsageError(
-            f"prompt {prompt.prompt_id} has no tokens, so nothing can follow it; give it text, or remove it"
-        )
+        raise UsageError(f"{prompt.label} has no tokens, so nothing can follow it; give it text, or remove it")
     return EncodedPrompt(prompt.prompt_id, token_ids, str(tokenizer.decode(token_ids)), prompt.answer)
 
 
-def _encode_text(prompt_id: str, text: str, tokenizer: "PreTrainedTokenizerBase", *, wrap: bool) -> list[int]:
+def _encode_text(label: str, text: str, tokenizer: "PreTrainedTokenizerBase", *, wrap: bool) -> list[int]:
     if not wrap:
         starts_itself = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
         return list(tokenizer.encode(text, add_special_tokens=not starts_itself))
     markers = [token for token in tokenizer.all_special_tokens if token in text]
     if markers:
         raise UsageError(
-            f"prompt {prompt_id} holds {markers[0]!r} already, and a second chat template would be put around it; "
-            f"give {_PLAIN}"
+            f"{label} holds {markers[0]!r} already, and a second chat template would be put around it; give {_PLAIN}"
         )
-    return _apply_template(prompt_id, [{"role": "user", "content": text}], tokenizer)
+    return _apply_template(label, [{"role": "user", "content": text}], tokenizer)
 
 
-def _apply_template(prompt_id: str, messages: list[Message], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def _apply_template(label: str, messages: list[Message], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     _require_template(tokenizer)
     try:
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     except Exception as error:  # a template is a program and raises what it likes
         raise UsageError(
-            f"the chat template failed on prompt {prompt_id} ({error}); mend its messages or the tokenizer's "
+            f"the chat template failed on {label} ({error}); mend its messages or the tokenizer's "
             f"chat_template, or give text with {_PLAIN}"
         ) from error
 
@@ -106,11 +103,11 @@ def _require_template(tokenizer: "PreTrainedTokenizerBase") -> None:
         )
 
 
-def _known_ids(prompt_id: str, token_ids: list[int], vocabulary: int) -> list[int]:
+def _known_ids(label: str, token_ids: list[int], vocabulary: int) -> list[int]:
     unknown = [token_id for token_id in token_ids if token_id >= vocabulary]
     if unknown:
         raise UsageError(
-            f"prompt {prompt_id} holds token id {unknown[0]}, outside the model's vocabulary of {vocabulary}; "
+            f"{label} holds token id {unknown[0]}, outside the model's vocabulary of {vocabulary}; "
             "give --model the checkpoint whose tokenizer made the ids"
         )
     return token_ids

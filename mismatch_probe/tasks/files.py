@@ -61,7 +61,10 @@ def _parse_line(path: Path, number: int, line: str) -> Row:
     except UnicodeEncodeError as error:
         raise UsageError(f"{where} escapes half a surrogate pair, which is no text; mend or remove it") from error
     except json.JSONDecodeError as error:
-        raise UsageError(f"{where} is malformed JSON ({error.msg} at column {error.colno}); mend it") from error
+        what = error.msg.removesuffix(" at")
+        raise UsageError(f"{where} is malformed JSON ({what} at column {error.colno}); mend it") from error
+    except RecursionError as error:
+        raise UsageError(f"{where} nests deeper than can be read; mend or remove it") from error
     if not isinstance(columns, dict):
         raise UsageError(f"{where} is a JSON {type(columns).__name__}, not an object; write one {{...}} a line")
     return Row(where, columns)

@@ -32,10 +32,10 @@ def to_prompt(prompt_id: str, row: Row) -> Prompt:
         raise UsageError(f"{row.where} {reason}; give each row exactly one of {', '.join(PROMPT_COLUMNS)}")
     value, answer = row.columns[given[0]], _answer(row)
     if given[0] == "prompt_token_ids":
-        return Prompt(prompt_id, token_ids=_token_ids(row, value), answer=answer)
+        return Prompt(prompt_id, token_ids=_token_ids(row, value), answer=answer, where=row.where)
     if given[0] == "prompt" and isinstance(value, str):
-        return Prompt(prompt_id, text=value, answer=answer)
-    return Prompt(prompt_id, messages=_messages(row, given[0], value), answer=answer)
+        return Prompt(prompt_id, text=value, answer=answer, where=row.where)
+    return Prompt(prompt_id, messages=_messages(row, given[0], value), answer=answer, where=row.where)
 
 
 def _names(row: Row) -> str:

@@ -68,6 +68,7 @@ def test_broken_safetensors(tmp_path: Path) -> None:
 def test_an_unknown_dtype(tmp_path: Path, dtype: str) -> None:
     answer = probe("compare", "--model", "demo", "--dtype", dtype, "--out", tmp_path / "run")
     assert_refused(answer, f"dtype '{dtype}' cannot be used")
+    assert answer.stderr.count(dtype) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,17 +77,17 @@ def test_an_unknown_dtype(tmp_path: Path, dtype: str) -> None:
         ("", "is empty"),
         ('{"prompt": "a"}\n{"prompt": \n', "line 2"),
         ('{"question": "a"}\n', "question"),
-        ('{"prompt": ""}\n', "has no tokens"),
+        ('\n{"prompt": ""}\n', "(line 2 of {path}) has no tokens"),
     ],
 )
 def test_a_prompt_file_that_cannot_be_used(tmp_path: Path, checkpoint: Path, content: str, words: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
     answer = probe(
-        "compare", "--model", checkpoint, "--prompts", path, "--num-prompts", 2 if "line" in words else 1,
+        "compare", "--model", checkpoint, "--prompts", path, "--num-prompts", 2 if words == "line 2" else 1,
         "--chat-template", "never", "--out", tmp_path / "run",
     )  # fmt: skip
-    assert_refused(answer, words)
+    assert_refused(answer, words.format(path=path))
 
 
 def test_a_prompt_longer_than_the_context(tmp_path: Path, checkpoint: Path) -> None:

@@ -112,6 +112,8 @@ def test_a_hub_data_set_without_the_package_names_the_extra_to_install(monkeypat
     ("rows", "sentence"),
     [
         (["{"], "line 1 of .* malformed JSON"),
+        (['{"prompt": "a\tb"}'], "Invalid control character at column 14"),
+        (['{"prompt":' + "[" * 100_000], "line 1 .* nests deeper"),
         ([r'{"prompt": "\ud800"}'], "line 1 .* surrogate"),
         (['["prompt"]'], "line 1 .* JSON list"),
         ([{"question": "Hi", "level": 3}], "has no prompt .*question, level"),

@@ -22,6 +22,7 @@ _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "max_logprobs": "whole distributions are asked for, so it stays unlimited",
     "generation_config": "a checkpoint's sampling defaults must not slip in, so it stays 'vllm'",
     "worker_extension_cls": "the probe puts its own extension there",
+    "hf_token": "a run directory keeps its command line, so a secret belongs into the environment (HF_TOKEN)",
     "skip_tokenizer_init": "token texts need the tokenizer",
 }
 _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
