@@ -88,7 +88,9 @@ def test_an_unknown_argument_unlike_any_other_is_named_without_a_guess():
         engine_arguments({"zzz": 1}, KNOWN)
 
 
-@pytest.mark.parametrize("name", ["dtype", "logprobs_mode", "seed", "generation_config", "enable_prefix_caching", "hf_token"])
+@pytest.mark.parametrize(
+    "name", ["dtype", "logprobs_mode", "seed", "generation_config", "enable_prefix_caching", "hf_token"]
+)
 def test_what_the_probe_decides_cannot_be_passed_through(name):
     with pytest.raises(UsageError, match=rf"--vllm\.{name} cannot be given"):
         engine_arguments({name: "auto"}, KNOWN)
