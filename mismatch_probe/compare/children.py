@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from mismatch_probe.compare.events import AnyEvent, Failure, parse
@@ -39,6 +41,8 @@ def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -
             start_new_session=True,
         )
     os.close(writing)
+    follow_up = threading.Thread(target=_end_what_is_left, args=(child,))
+    follow_up.start()
     failure = None
     try:
         with os.fdopen(reading, encoding="utf-8") as events:
@@ -50,6 +54,7 @@ def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -
         child.wait()
     finally:
         _stop(child)
+        follow_up.join()
     if failure is not None:
         raise failure.as_exception()
     if child.returncode != 0:
@@ -58,14 +63,25 @@ def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
-        os.killpg(child.pid, signal.SIGTERM)
-        try:
+        _signal_group(child, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    if child.poll() is None:
+        _signal_group(child, signal.SIGKILL)
+        child.wait()
     assert child.stdin is not None
     child.stdin.close()
+
+
+def _end_what_is_left(child: subprocess.Popen[bytes]) -> None:
+    """An engine in processes of its own outlives a child that is killed, and holds a GPU and the pipe of the events."""
+    child.wait()
+    _signal_group(child, signal.SIGKILL)
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
 
 
 def _died(job: Job, code: int, log_path: Path) -> EngineError:

@@ -70,6 +70,22 @@ def test_a_child_killed_by_the_system_is_out_of_memory(tmp_path: Path, monkeypat
         run_job(RunDirectory(tmp_path), JOB, lambda event: None)
 
 
+def test_what_a_killed_child_leaves_running_ends_with_it_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os, signal, sys, time\n"
+        "if os.fork():\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(5)\n"
+        "open(sys.argv[-3] + '/survived', 'w')\n"
+    )
+    worker_that(monkeypatch, tmp_path, code)
+    with pytest.raises(OutOfMemory):
+        run_job(RunDirectory(tmp_path), JOB, lambda event: None)
+    assert not (tmp_path / "survived").exists()
+
+
 def test_an_interrupt_stops_the_child_before_it_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import os, sys, time\n"
