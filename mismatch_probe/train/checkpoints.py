@@ -122,6 +122,9 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def _remove_old(self) -> None:
+        """Those no longer kept, and what a killed process left of one half-written or half-removed."""
+        for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
+            shutil.rmtree(leftover)
         kept = {*self.steps()[-self._keep :], self.best()}
         for step in self.steps():
             if step not in kept:

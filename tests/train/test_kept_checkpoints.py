@@ -38,3 +38,15 @@ def test_a_killed_run_still_knows_its_best_checkpoint(run: Path) -> None:
     rest = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**rest, "recent_reward": 2.0}), encoding="utf-8")
     assert kept.best() == 8
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_removed_with_the_next_one(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = quick_home(tmp_path, monkeypatch)
+    train(home / "run", quick_settings(llama, home, 2))
+    folder = home / "run" / "checkpoints"
+    for step in (0, 3):
+        (folder / f".writing-step-{step:06d}" / "model").mkdir(parents=True)
+    train(home / "run", quick_settings(llama, home, 4), resume=True)
+    assert [path.name for path in folder.glob(".*")] == []
