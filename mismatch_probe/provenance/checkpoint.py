@@ -49,6 +49,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's safetensors files, each with a header that can be read and the length it promises.
 
+    With an index they are those that it lists: what else lies in the folder holds the same weights in another layout.
+
     Raises:
         UsageError: there are none, one is truncated or not safetensors, or one that the index lists is missing.
     """
@@ -57,13 +59,15 @@ def weight_files(folder: Path) -> list[Path]:
         raise UsageError(
             f"{folder} holds no .safetensors weights; give --model a checkpoint saved with save_pretrained"
         )
-    for path in files:
-        safetensors_header(path)
-    missing = _listed(folder) - {path.name for path in files}
+    listed = _listed(folder)
+    missing = listed - {path.name for path in files}
     if missing:
         raise UsageError(
             f"{folder} lacks {', '.join(sorted(missing))}, which its index lists: download the checkpoint again"
         )
+    files = [path for path in files if path.name in listed] if listed else files
+    for path in files:
+        safetensors_header(path)
     return files
 
 

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
 
 DEMO_MODEL: Final = "demo"
 _CHECKPOINT_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
+_OTHER_LAYOUTS: Final = ["consolidated*.safetensors", "original/*", "metal/*"]
+"""The same weights once more, for other programs."""
 
 
 def resolve_model(model: ModelSettings) -> Path:
     """The folder of the checkpoint; that of a hub id is downloaded, or found in the hub's cache.
 
     Raises:
-        UsageError: a file, a folder that is absent, or a hub id that cannot be had.
+        UsageError: a file, a folder that is absent, a revision of a folder, or a hub id that cannot be had.
         MissingExtra: a hub id is given and huggingface_hub is not installed.
     """
-    if model.path == DEMO_MODEL:
-        return DEMO_CHECKPOINT
-    folder = Path(model.path).expanduser()
+    folder = DEMO_CHECKPOINT if model.path == DEMO_MODEL else Path(model.path).expanduser()
     if folder.is_dir():
+        if model.revision is not None:
+            raise UsageError(f"model {model.path} is a folder, which has no revisions; leave --revision out")
         return folder
     ways = f"give --model a checkpoint's folder, a hub id, or {DEMO_MODEL!r}"
     if folder.exists():
@@ -60,7 +62,14 @@ def _download(model: ModelSettings, ways: str) -> Path:
     except ImportError as error:
         raise _missing("huggingface_hub", "a model of the hub") from error
     try:
-        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=_CHECKPOINT_FILES))
+        return Path(
+            snapshot_download(
+                model.path,
+                revision=model.revision,
+                allow_patterns=_CHECKPOINT_FILES,
+                ignore_patterns=_OTHER_LAYOUTS,
+            )
+        )
     except (OSError, ValueError) as error:
         raise UsageError(
             f"model {model.path} is no folder here and cannot be had from the hub ({_first_line(error)}); {ways}"

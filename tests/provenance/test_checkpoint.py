@@ -59,6 +59,13 @@ def test_a_shard_that_the_index_lists_and_the_folder_lacks_is_named(folder: Path
         checkpoint.weight_files(folder)
 
 
+def test_weights_that_the_index_does_not_list_are_no_part_of_the_model(folder: Path) -> None:
+    (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model.safetensors"}}))
+    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
+    assert checkpoint.num_parameters(folder) == 6
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'])
 def test_an_index_that_is_none_is_named(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)

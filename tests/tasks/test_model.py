@@ -33,6 +33,12 @@ def test_a_path_that_is_no_folder_is_refused_without_asking_the_hub(tmp_path):
         resolve(file)
 
 
+@pytest.mark.parametrize("path", ["demo", str(DEMO_CHECKPOINT)])
+def test_a_revision_of_a_folder_is_refused(path):
+    with pytest.raises(UsageError, match="leave --revision out"):
+        resolve_model(ModelSettings(path=path, revision="main"))
+
+
 def test_a_hub_id_that_cannot_be_had_is_one_sentence(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError, match="owner/absent is no folder here and cannot be had from the hub") as caught:
