@@ -81,3 +81,13 @@ def test_a_task_that_cannot_be_used_is_told_with_the_flag_that_named_it(source: 
     for prepare in (lambda: prepare_training(settings(source)), lambda: evaluated(source, reward)):
         with pytest.raises(UsageError, match="give --task"):
             prepare()
+
+
+def test_other_answers_to_the_same_prompts_are_other_problems(tmp_path: Path, reward: str) -> None:
+    path = tmp_path / "problems.jsonl"
+    keys = set()
+    for answer in ("2", "3"):
+        path.write_text(json.dumps({"prompt": "1+1=", "answer": answer}))
+        prepared = prepare_training(settings(str(path), reward=reward))
+        keys.add(prepared.manifest.content_keys["problems"])
+    assert len(keys) == 2
