@@ -4,6 +4,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+_DONE_TO_TOKENS: Final = {"sample": "sampled", "score": "scored", "learn": "learned"}
+_SHORTEST_SECONDS: Final = 1e-9
 
 
 class Clock:
@@ -22,11 +26,13 @@ class Clock:
             self.seconds[phase] += time.perf_counter() - begun
 
     def metrics(self, num_tokens: int) -> dict[str, float]:
-        """`time/PHASE_seconds`, `time/step_seconds`, and response tokens a second of sampling and of the whole step."""
+        """`time/PHASE_seconds`, `time/step_seconds`, and response tokens a second: of the step, and of each phase that
+        works on all of them.
+        """
         whole = time.perf_counter() - self._start
         found = {f"time/{phase}_seconds": seconds for phase, seconds in self.seconds.items()}
-        return found | {
-            "time/step_seconds": whole,
-            "time/sampled_tokens_per_second": num_tokens / max(self.seconds["sample"], 1e-9),
-            "time/tokens_per_second": num_tokens / whole,
+        paces = {
+            f"time/{done}_tokens_per_second": num_tokens / max(self.seconds[phase], _SHORTEST_SECONDS)
+            for phase, done in _DONE_TO_TOKENS.items()
         }
+        return found | paces | {"time/step_seconds": whole, "time/tokens_per_second": num_tokens / whole}

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -60,9 +61,14 @@ def gathered(own: list[Record]) -> list[Record]:
     return [record for part in parts for record in part]
 
 
-def largest(value: int) -> int:
-    """The largest of the ranks' values."""
-    return max(gathered([value]))
+def largest(value: float) -> float:
+    """The largest of the ranks' values; NaN where one is."""
+    return float(np.max(gathered([value])))
+
+
+def as_first_rank_has_it(own: Record) -> Record:
+    """What the first rank has, on every rank: for what is measured and must be judged alike."""
+    return gathered([own])[0]
 
 
 def _by_torchrun() -> bool:

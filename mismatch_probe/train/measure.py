@@ -84,9 +84,10 @@ def reward_metrics(rollouts: Sequence[Rollout], plan: Plan) -> Metrics:
 
 
 def correction_metrics(plan: Plan) -> Metrics:
-    """What the objective's correction did to the step's tokens."""
+    """What was left out of the loss before the objective's correction, and what that did to the step's tokens."""
     corrected = plan.corrected
     return {
+        "correction/excluded_share": float((~plan.batch.included_N).double().mean()),
         "correction/clipped_share": corrected.share_clipped,
         "correction/rejected_share": corrected.share_rejected,
         "correction/ess": np.nan if corrected.ess is None else corrected.ess,

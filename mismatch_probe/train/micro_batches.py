@@ -31,7 +31,7 @@ def micro_batches(rollouts: Sequence[Rollout], rows: Sequence[int], most_tokens:
     fits_in_one = lengths and len(lengths) * max(lengths) <= most_tokens
     planned = [list(range(len(own)))] if fits_in_one else plan_batches(lengths, most_tokens)
     batches = [MicroBatch([own[index] for index in batch]) for batch in planned]
-    return batches + [MicroBatch([0], is_filler=True)] * (largest(len(batches)) - len(batches))
+    return batches + [MicroBatch([0], is_filler=True)] * (int(largest(len(batches))) - len(batches))
 
 
 def in_order(rollouts: Sequence[Rollout], batches: Sequence[MicroBatch], passes: Sequence[torch.Tensor]) -> Floats:

@@ -24,7 +24,7 @@ from mismatch_probe.train.guards.load import load_guards
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.choices import require_group
-from mismatch_probe.train.recorded import recorded_metrics
+from mismatch_probe.train.recorded import canary_metrics, recorded_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +69,8 @@ def prepare_training(
     if guards is None:
         guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
     written_guards = [guard.model_dump(mode="json") for guard in guards]
-    GuardBook(guards).check_metrics(recorded_metrics(has_critic=objective.critic is not None))
+    recorded = recorded_metrics(has_critic=objective.critic is not None)
+    GuardBook(guards).check_metrics(recorded, canary_metrics(recorded))
     _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
@@ -100,7 +101,7 @@ def prepare_training(
         content_keys={
             "settings": content_key(settings.model_dump(mode="json", exclude=free_to_change(settings))),
             "model": identity.fingerprint,
-            "problems": content_key([[problem.prompt_id, problem.token_ids] for problem in problems]),
+            "problems": content_key([[problem.prompt_id, problem.token_ids, problem.answer] for problem in problems]),
             "guards": content_key(written_guards),
         },
         guards=written_guards,

@@ -11,7 +11,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.distributed import gathered
+from mismatch_probe.train.distributed import largest
 from mismatch_probe.train.policy import Policy
 
 Metrics = dict[str, float]
@@ -75,11 +75,11 @@ class WeightSync:
         stale = now.fingerprint != verified.fingerprint and np.array_equal(now.log_mu, verified.log_mu) and moved
         self._last, self._verified = now, verified if stale else now
         return {
-            "sync/engine_unchanged": float(any(gathered([bool(stale)]))),
-            "sync/probe_k3": max(gathered([probe_k3])),
-            "sync/probe_logit_error": max(gathered([logit_error(now.log_pi, now.log_mu)])),
-            "sync/probe_k3_canary_ratio": max(gathered([probe_k3 / max(self._canary_k3, _SMALLEST_K3)])),
-            "update/policy_shift_k3": max(gathered([k3(now.log_pi - last.log_pi)])),
+            "sync/engine_unchanged": largest(stale),
+            "sync/probe_k3": largest(probe_k3),
+            "sync/probe_logit_error": largest(logit_error(now.log_pi, now.log_mu)),
+            "sync/probe_k3_canary_ratio": largest(probe_k3 / max(self._canary_k3, _SMALLEST_K3)),
+            "update/policy_shift_k3": largest(k3(now.log_pi - last.log_pi)),
         }
 
     def state(self) -> dict[str, Any]:

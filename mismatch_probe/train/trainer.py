@@ -13,6 +13,7 @@ from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.clock import Clock
+from mismatch_probe.train.distributed import as_first_rank_has_it
 from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import Decision, GuardEvent
@@ -22,6 +23,7 @@ from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_m
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.parts import Parts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
+from mismatch_probe.train.recorded import canary_metrics
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
@@ -133,9 +135,9 @@ class Trainer:
         num_tokens = sum(rollout.length for rollout in prepared.rollouts)
         with clock("measure"):
             metrics |= self._measured(step, prepared)
-        metrics |= clock.metrics(num_tokens)
+        metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
-            canary = self._book.observe_canary(_without_update(metrics), step) if step == 1 else Decision(step)
+            canary = self._book.observe_canary(_of_canary(metrics), step) if step == 1 else Decision(step)
             decision = canary.followed_by(self._book.evaluate(step, metrics))
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
@@ -242,9 +244,8 @@ class Trainer:
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
 
 
-def _without_update(metrics: Metrics) -> Metrics:
-    """What is known of weights that were just synced, before anything is learnt from them."""
-    return {name: value for name, value in metrics.items() if name.startswith(("mismatch/", "sync/"))}
+def _of_canary(metrics: Metrics) -> Metrics:
+    return {name: metrics[name] for name in canary_metrics(metrics)}
 
 
 def _taken_together(learnt: Sequence[Metrics]) -> Metrics:

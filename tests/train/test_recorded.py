@@ -44,6 +44,14 @@ def test_a_guard_on_a_metric_that_no_step_gives_is_refused_before_the_engine_sta
         prepare_training(quick_settings(llama, home, 1, guards=guards))
 
 
+def test_a_floor_that_no_canary_measures_is_refused_before_the_engine_starts(llama: Path, home: Path) -> None:
+    floor = 'name = "own"\nrule = "floor"\nmetric = "{metric}"\ntimes = 2\nactions = ["warn"]'
+    guards = guard_file(home, floor.format(metric="reward/mean"))
+    with pytest.raises(UsageError, match="relative to the canary's 'reward/mean', which no canary measures"):
+        prepare_training(quick_settings(llama, home, 1, guards=guards))
+    prepare_training(quick_settings(llama, home, 1, guards=guard_file(home, floor.format(metric="sync/probe_k3"))))
+
+
 def test_a_guard_on_the_critic_is_taken_where_there_is_one(llama: Path, home: Path) -> None:
     guards = guard_file(home, GUARD.format(metric="critic/value_loss"))
     prepare_training(quick_settings(llama, home, 1, guards=guards, objective={"name": "ppo"}))

@@ -38,13 +38,17 @@ class GuardBook:
         """The first step of a breach that lasts and may end in a rollback; None where there is none."""
         return min((guard.doubts_since for guard in self._guards if guard.doubts_since is not None), default=None)
 
-    def check_metrics(self, names: Collection[str]) -> None:
-        """
+    def check_metrics(self, names: Collection[str], of_canary: Collection[str] | None = None) -> None:
+        """`names` are what a step gives, `of_canary` what the canary gives, where that is known.
+
         Raises:
-            UsageError: a guard reads a metric that is not among the `names` a step gives, so it could never fire.
+            UsageError: a guard reads a metric that is not among the `names`, or is held against one that the canary
+                lacks, so it could never fire.
         """
         for guard in self._guards:
             guard.check_metrics(names)
+            if of_canary is not None:
+                guard.check_canary(of_canary)
 
     def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> Decision:
         """Takes in a canary: pi against mu on weights that were just synced and not updated.
@@ -114,6 +118,14 @@ class _Guard:
             raise UsageError(
                 f"guard {self.settings.name!r} reads {absent!r}, which no step gives, so it could never fire; "
                 + (f"did you mean {near[0]!r}?" if near else "name another metric in the --guards file")
+            )
+
+    def check_canary(self, names: Collection[str]) -> None:
+        absent = next((name for name in self.settings.canary_metrics if name not in names), None)
+        if absent is not None:
+            raise UsageError(
+                f"guard {self.settings.name!r} is relative to the canary's {absent!r}, which no canary measures; "
+                "name a metric of mismatch/ or sync/ in the --guards file, or use another rule"
             )
 
     @property

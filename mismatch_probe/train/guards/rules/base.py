@@ -92,6 +92,11 @@ class GuardSettings(Settings, ABC):
     def metrics(self) -> tuple[str, ...]:
         """The metrics it reads, all of which a step must give."""
 
+    @property
+    def canary_metrics(self) -> tuple[str, ...]:
+        """Those of them that the canary must give."""
+        return ()
+
     @abstractmethod
     def start(self) -> Rule:
         """The rule, with nothing learned yet."""

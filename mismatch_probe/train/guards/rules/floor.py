@@ -15,6 +15,10 @@ class FloorSettings(MetricGuardSettings):
     times: float = Field(gt=1, allow_inf_nan=False)
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
+    @property
+    def canary_metrics(self) -> tuple[str, ...]:
+        return self.metrics
+
     def start(self) -> Rule:
         return Floor(self)
 
