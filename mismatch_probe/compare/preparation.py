@@ -78,10 +78,10 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
             checkpoint_dtype=checkpoint.checkpoint_dtype(config),
             weight_bytes=checkpoint.weight_bytes(folder),
         )
-        prompts = _encoded(settings, str(folder), context_length)
         attention = choose_attention(
             folder, settings.training.attention, trust_remote_code=settings.model.trust_remote_code
         )
+        prompts = _encoded(settings, str(folder), context_length)
     hardware = environment.hardware()
     resolved = _resolved(settings, len(prompts), attention, on_gpu=bool(hardware["gpus"]))
     versions, variables = environment.versions(), recorded_environment()

@@ -136,7 +136,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file raises whatever its reader meets
         raise UsageError(
             f"the config of {folder} cannot be used ({_first_line(error)}); mend config.json, upgrade transformers, or "
             "set model.trust_remote_code where the checkpoint brings its own code"
@@ -185,4 +185,6 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """With the next one where it only announces that."""
+    first, *others = str(error).splitlines() or [type(error).__name__]
+    return f"{first} {others[0].strip()}" if others and first.endswith(":") else first

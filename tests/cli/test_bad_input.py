@@ -64,6 +64,15 @@ def test_broken_safetensors(tmp_path: Path) -> None:
     assert_refused(probe("compare", "--model", checkpoint, "--out", tmp_path / "run"), "not an intact safetensors file")
 
 
+def test_a_config_with_a_value_of_another_type(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama", num_attention_heads=2)
+    config = checkpoint / "config.json"
+    config.write_text(config.read_text().replace('"num_attention_heads": 2', '"num_attention_heads": "two"'))
+    answer = probe("compare", "--model", checkpoint, "--out", tmp_path / "run")
+    assert_refused(answer, f"the config of {checkpoint} cannot be used (Validation error for field")
+    assert "expected int, got str" in answer.stderr
+
+
 @pytest.mark.parametrize("dtype", ["fp8", "auto", "float12"])
 def test_an_unknown_dtype(tmp_path: Path, dtype: str) -> None:
     answer = probe("compare", "--model", "demo", "--dtype", dtype, "--out", tmp_path / "run")
