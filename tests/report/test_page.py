@@ -59,6 +59,11 @@ def page() -> str:
     return render_html(samples.summary(), samples.manifest())
 
 
+def test_intervals_are_said_to_be_clustered_as_they_are(page: str) -> None:
+    assert "clustered by prompt" in page
+    assert "clustered by response" not in page
+
+
 @pytest.fixture(scope="module")
 def structure(page: str) -> Structure:
     return parsed(page)

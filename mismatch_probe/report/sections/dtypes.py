@@ -19,7 +19,7 @@ def dtypes(summary: Summary) -> Section:
         "dtypes",
         "Dtypes side by side",
         f"d = log pi - log mu, in nats, on response tokens only. Brackets hold {level(summary)} intervals, "
-        "clustered by response, since the tokens of one response are not independent.",
+        "clustered by prompt, since the tokens of one response, and the responses to one prompt, are not independent.",
         blocks,
     )
 

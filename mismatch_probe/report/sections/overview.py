@@ -27,7 +27,7 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
                 Markup("<b>{}</b> / <b>{}</b>").format(row.rms_pi, row.rms_mu),
             ]
         )
-    notes = [f"Brackets: {level(summary)} intervals, clustered by response", budget_footnote(summary)]
+    notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
         subject="training-inference mismatch",
