@@ -71,11 +71,11 @@ class RunDirectory:
             RunDirectoryError: something is there already; a directory is never silently reused.
             StorageError: no directory can be made there.
         """
-        if self.is_run:
-            raise RunDirectoryError(
-                f"{self.path} already holds a run: continue it with --resume, or give another --out"
-            )
         with storage_errors(self.path):
+            if self.is_run:
+                raise RunDirectoryError(
+                    f"{self.path} already holds a run: continue it with --resume, or give another --out"
+                )
             if self.path.exists() and not (self.path.is_dir() and self._is_empty()):
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
             above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())

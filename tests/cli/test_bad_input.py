@@ -128,6 +128,11 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert_refused(answer, "cannot write", ExitCode.ENVIRONMENT)
 
 
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    answer = probe("compare", "--model", "demo", "--out", tmp_path / ("x" * 300))
+    assert_refused(answer, "the path is too long", ExitCode.ENVIRONMENT)
+
+
 def test_resume_without_a_directory() -> None:
     assert_refused(probe("compare", "--model", "demo", "--resume"), "--resume needs --out")
 
