@@ -11,12 +11,17 @@ from mismatch_probe.compare.plan import (
     make_plan,
 )
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.subsample import MOST_NUMBERS
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.dtypes import Dtype
 
 _BYTES: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
-_LEG_BYTES_PER_TOKEN = 12
-_ROLLOUT_BYTES_PER_TOKEN = 8
+_ID_BYTES = 4
+_TEXT_BYTES_PER_TOKEN = 12
+_LEG_BYTES_PER_TOKEN = 16
+_ROW_BYTES = 1024
+_DOCUMENT_BYTES = 16 * 2**20
+"""Manifest, summary, report and logs."""
 
 
 class StageEstimate(BaseModel):
@@ -61,7 +66,6 @@ def estimate(preparation: Preparation) -> DryRun:
                 weight_bytes=parameters * _BYTES[stage.dtype],
             )
         )
-    sampled = per_engine * len(settings.infer_dtypes) * settings.sampling.max_new_tokens
     return DryRun(
         model=manifest.model.name,
         architecture=manifest.model.architecture,
@@ -70,9 +74,23 @@ def estimate(preparation: Preparation) -> DryRun:
         longest_prompt_tokens=max(len(prompt.token_ids) for prompt in preparation.prompts),
         longest_sequence_tokens=preparation.longest_sequence,
         stages=stages,
-        max_disk_bytes=sampled * _ROLLOUT_BYTES_PER_TOKEN
-        + sum(stage.max_tokens for stage in stages) * _LEG_BYTES_PER_TOKEN,
+        max_disk_bytes=_max_disk_bytes(preparation, stages),
     )
+
+
+def _max_disk_bytes(preparation: Preparation, stages: list[StageEstimate]) -> int:
+    """Records twice, as parts and merged, whole distributions until they are compared, and documents."""
+    settings = preparation.manifest.settings
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in preparation.prompts)
+    samples = settings.sampling.samples_per_prompt * len(settings.infer_dtypes)
+    response_tokens = len(preparation.prompts) * samples * settings.sampling.max_new_tokens
+    token_bytes = _ID_BYTES + _TEXT_BYTES_PER_TOKEN
+    records = prompt_tokens * (token_bytes + samples * _ID_BYTES) + response_tokens * token_bytes
+    records += sum(stage.max_tokens * _LEG_BYTES_PER_TOKEN + stage.sequences * _ROW_BYTES for stage in stages)
+    distributions = (
+        _BYTES["fp32"] * MOST_NUMBERS * len(settings.infer_dtypes) if settings.full_vocabulary.positions else 0
+    )
+    return 2 * records + distributions + _DOCUMENT_BYTES
 
 
 def _num_sequences(stage: Stage, per_engine: int, settings: CompareSettings) -> int:
