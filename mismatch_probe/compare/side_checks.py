@@ -10,7 +10,7 @@ def check_sides(settings: CompareSettings) -> None:
 
     Raises:
         UsageError: the engine has no such dtype or argument or cannot sample so, the device is not there, or the
-            attention does not run on it.
+            attention does not run on it or in a format asked for.
     """
     from mismatch_probe.training_path.loading import choose_device
 
@@ -19,5 +19,11 @@ def check_sides(settings: CompareSettings) -> None:
     device = choose_device(training.device)
     if training.attention == "flash_attention_2" and device.type == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
+    wide = [dtype for dtype in settings.train_dtypes if dtype not in ("fp16", "bf16")]
+    if training.attention == "flash_attention_2" and wide:
+        raise UsageError(
+            f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {wide[0]} too; give --attention "
+            "sdpa, or --dtype bf16 and --dtype fp16 alone"
+        )
     if training.precision == "fsdp" and training.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")

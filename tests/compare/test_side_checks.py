@@ -1,0 +1,28 @@
+"""What one side would refuse only after the other has worked."""
+
+import pytest
+import torch
+
+from mismatch_probe.compare.side_checks import check_sides
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.training_path import loading
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "choose_device", lambda name: torch.device("cuda", 0))
+
+
+def check(*dtypes: str) -> None:
+    pairs = [(dtype, dtype) for dtype in dtypes]
+    training = {"attention": "flash_attention_2"}
+    check_sides(parse_settings(CompareSettings, {"model": {"path": "demo"}, "pairs": pairs, "training": training}))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_flash_attention_is_refused_for_fp32_before_anything_is_sampled() -> None:
+    check("bf16", "fp16")
+    with pytest.raises(UsageError, match=r"flash_attention_2 runs in 16 bit alone.*fp32.*--attention sdpa"):
+        check("bf16", "fp32")
