@@ -1,8 +1,14 @@
 """What one side would refuse only after the other has worked, found out before anything starts."""
 
+from importlib.util import find_spec
+from typing import Final
+
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.engines.rehearsal import check_engine
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import MissingExtra, UsageError
+
+_FLASH_ATTENTION: Final = ("flash_attn", "kernels")
+"""Packages that bring it to transformers."""
 
 
 def check_sides(settings: CompareSettings) -> None:
@@ -11,6 +17,7 @@ def check_sides(settings: CompareSettings) -> None:
     Raises:
         UsageError: the engine has no such dtype or argument or cannot sample so, the device is not there, or the
             attention does not run on it or in a format asked for.
+        MissingExtra: the attention is not installed.
     """
     from mismatch_probe.training_path.loading import choose_device
 
@@ -22,8 +29,13 @@ def check_sides(settings: CompareSettings) -> None:
     wide = [dtype for dtype in settings.train_dtypes if dtype not in ("fp16", "bf16")]
     if training.attention == "flash_attention_2" and wide:
         raise UsageError(
-            f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {wide[0]} too; give --attention "
-            "sdpa, or --dtype bf16 and --dtype fp16 alone"
+            f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {wide[0]} too; "
+            "give --attention sdpa, or --dtype bf16 and --dtype fp16 alone"
+        )
+    if training.attention == "flash_attention_2" and not any(map(find_spec, _FLASH_ATTENTION)):
+        raise MissingExtra(
+            "flash_attention_2 needs the package flash-attn, which is not installed; run pip install flash-attn, "
+            "or give --attention sdpa"
         )
     if training.precision == "fsdp" and training.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")

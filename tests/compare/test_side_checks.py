@@ -3,16 +3,18 @@
 import pytest
 import torch
 
+from mismatch_probe.compare import side_checks
 from mismatch_probe.compare.side_checks import check_sides
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.training_path import loading
 
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "choose_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(side_checks, "find_spec", lambda name: object())
 
 
 def check(*dtypes: str) -> None:
@@ -26,3 +28,12 @@ def test_flash_attention_is_refused_for_fp32_before_anything_is_sampled() -> Non
     check("bf16", "fp16")
     with pytest.raises(UsageError, match=r"flash_attention_2 runs in 16 bit alone.*fp32.*--attention sdpa"):
         check("bf16", "fp32")
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_flash_attention_that_is_not_installed_is_missed_before_anything_is_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(side_checks, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install flash-attn.*--attention sdpa"):
+        check("bf16")
