@@ -64,9 +64,7 @@ class Action:
 
     def __str__(self) -> str:
         argument = None if self.kind.argument is None else getattr(self, self.kind.argument)
-        if argument is None:
-            return self.kind.value
-        return f"{self.kind.value}({argument if isinstance(argument, str) else format(argument, 'g')})"
+        return self.kind.value if argument is None else f"{self.kind.value}({argument})"
 
 
 def parse_action(text: object) -> Action:

@@ -105,6 +105,10 @@ def test_every_action_reads_as_it_is_written(kind: ActionKind) -> None:
     assert str(parse_action(f"{kind}{argument}")) == f"{kind}{argument}"
 
 
+def test_a_factor_is_written_with_all_its_digits() -> None:
+    assert parse_action(str(parse_action("lower_learning_rate(0.333333333)"))).factor == 0.333333333
+
+
 def test_the_example_is_accepted_and_shows_every_rule_and_action() -> None:
     guards = load_guards(ROOT / "examples" / "guards.toml")
     own = [guard for guard in guards if guard not in DEFAULT_GUARDS]
