@@ -30,7 +30,6 @@ from mismatch_probe.train.state import Adjustments
 _HISTORY_STEPS: Final = 16
 _RELEASE_EVERY: Final = 16
 _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK, ActionKind.STOP})
-_TELLS: Final = frozenset({ActionKind.LOG, ActionKind.WARN})
 
 Listener = Callable[[int, Mapping[str, float], Decision], None]
 
@@ -78,6 +77,7 @@ class Trainer:
         self._listener = listener
         self._goal = goal
         self._step = 0
+        self._saved = 0
         self._recent_rewards: list[float] = []
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
@@ -88,7 +88,7 @@ class Trainer:
         self._parts.updater.restore(rest["optimizers"])
         self._parts.sync.restore(rest["sync"])
         self._book.restore(rest["guards"])
-        self._step = step
+        self._step = self._saved = step
         self._history.extend(before)
         self._events.extend(events)
 
@@ -119,10 +119,13 @@ class Trainer:
         return True
 
     def _due(self, decision: Decision) -> bool:
-        """Whether a checkpoint is: at the last step; at its turn unless a guard did more than tell or may roll back."""
-        only_told = all(action.kind in _TELLS for action in decision.actions)
-        turn = self._step % self._settings.checkpoint.every == 0
-        return (turn and only_told and self._book.doubted_since is None) or self._step == self._settings.steps
+        """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll back,
+        at the first step after it of which neither is so.
+        """
+        every = self._settings.checkpoint.every
+        its_turn_came = self._step // every > self._saved // every
+        doubted = _gives_up(decision) or self._book.doubted_since is not None
+        return (its_turn_came and not doubted) or self._step == self._settings.steps
 
     def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
         """One step; what guards said to it, and its responses."""
@@ -186,7 +189,7 @@ class Trainer:
             self.adjustments.correction,
             self.adjustments.sequence_bound,
         )
-        if not changed or any(action.kind in _GIVES_UP_UPDATE for action in decision.actions):
+        if not changed or _gives_up(decision):
             return prepared
         self._parts.updater.discard()
         self._parts.updater.restore(prepared.before)
@@ -205,7 +208,7 @@ class Trainer:
             if any(action.kind is ActionKind.RESYNC for action in decision.actions):
                 with clock("sync"):
                     self._parts.sync()
-            given_up = any(action.kind in _GIVES_UP_UPDATE for action in decision.actions)
+            given_up = _gives_up(decision)
             with clock("update"):
                 if given_up:
                     self._parts.updater.discard()
@@ -226,8 +229,8 @@ class Trainer:
             raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
         if ActionKind.ROLLBACK in kinds:
             broken_since = self._book.doubted_since or decision.step
-            good = self._checkpoints.back_before(broken_since - 1)
-            self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
+            self._saved = self._checkpoints.back_before(broken_since - 1)
+            self._parts.sync.restore(self._checkpoints.load(self._saved, self._parts.updater.trained)["sync"])
 
     def _save(self) -> None:
         rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]
@@ -240,8 +243,13 @@ class Trainer:
             "recent_reward": float(np.mean(rewards)) if rewards else None,
         }
         self._recent_rewards = []
+        self._saved = self._step
         parts = self._parts
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
+
+
+def _gives_up(decision: Decision) -> bool:
+    return any(action.kind in _GIVES_UP_UPDATE for action in decision.actions)
 
 
 def _of_canary(metrics: Metrics) -> Metrics:
