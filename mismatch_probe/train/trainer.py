@@ -119,8 +119,8 @@ class Trainer:
         return True
 
     def _due(self, decision: Decision) -> bool:
-        """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll back,
-        at the first step after it of which neither is so.
+        """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll
+        back, at the first step after it of which neither is so.
         """
         every = self._settings.checkpoint.every
         its_turn_came = self._step // every > self._saved // every
