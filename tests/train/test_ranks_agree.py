@@ -1,0 +1,43 @@
+"""What one rank measures, all of them know; what guards make of it, all of them do."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.train import distributed
+from tests.train.slow_rank import STEPS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan], [math.nan, 1.0]])
+def test_a_value_that_is_no_number_on_one_rank_is_none_on_all(
+    values: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_every_rank(own: list[float]) -> list[Any]:
+        return [*own, values[1]]
+
+    monkeypatch.setattr(distributed, "gathered", of_every_rank)
+    assert math.isnan(distributed.largest(values[0]))
+
+
+@pytest.mark.slow
+def test_a_guard_on_time_decides_alike_on_every_rank(llama: Path, tmp_path: Path) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.train.slow_rank"]
+    subprocess.run(
+        [sys.executable, *launch, str(llama), str(tmp_path)],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=300,
+    )
+    first, second = (json.loads((tmp_path / f"decided-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert len(first) == STEPS
