@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from mismatch_probe.engines.vllm.failures import engine_failure
@@ -61,6 +65,49 @@ def test_a_failure_of_another_process_points_to_the_log():
     found = failure("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
     assert isinstance(found, EngineError)
     assert "log above" in str(found)
+
+
+EARLIER = """(EngineCore pid=1) INFO 01-01 [core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: model='m'
+(EngineCore pid=1) ERROR 01-01 [core.py:2] ValueError: an earlier start
+"""
+LATER = """(EngineCore pid=2) INFO 01-01 [core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: model='m'
+(EngineCore pid=2) ERROR 01-01 [core.py:2] EngineCore failed to start.
+(EngineCore pid=2) ERROR 01-01 [core.py:2] Traceback (most recent call last):
+(Worker_TP1 pid=3) ERROR 01-01 [core.py:2] {reason}
+(EngineCore pid=2) ERROR 01-01 [core.py:2] Exception: WorkerProc initialization failed
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "words"),
+    [
+        ("AssertionError: Not enough NUMA nodes", "EngineError", "vLLM's own process failed: Not enough NUMA nodes"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried", "OutOfMemory", "--vllm.gpu_memory_utilization"),
+    ],
+)
+def test_what_another_process_wrote_to_the_log_is_the_reason(
+    tmp_path: Path, reason: str, kind: str, words: str
+) -> None:
+    code = (
+        "import sys\n"
+        "from mismatch_probe.engines.vllm.failures import engine_failure\n"
+        "sys.stderr.write(sys.argv[1])\n"
+        "sys.stderr.flush()\n"
+        "found = engine_failure(RuntimeError('Engine core initialization failed. See'), 'some/model', 'starting')\n"
+        "print(type(found).__name__, found)\n"
+    )
+    with (tmp_path / "engine.log").open("w") as log:
+        answer = subprocess.run(
+            [sys.executable, "-c", code, EARLIER + LATER.format(reason=reason)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            check=True,
+        )
+    assert answer.stdout.startswith(kind)
+    assert words in answer.stdout
+    assert "earlier" not in answer.stdout
 
 
 def test_anything_else_keeps_the_last_meaningful_line_of_the_root_cause():

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.vllm.own_processes import root_cause
 from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, UsageError
 
 _MORE_MEMORY: Final = (
@@ -47,12 +48,8 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
         UsageError,
         "the context of {checkpoint!r} is too short ({cause}); lower --max-new-tokens or --vllm.max_model_len",
     ),
-    (
-        r"Engine core initialization failed|EngineDeadError|Executor failed",
-        EngineError,
-        "vLLM's own process failed; its log above this line says why ({cause})",
-    ),
 )
+_OWN_PROCESS_FAILED: Final = r"Engine core initialization failed|EngineDeadError|Executor failed"
 
 
 def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
@@ -91,11 +88,20 @@ def _known(error: BaseException, checkpoint: str) -> MismatchProbeError | None:
     if isinstance(error, MismatchProbeError):
         return error
     text = _text(error)
+    own_process = re.search(_OWN_PROCESS_FAILED, text)
+    said = root_cause() if own_process else None
+    if said is not None:
+        text = f"{text}\n{said}"
     for pattern, kind, sentence in _RULES:
         if match := re.search(pattern, text):
             named = [value for value in match.groupdict().values() if value]
             what = named[0].replace("'", "").replace('"', "") if named else ""
             return kind(sentence.format(what=what, checkpoint=checkpoint, cause=_line_with(match.group(), text)))
+    if said is not None:
+        return EngineError(f"vLLM's own process failed: {_clean(said)}")
+    if own_process:
+        why = _line_with(own_process.group(), text)
+        return EngineError(f"vLLM's own process failed; its log above this line says why ({why})")
     return None
 
 
