@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mismatch_probe.compare.events import AnyEvent, BatchDone, EffectiveSettings, StageDone, StageStarted
+from mismatch_probe.compare.events import (
+    AnyEvent,
+    BatchDone,
+    EffectiveSettings,
+    RequestsDone,
+    StageDone,
+    StageStarted,
+)
 from mismatch_probe.records.run_directory import RunDirectory
 
 _LINE_EVERY_SECONDS = 10.0
@@ -58,6 +65,8 @@ class _Bars:
                 self._tasks[event.stage] = self._progress.add_task(event.stage, total=None, rate="starting")
             task = self._tasks[event.stage]
             self._progress.update(task, total=event.batches, completed=event.batches_done)
+        elif isinstance(event, RequestsDone):
+            self._progress.update(self._tasks[event.stage], rate=f"{event.done} of {event.of} requests")
         elif isinstance(event, BatchDone):
             rate = self._rates.setdefault(event.stage, _Rate())
             rate.add(event)
@@ -70,26 +79,38 @@ class _Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rate = _Rate()
-        self._total = self._done = 0
+        self._total = self._done = self._before = 0
         self._started = self._printed = 0.0
 
     def __call__(self, event: AnyEvent) -> None:
         if isinstance(event, StageStarted):
             self._rate = _Rate()
             self._total, self._done = event.batches, event.batches_done
+            self._before = event.batches_done
             self._started = self._printed = time.monotonic()
             if event.batches:
                 self._print(f"{event.stage}: {event.batches_done} of {event.batches} batches recorded, starting")
+        elif isinstance(event, RequestsDone):
+            if self._is_due():
+                where = f"batch {self._done + 1} of {self._total}"
+                self._print(f"{event.stage}: {event.done} of {event.of} requests of {where}")
         elif isinstance(event, BatchDone):
             self._done += 1
             self._rate.add(event)
-            now = time.monotonic()
-            if now - self._printed >= _LINE_EVERY_SECONDS:
-                self._printed = now
-                left = (now - self._started) / self._done * (self._total - self._done)
+            if self._is_due():
+                seconds_a_batch = (self._printed - self._started) / (self._done - self._before)
+                left = seconds_a_batch * (self._total - self._done)
                 self._print(f"{event.stage}: {self._done} of {self._total} batches, {self._rate}, {left:.0f} s left")
         elif isinstance(event, StageDone):
             self._print(f"{event.stage}: " + (f"skipped, {event.note}" if event.skipped else f"done, {self._rate}"))
+
+    def _is_due(self) -> bool:
+        """Whether it is time for another line, which is then the last one."""
+        now = time.monotonic()
+        if now - self._printed < _LINE_EVERY_SECONDS:
+            return False
+        self._printed = now
+        return True
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False)

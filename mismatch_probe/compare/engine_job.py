@@ -1,12 +1,14 @@
 """The job of one inference dtype: start the engine once, sample, replay the same ids, look closer at a few."""
 
+import time
+from collections.abc import Callable
 from typing import IO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.compare.batches import run_batches, skip
-from mismatch_probe.compare.events import EffectiveSettings, send
+from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send
 from mismatch_probe.compare.plan import (
     DistributionsStage,
     Job,
@@ -28,6 +30,7 @@ from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.records.tables import DISTRIBUTIONS, read_table
 
 _NUMBERS_PER_BATCH: Final = 2**20
+_TOLD_EVERY_SECONDS: Final = 1.0
 
 
 def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]) -> None:
@@ -56,12 +59,25 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
             if not isinstance(stage, DistributionsStage) and _is_recorded(run, stage):
                 continue
             send(events, EffectiveSettings(stage=stage.name, settings=effective))
+            engine.on_finished = _told_now_and_then(stage.name, events)
             if isinstance(stage, SampleStage):
                 _sample(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, ReplayStage):
                 _replay(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, DistributionsStage):
                 _distributions(run, manifest, stage, prompts, engine, events)
+
+
+def _told_now_and_then(stage: str, events: IO[str]) -> Callable[[int, int], None]:
+    told = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _TOLD_EVERY_SECONDS:
+            told = time.monotonic()
+            send(events, RequestsDone(stage=stage, done=done, of=of))
+
+    return tell
 
 
 def _is_recorded(run: RunDirectory, stage: LegStage) -> bool:

@@ -27,6 +27,15 @@ class EffectiveSettings(Event):
     settings: dict[str, Any]
 
 
+class RequestsDone(Event):
+    """How far the batch in flight is; not how long it will take, since requests run side by side and the longest end last."""
+
+    kind: Literal["requests_done"] = "requests_done"
+    stage: str
+    done: int
+    of: int
+
+
 class BatchDone(Event):
     kind: Literal["batch_done"] = "batch_done"
     stage: str
@@ -55,7 +64,7 @@ class Failure(Event):
 
 
 AnyEvent = Annotated[
-    StageStarted | EffectiveSettings | BatchDone | StageDone | Failure,
+    StageStarted | EffectiveSettings | RequestsDone | BatchDone | StageDone | Failure,
     Field(discriminator="kind"),
 ]
 

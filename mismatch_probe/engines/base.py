@@ -20,7 +20,11 @@ class Engine(ABC):
     """A started engine that holds one checkpoint in one dtype; use it as a context manager.
 
     A call is one batch: its result depends on the batch and the settings alone, never on earlier calls.
+
+    on_finished: told during a call how many of its requests are done, and how many there are.
     """
+
+    on_finished: Callable[[int, int], None] | None = None
 
     @abstractmethod
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:

@@ -55,6 +55,13 @@ def test_the_same_call_twice_gives_the_same_ids_and_bits(engine, sampled):
     assert same(engine.sample(requests(), PLAIN), sampled)
 
 
+def test_the_requests_that_are_done_are_told_and_change_nothing(engine, sampled, monkeypatch):
+    told = []
+    monkeypatch.setattr(engine, "on_finished", lambda done, of: told.append((done, of)))
+    assert same(engine.sample(requests(), PLAIN), sampled)
+    assert told == [(done, 6) for done in range(1, 7)]
+
+
 def test_a_request_samples_the_same_ids_in_any_company_and_order(engine, sampled):
     alone = [engine.sample([request], PLAIN)[0] for request in requests()]
     assert sequences(alone) == sequences(sampled)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
@@ -13,6 +14,7 @@ from mismatch_probe.engines.vllm.effective import check_applied, read_effective_
 from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
 from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
+from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.weights import send_weights
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
@@ -187,8 +189,9 @@ class VllmEngine(Engine):
             self.llm.reset_prefix_cache()
         try:
             inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
+            counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
             with self._products():
-                outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=False)
+                outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted)
         except Exception as error:
             raise engine_failure(error, self._checkpoint, doing) from error
         return outputs
