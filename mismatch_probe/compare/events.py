@@ -28,7 +28,7 @@ class EffectiveSettings(Event):
 
 
 class RequestsDone(Event):
-    """How far the batch in flight is; not how long it will take, since requests run side by side and the longest end last."""
+    """How far a batch in flight is; not how long it will take: requests run side by side, and the longest end late."""
 
     kind: Literal["requests_done"] = "requests_done"
     stage: str
