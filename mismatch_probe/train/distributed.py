@@ -3,27 +3,37 @@
 import atexit
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from mismatch_probe.training_path.precision import leave_process_group
 
 Record = TypeVar("Record")
 
+_GROUPS: Final = count()
+
 
 def join_process_group(device: torch.device) -> None:
-    """Join the ranks that torchrun started, or form a group of one; harmless when repeated."""
+    """Join the ranks that torchrun started, or form a group of one; harmless when repeated.
+
+    An engine that is closed takes the group down with it. The next group needs keys of its own in torchrun's store,
+    where the addresses of the last one still stand.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if dist.is_initialized():
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     if _by_torchrun():
-        dist.init_process_group(backend)
+        store, _, _ = next(rendezvous("env://"))
+        own_keys = PrefixStore(f"group-{next(_GROUPS)}", store)
+        dist.init_process_group(backend, store=own_keys, rank=rank(), world_size=world_size())
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     atexit.register(leave_process_group)

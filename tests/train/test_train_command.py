@@ -107,6 +107,16 @@ def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tm
         assert two["optim/grad_norm"] == pytest.approx(one["optim/grad_norm"], rel=1e-3)
 
 
+def test_ranks_take_a_side_to_a_higher_precision_together(tmp_path: Path) -> None:
+    raising = ("name = 'raise'", "rule = 'limit'", "metric = 'optim/learning_rate'", "above = 0")
+    actions = "actions = ['raise_precision(infer)', 'raise_precision(train)', 'log']"
+    (tmp_path / "guards.toml").write_text("\n".join(("[[guard]]", *raising, actions)))
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
+    train(*SMALL, "--guards", tmp_path / "guards.toml", "--steps", 3, "--out", tmp_path / "run", launcher=torchrun)
+    first, _, last = metrics(tmp_path / "run")
+    assert last["mismatch/kl_k3"] < 1e-11 < first["mismatch/kl_k3"]
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
