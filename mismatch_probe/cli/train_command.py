@@ -12,7 +12,14 @@ from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, TrainingStopped, UsageError
+from mismatch_probe.errors import (
+    ExitCode,
+    MismatchProbeError,
+    MissingExtra,
+    RunDirectoryError,
+    TrainingStopped,
+    UsageError,
+)
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import render_outcome, summarise_training
 from mismatch_probe.train.distributed import is_main, world_size
@@ -51,7 +58,7 @@ def run_train(
             execute_training(directory, preparation, listener)
     except RunDirectoryError:
         raise
-    except UsageError:
+    except (UsageError, MissingExtra):
         if is_main():
             directory.discard_without_results()
         raise

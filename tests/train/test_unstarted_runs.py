@@ -1,5 +1,6 @@
 """A run that cannot start leaves nothing behind; one that has begun keeps what it has."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from mismatch_probe.cli.train_command import run_train
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.preparation import prepare_training
@@ -38,6 +39,18 @@ def test_what_the_engine_refuses_leaves_no_run_behind(run: Callable[..., Any], t
         with pytest.raises(UsageError, match="no such argument"):
             run(FLAGS, config=None, out=tmp_path / "run", resume=False, json_output=False)
         assert not list(tmp_path.iterdir())
+
+
+def test_a_tracker_that_is_not_installed_leaves_no_run_behind_and_no_word_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(MissingExtra, match="--report-to trackio needs a package"):
+        run_train(
+            {**FLAGS, "report_to": ["trackio"]}, config=None, out=tmp_path / "run", resume=False, json_output=False
+        )
+    assert not list(tmp_path.iterdir())
+    assert "Continue with" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("process_group")
