@@ -62,7 +62,7 @@ class Checkpoints:
                 write_text(temporary / _REST, json.dumps(rest))
                 shutil.rmtree(path, ignore_errors=True)
                 temporary.replace(path)
-                self._remove_old()
+                self._remove_old(rest["doubted_since"])
             dist.barrier()
 
     def load(self, step: int, trained: Mapping[str, Trained]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Checkpoints:
         A checkpoint's weights are first judged in the step after it. Where none is older the oldest stays.
         """
         steps = self.steps()
-        good = max((one for one in steps if one < step), default=steps[0])
+        good = self._newest_before(step)
         if is_main():
             for later in steps[steps.index(good) + 1 :]:
                 self._remove(later)
@@ -110,6 +110,11 @@ class Checkpoints:
         rewards = {step: reward for step, reward in recent.items() if reward is not None}
         return max(rewards, key=rewards.__getitem__, default=None)
 
+    def _newest_before(self, step: int) -> int:
+        """The newest checkpoint older than that of `step`, or the oldest."""
+        steps = self.steps()
+        return max((one for one in steps if one < step), default=steps[0])
+
     def _rest(self, step: int) -> dict[str, Any]:
         path = self._path(step)
         try:
@@ -121,11 +126,15 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
-    def _remove_old(self) -> None:
-        """Those no longer kept, and what a killed process left of one half-written or half-removed."""
+    def _remove_old(self, doubted_since: int | None) -> None:
+        """Those no longer kept, and what a killed process left of one half-written or half-removed.
+
+        While the steps from `doubted_since` on are in doubt, what a rollback would go back to stays.
+        """
         for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover)
-        kept = {*self.steps()[-self._keep :], self.best()}
+        good = None if doubted_since is None else self._newest_before(doubted_since - 1)
+        kept = {*self.steps()[-self._keep :], self.best(), good}
         for step in self.steps():
             if step not in kept:
                 self._remove(step)

@@ -239,6 +239,7 @@ class Trainer:
             "optimizers": self._parts.updater.small_state(),
             "sync": self._parts.sync.state(),
             "guards": self._book.state(),
+            "doubted_since": self._book.doubted_since,
             "adjustments": self.adjustments.as_json(),
             "recent_reward": float(np.mean(rewards)) if rewards else None,
         }

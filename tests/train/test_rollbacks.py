@@ -20,7 +20,8 @@ import itertools
 count = itertools.count()
 
 def two_steps(prompt, response, answer):
-    return float(next(count) < 16)
+    place = next(count)
+    return 0.75 + place / 64 if place < 16 else 0.0
 """
 POOR = 'name = "poor"\nrule = "limit"\nmetric = "reward/mean"\nbelow = 0.5\npatience = 2\n'
 
@@ -38,18 +39,27 @@ def checkpoints_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("actions", "gone_back_to"), [('["rollback", "log"]', 1), ('["log", "rollback", "log"]', 1)])
+@pytest.mark.parametrize(
+    ("actions", "loaded_steps"),
+    [
+        ('["rollback", "log"]', [1]),
+        ('["log", "rollback", "log"]', [1]),
+        ('["raise_precision(infer)", "rollback", "log"]', [4, 1]),
+    ],
+)
 def test_weights_that_broke_a_rule_while_its_guard_was_patient_are_not_gone_back_to(
-    actions: str, gone_back_to: int, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    actions: str, loaded_steps: list[int], llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rewards are good, and best, in steps 1 and 2; a checkpoint is taken after each step."""
     home = quick_home(tmp_path, monkeypatch)
     (home / "rewards_of_two_steps.py").write_text(REWARDS, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "rewards_of_two_steps", raising=False)
     task = {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "rewards_of_two_steps:two_steps"}
     guards = guard_file(home, f"{POOR}actions = {actions}")
     loaded = checkpoints_gone_back_to(monkeypatch)
-    train(home / "run", quick_settings(llama, home, 8, task=task, checkpoint={"every": 1}, guards=guards))
-    assert loaded == [gone_back_to]
+    given = {"task": task, "checkpoint": {"every": 1}, "guards": guards, "infer_dtype": "bf16"}
+    train(home / "run", quick_settings(llama, home, 8, **given))
+    assert loaded == loaded_steps
     assert 8 in Checkpoints(home / "run" / "checkpoints", keep=2).steps()
 
 
