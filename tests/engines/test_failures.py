@@ -44,10 +44,19 @@ def test_broken_safetensors_name_the_checkpoint():
     assert "broken safetensors" in str(found)
 
 
-def test_weights_that_do_not_fit_the_config_name_the_checkpoint():
-    found = failure("Following weights were not initialized from checkpoint: {'model.layers.0.mlp.weight'}")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Following weights were not initialized from checkpoint: {'model.layers.0.mlp.weight'}",
+        "start (0) + length (128) exceeds dimension size (64).",
+        "Attempted to load weight (torch.Size([64, 32])) into parameter (torch.Size([64, 64]))",
+    ],
+)
+def test_weights_that_do_not_fit_the_config_name_the_checkpoint(message):
+    found = failure(message)
     assert isinstance(found, UsageError)
-    assert "model.layers.0.mlp.weight" in str(found)
+    assert "the weights of 'some/model' do not match its config.json" in str(found)
+    assert message.rstrip(".") in str(found)
 
 
 def test_a_context_that_is_too_short_names_the_flags():

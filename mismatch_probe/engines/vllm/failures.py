@@ -38,7 +38,8 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
     ),
     (
         r"weights were not initialized from checkpoint|Cannot find any model weights"
-        r"|There is no module or parameter named",
+        r"|There is no module or parameter named|Attempted to load weight"
+        r"|start \(\d+\) \+ length \(\d+\) exceeds dimension size",
         UsageError,
         "the weights of {checkpoint!r} do not match its config.json ({cause}); fetch the checkpoint again, or mend "
         "--model",
