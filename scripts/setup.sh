@@ -9,7 +9,7 @@ torch_cpu_index=https://download.pytorch.org/whl/cpu
 python=${PYTHON:-$(command -v python3.11 || command -v python3)}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "mismatch-probe needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv" # whole, also after an interruption
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input install --quiet)
 
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
