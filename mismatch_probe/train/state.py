@@ -1,7 +1,9 @@
 """What guards have changed since the run began; it is saved with every checkpoint."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any, Self
 
 from mismatch_probe.dtypes import Dtype
@@ -23,8 +25,11 @@ class Adjustments:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def answering(self, action: Action, largest_ratio: float) -> Self:
-        """With what an action changes from now on; `largest_ratio` is the largest abs(S) of the step's responses."""
+    def answering(self, action: Action, ratios: Sequence[float]) -> Self:
+        """With what an action changes from now on; `ratios` are abs(S) of the step's responses, nats.
+
+        A bound that would leave less than half of these in the loss is not tightened to.
+        """
         match action.kind:
             case ActionKind.LOWER_LEARNING_RATE:
                 assert action.factor is not None
@@ -33,8 +38,8 @@ class Adjustments:
                 return replace(self, correction=action.to)
             case ActionKind.TIGHTEN_SEQUENCES:
                 assert action.factor is not None
-                bound = self.sequence_bound or largest_ratio
-                return replace(self, sequence_bound=action.factor * bound) if math.isfinite(bound) else self
+                bound = action.factor * (max(ratios) if self.sequence_bound is None else self.sequence_bound)
+                return replace(self, sequence_bound=bound) if median(ratios) <= bound < math.inf else self
             case ActionKind.RAISE_PRECISION:
                 raised: dict[str, Any] = {f"{action.side}_dtype": "fp32"}
                 return replace(self, **raised)

@@ -182,9 +182,9 @@ class Trainer:
     def _adjust(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
         """Take in what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
-        largest = max(sequence_ratios(prepared.rollouts, prepared.scored))
+        ratios = sequence_ratios(prepared.rollouts, prepared.scored)
         for action in decision.actions:
-            self.adjustments = self.adjustments.answering(action, largest)
+            self.adjustments = self.adjustments.answering(action, ratios)
         changed = (before.correction, before.sequence_bound) != (
             self.adjustments.correction,
             self.adjustments.sequence_bound,

@@ -32,3 +32,13 @@ def test_responses_beyond_the_bound_of_a_guard_are_counted(
     before, after = train(home / "run", quick_settings(llama, home, 2, guards=guard_file(home, TIGHTENS)))
     assert before["correction/excluded_share"] == 0
     assert 0 < after["correction/excluded_share"] < 1
+
+
+def test_a_guard_that_tightens_at_every_step_leaves_responses_to_learn_from(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = quick_home(tmp_path, monkeypatch)
+    always = TIGHTENS.replace(', "log"', "")
+    guards = guard_file(home, f"{always}\nwarmup = 1")
+    steps = train(home / "run", quick_settings(llama, home, 12, guards=guards, infer_dtype="bf16"))
+    assert max(step["correction/excluded_share"] for step in steps) < 1
