@@ -39,8 +39,13 @@ def _visible(text: str | Markup) -> Markup:
     return text if isinstance(text, Markup) else visible(text)
 
 
-def _advice(text: str) -> Markup:
-    """What stands between backticks is a command: set as code, and no line ends inside one of its words."""
+def _advice(text: str | Markup) -> Markup:
+    """What stands between backticks is a command: set as code, and no line ends inside one of its words.
+
+    What is HTML already stays as it is.
+    """
+    if isinstance(text, Markup):
+        return text
 
     def as_code(command: re.Match[str]) -> str:
         return f"<code>{' '.join(f'<span>{word}</span>' for word in command[1].split())}</code>"

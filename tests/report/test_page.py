@@ -294,3 +294,11 @@ def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
     with pytest.raises(BrokenRecord, match=r"summary\.json cannot be read"):
         write_report(RunDirectory(tmp_path))
+
+
+def test_where_to_look_and_what_else_was_seen_are_set_and_not_spelt_out() -> None:
+    page = render_html(samples.summary(simulation=samples.Simulation(bug_nats=2.0)), samples.manifest())
+    assert '<li><a href="#length">Along the response</a>: ' in page
+    assert "<li><code>one_sided_dtype</code>: " in page
+    assert "&lt;a href" not in page
+    assert "&lt;code" not in page
