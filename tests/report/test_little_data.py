@@ -15,7 +15,24 @@ LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")
 @pytest.mark.parametrize("num_prompts", [1, 3, 7])
 def test_a_run_of_few_responses_has_a_page(tmp_path: Path, num_prompts: int) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=num_prompts), with_summary=True)
-    assert "too few responses" in write_report(run).read_text()
+    page = write_report(run).read_text()
+    assert "too few responses" in page
+    assert "too few responses" in panel(page, "overview-cumulative")
+
+
+def test_a_run_without_a_usable_response_says_so_in_place_of_its_divergence(tmp_path: Path) -> None:
+    def lost(columns: dict[str, Any]) -> None:
+        columns["logprobs"] = [[float("nan")] * len(row) for row in columns["logprobs"]]
+
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=4))
+    edit_leg(run, "train-bf16", lost)
+    run.write_summary(summarise(run, run.read_manifest()))
+    assert "Nothing to draw" in panel(write_report(run).read_text(), "overview-kl")
+
+
+def panel(page: str, anchor: str) -> str:
+    """One drawing of the page, with what is written in it."""
+    return page.partition(f'<div class="panel" id="{anchor}">')[2].partition("</svg>")[0]
 
 
 def test_sides_that_agree_to_the_last_bit_have_a_page(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ def draw(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> Panel:
     shown = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
 
     def on(axes: Axes) -> None:
+        if not shown:
+            axes.set_axis_off()
+            return
         bounds = [bound for _, one in shown for bound in (one.value, one.low, one.high)]
         numbers = [_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM

@@ -60,7 +60,6 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
     """Mean of S up to each position with its interval, and the fitted drift as a thin line."""
 
     def on(axes: Axes) -> None:
-        axes.axhline(0, color=color("muted"), linewidth=0.8)
         axes.set_xlabel("position in the response, tokens")
         axes.set_ylabel("cumulative S, nats")
         axes.xaxis.set_major_formatter(lambda value, _: write_token_tick(value))
@@ -75,6 +74,8 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
             if law.drift_per_1000 is not None:
                 end = max(one.high for one in bins)
                 axes.plot([0, end], [0, law.drift_per_1000.value * end / 1000], color=color(style.color), linewidth=0.9)
+        if axes.has_data():
+            axes.axhline(0, color=color("muted"), linewidth=0.8, zorder=1.5)
 
     return panel(heading, on)
 
