@@ -1,5 +1,6 @@
 """What one side would refuse only after the other has worked, found out before anything starts."""
 
+import re
 from importlib.util import find_spec
 from typing import Final
 
@@ -10,13 +11,15 @@ from mismatch_probe.errors import MissingExtra, UsageError
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
 """Packages that bring it to transformers."""
 
+_DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?")
+
 
 def check_sides(settings: CompareSettings) -> None:
     """Refuse settings that no checkpoint could make usable on this machine.
 
     Raises:
-        UsageError: the engine has no such dtype or argument or cannot sample so, the device is not there, or the
-            attention does not run on it or in a format asked for.
+        UsageError: the engine has no such dtype or argument or cannot sample so, the device is not there, the device
+            map is none, or the attention does not run on it or in a format asked for.
         MissingExtra: the attention is not installed.
     """
     from mismatch_probe.training_path.loading import choose_device
@@ -36,6 +39,11 @@ def check_sides(settings: CompareSettings) -> None:
         raise MissingExtra(
             "flash_attention_2 needs the package flash-attn, which is not installed; run pip install flash-attn, "
             "or give --attention sdpa"
+        )
+    if training.device_map is not None and not _DEVICE_MAP.fullmatch(training.device_map):
+        raise UsageError(
+            f"training.device_map {training.device_map!r} cannot be used; set it to auto, balanced, balanced_low_0, "
+            "sequential or a device such as cuda:1"
         )
     if training.precision == "fsdp" and training.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")

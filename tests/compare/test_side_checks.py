@@ -37,3 +37,14 @@ def test_flash_attention_that_is_not_installed_is_missed_before_anything_is_samp
     monkeypatch.setattr(side_checks, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install flash-attn.*--attention sdpa"):
         check("bf16")
+
+
+def test_a_device_map_that_is_none_is_refused_before_anything_is_sampled() -> None:
+    def check_map(device_map: str) -> None:
+        training = {"device_map": device_map}
+        check_sides(parse_settings(CompareSettings, {"model": {"path": "demo"}, "training": training}))
+
+    for usable in ("auto", "balanced", "cpu", "cuda:1"):
+        check_map(usable)
+    with pytest.raises(UsageError, match=r"training\.device_map 'banana'.*auto"):
+        check_map("banana")
