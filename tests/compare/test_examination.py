@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_probe.compare import examination
 from mismatch_probe.compare.examination import examine
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import INSTALL_ENGINES, ExitCode
 
 
 def test_packages_that_do_not_import_are_named_with_what_they_say(
@@ -36,3 +36,17 @@ def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     assert [one.ok for one in found.imports] == [False, False, True]
     assert found.imports[0].problem.startswith("still importing after 2 s: it hangs, or the machine is very busy")
     assert found.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_engines_that_are_not_installed_come_with_what_installs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("torch", "transformers", "vllm"):
+        (tmp_path / f"{package}.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not any(INSTALL_ENGINES in remark for remark in examine(None, "bf16").remarks)
+    versions = {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.19.0"}
+    monkeypatch.setattr(examination.environment, "versions", lambda: versions)
+    assert f"vllm is not installed: run {INSTALL_ENGINES}" in examine(None, "bf16").remarks
+    del versions["torch"]
+    assert f"torch, vllm are not installed: run {INSTALL_ENGINES}" in examine(None, "bf16").remarks
