@@ -54,7 +54,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
-    from mismatch_probe.training_path.loading import choose_attention
+    from mismatch_probe.training_path.loading import choose_attention, choose_device
 
     check_sides(settings)
     folder = resolve_model(settings.model)
@@ -83,7 +83,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         )
         prompts = _encoded(settings, str(folder), context_length)
     hardware = environment.hardware()
-    resolved = _resolved(settings, len(prompts), attention, on_gpu=bool(hardware["gpus"]))
+    on_gpu = choose_device(settings.training.device).type == "cuda"
+    resolved = _resolved(settings, len(prompts), attention, on_gpu=on_gpu)
     versions, variables = environment.versions(), recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
