@@ -35,7 +35,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, in order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*"))
+        names = (path.name.removeprefix("step-") for path in self._folder.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def model_path(self, step: int) -> Path:
         return self._path(step) / _MODEL

@@ -50,3 +50,10 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed_with_the_next_one(
         (folder / f".writing-step-{step:06d}" / "model").mkdir(parents=True)
     train(home / "run", quick_settings(llama, home, 4), resume=True)
     assert [path.name for path in folder.glob(".*")] == []
+
+
+def test_a_copy_that_the_user_made_beside_the_checkpoints_is_none_of_them(run: Path) -> None:
+    folder = run / "checkpoints"
+    for name in ("step-000006-mine", "step-", "step-000004.tar"):
+        (folder / name).mkdir()
+    assert Checkpoints(folder, keep=2).steps() == [2, 6, 8]
