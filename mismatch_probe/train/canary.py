@@ -10,6 +10,7 @@ from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.measure import mismatch_metrics
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
+from mismatch_probe.train.recorded import canary_metrics
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.training_path.loading import choose_device
 
@@ -36,6 +37,7 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         rollouts = parts.rollouts.sample(step)
         scored = parts.updater.score(rollouts, keep_graph=False)
     metrics |= mismatch_metrics(rollouts, scored.log_pi_T, scored.entropy_T)
+    judged = {name: metrics[name] for name in canary_metrics(metrics)}
     return Canary(
         tool_version=__version__,
         model=settings.model.path,
@@ -43,5 +45,5 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         train_dtype=adjustments.train_dtype or settings.train_dtype,
         infer_dtype=adjustments.infer_dtype or settings.infer_dtype,
         metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
-        fired=[event.as_json() for event in book.observe_canary(metrics, step).events],
+        fired=[event.as_json() for event in book.observe_canary(judged, step).events],
     )

@@ -11,8 +11,9 @@ from mismatch_probe.cli.canary_command import run_canary
 from mismatch_probe.cli.schema import schema_path
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.records.training_run import TrainingDirectory
 from tests.train.model_engine import ModelEngine
-from tests.train.quick_runs import quick_home, quick_settings, recorded, train
+from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -67,6 +68,17 @@ def test_an_engine_with_other_weights_is_told_by_the_guards(
     found = canary(quick_settings(llama, home, 1), capsys)
     assert found["metrics"]["sync/probe_k3"] > 1e-6
     assert found["fired"]
+
+
+def test_guards_judge_a_canary_on_demand_by_what_the_first_one_of_a_run_is_judged_by(
+    llama: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    always = 'name = "{0}"\nrule = "limit"\nmetric = "{0}"\nabove = -1\npatience = 5\nactions = ["log"]'
+    guards = guard_file(home, always.format("policy/entropy"), always.format("mismatch/kl_k3"))
+    wanted = quick_settings(llama, home, 1, guards=guards)
+    train(home / "run", wanted)
+    in_the_run = [event["guard"] for event in TrainingDirectory(home / "run").read_events()]
+    assert [event["guard"] for event in canary(wanted, capsys)["fired"]] == in_the_run == ["mismatch/kl_k3"]
 
 
 def test_a_run_to_write_to_is_refused(llama: Path, home: Path) -> None:
