@@ -1,9 +1,11 @@
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.model import CompareSettings, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -15,3 +17,13 @@ def test_every_shipped_settings_file_can_be_used(path: Path) -> None:
 
 def test_there_is_one_to_use() -> None:
     assert (EXAMPLES / "compare.toml").exists()
+
+
+def test_the_example_of_every_setting_holds_every_setting() -> None:
+    text = (EXAMPLES / "compare.toml").read_text()
+    shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+    assert parse_settings(CompareSettings, shown)
+    for name, field in CompareSettings.model_fields.items():
+        assert name in shown
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            assert shown[name].keys() == field.annotation.model_fields.keys(), name
