@@ -14,7 +14,7 @@ from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
+from mismatch_probe.errors import ExitCode, MismatchProbeError, MissingExtra, RunDirectoryError, UsageError
 from mismatch_probe.notation import write_percent
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.train.distributed import is_main
@@ -67,7 +67,7 @@ def _test(
             return execute_sanity(directory, preparation, recorded, view, partial(_tell, quiet))
     except RunDirectoryError:
         raise
-    except UsageError:
+    except (UsageError, MissingExtra):
         if is_main():
             directory.discard_without_results()
         raise

@@ -84,18 +84,21 @@ class Checkpoints:
             set_state_dict(one.module, one.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
         return rest
 
-    def back_before(self, step: int) -> int:
-        """The newest checkpoint older than that of `step`, which is removed with all later ones.
+    def newest_before(self, step: int) -> int:
+        """The newest checkpoint older than that of `step`, or the oldest.
 
-        A checkpoint's weights are first judged in the step after it. Where none is older the oldest stays.
+        A checkpoint's weights are first judged in the step after it.
         """
         steps = self.steps()
-        good = self._newest_before(step)
+        return max((one for one in steps if one < step), default=steps[0])
+
+    def forget_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps; every rank must call it."""
         if is_main():
-            for later in steps[steps.index(good) + 1 :]:
-                self._remove(later)
+            for later in self.steps():
+                if later > step:
+                    self._remove(later)
         dist.barrier()
-        return good
 
     def adjustments(self, step: int) -> Adjustments:
         """What guards had changed by that step."""
@@ -110,11 +113,6 @@ class Checkpoints:
         recent = {step: self._rest(step)["recent_reward"] for step in self.steps()}
         rewards = {step: reward for step, reward in recent.items() if reward is not None}
         return max(rewards, key=rewards.__getitem__, default=None)
-
-    def _newest_before(self, step: int) -> int:
-        """The newest checkpoint older than that of `step`, or the oldest."""
-        steps = self.steps()
-        return max((one for one in steps if one < step), default=steps[0])
 
     def _rest(self, step: int) -> dict[str, Any]:
         path = self._path(step)
@@ -134,7 +132,7 @@ class Checkpoints:
         """
         for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover)
-        good = None if doubted_since is None else self._newest_before(doubted_since - 1)
+        good = None if doubted_since is None else self.newest_before(doubted_since - 1)
         kept = {*self.steps()[-self._keep :], self.best(), good}
         for step in self.steps():
             if step not in kept:

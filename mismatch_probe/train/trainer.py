@@ -145,6 +145,9 @@ class Trainer:
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
         metrics |= clock.metrics(num_tokens)
+        good = self._goes_back_to(decision)
+        if good is not None:
+            metrics["guards/rolled_back_to"] = float(good)
         self._recent_rewards.append(metrics["reward/mean"])
         self._history.append((step, metrics))
         self._events.extend(decision.events)
@@ -196,18 +199,20 @@ class Trainer:
         return self._learn(prepared.number, prepared.rollouts, prepared.scored.without_graphs(), clock)
 
     def _update(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
-        """The step's updates: what they were learnt with, taken together, and what guards said to all of them.
+        """The step's updates: what they were learnt with, taken together, with what the probe said after a resync, and
+        what guards said to all of them.
 
         Before each one after the first, guards are asked about what it was learnt with. One that they give up ends the
         step.
         """
-        learnt, whole = [], decision
+        learnt, resynced, whole = [], Metrics(), decision
         while True:
             prepared = self._adjust(decision, prepared, clock)
             learnt.append(prepared.learnt)
             if any(action.kind is ActionKind.RESYNC for action in decision.actions):
                 with clock("sync"):
-                    self._parts.sync()
+                    found = self._parts.sync()
+                resynced = {f"re{name}": value for name, value in found.items() if name.startswith("sync/")}
             given_up = _gives_up(decision)
             with clock("update"):
                 if given_up:
@@ -215,7 +220,7 @@ class Trainer:
                 else:
                     self._parts.updater.step(decision.step, self.adjustments.learning_rate_factor)
             if given_up or prepared.number + 1 == self._settings.rollout.updates:
-                return _taken_together(learnt), whole
+                return _taken_together(learnt) | resynced, whole
             scored = prepared.scored.without_graphs()
             prepared = self._learn(prepared.number + 1, prepared.rollouts, scored, clock)
             with clock("guards"):
@@ -224,13 +229,20 @@ class Trainer:
 
     def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""
-        kinds = [action.kind for action in decision.actions]
-        if ActionKind.STOP in kinds:
+        if any(action.kind is ActionKind.STOP for action in decision.actions):
             raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
-        if ActionKind.ROLLBACK in kinds:
-            broken_since = self._book.doubted_since or decision.step
-            self._saved = self._checkpoints.back_before(broken_since - 1)
-            self._parts.sync.restore(self._checkpoints.load(self._saved, self._parts.updater.trained)["sync"])
+        good = self._goes_back_to(decision)
+        if good is not None:
+            self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
+            self._checkpoints.forget_after(good)
+            self._saved = good
+
+    def _goes_back_to(self, decision: Decision) -> int | None:
+        """The checkpoint of a rollback: the newest whose weights were judged before the breach began."""
+        kinds = {action.kind for action in decision.actions}
+        if ActionKind.ROLLBACK not in kinds or ActionKind.STOP in kinds:
+            return None
+        return self._checkpoints.newest_before((self._book.doubted_since or decision.step) - 1)
 
     def _save(self) -> None:
         rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]

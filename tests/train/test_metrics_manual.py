@@ -22,7 +22,7 @@ def documented() -> set[str]:
     """Names in the first column of the first table; `_max` after a name lengthens it."""
     names: set[str] = set()
     for line in MANUAL.split("## Trackers")[0].splitlines():
-        if line.startswith("| `") and not line.startswith("| `time/"):
+        if line.startswith("| `") and not line.startswith(("| `time/", "| `resync/", "| `guards/")):
             stem, *others = re.findall(r"`([^`]+)`", line.split("|")[1])
             names |= {stem, *(stem + one if one.startswith("_") else one for one in others)}
     return names

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.errors import TrainingStopped, UsageError
+from mismatch_probe.errors import BrokenRecord, TrainingStopped, UsageError
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.measure import Metrics
@@ -59,6 +59,28 @@ def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed
         train(home / "killed", wanted, resume=True)
     assert str(resumed.value) == str(whole.value)
     assert str(whole.value).count("mismatch/kl_k3 is") == 3
+
+
+def test_a_step_records_what_came_of_a_resync_and_where_a_rollback_went(llama: Path, home: Path) -> None:
+    answers = ALWAYS.replace('["log"]', '["log", "resync", ["rollback", "resync"], "log"]')
+    wanted = quick_settings(llama, home, 4, guards=guard_file(home, answers), checkpoint={"every": 1})
+    train(home / "run", wanted)
+    steps = recorded(home / "run")
+    assert ["resync/probe_k3" in step for step in steps] == [False, True, True, False]
+    assert all(step["resync/probe_k3"] == step["sync/probe_k3"] for step in steps[1:3])
+    assert [step.get("guards/rolled_back_to") for step in steps] == [None, None, 0, None]
+
+
+def test_a_rollback_to_what_cannot_be_read_removes_nothing(llama: Path, home: Path) -> None:
+    guards = guard_file(home, ALWAYS.replace('["log"]', '["log", "log", "log", "rollback"]'))
+    train(home / "run", quick_settings(llama, home, 3, guards=guards, checkpoint={"every": 1, "keep": 9}))
+    kept = sorted(path.name for path in (home / "run" / "checkpoints").iterdir())
+    shutil.rmtree(home / "run" / "checkpoints" / kept[0] / "state")
+    with pytest.raises(BrokenRecord):
+        train(
+            home / "run", quick_settings(llama, home, 4, guards=guards, checkpoint={"every": 1, "keep": 9}), resume=True
+        )
+    assert sorted(path.name for path in (home / "run" / "checkpoints").iterdir()) == kept
 
 
 def test_what_a_resume_would_change_is_named(llama: Path, home: Path) -> None:

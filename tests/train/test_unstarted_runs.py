@@ -41,14 +41,14 @@ def test_what_the_engine_refuses_leaves_no_run_behind(run: Callable[..., Any], t
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("run", COMMANDS)
 def test_a_tracker_that_is_not_installed_leaves_no_run_behind_and_no_word_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(MissingExtra, match="--report-to trackio needs a package"):
-        run_train(
-            {**FLAGS, "report_to": ["trackio"]}, config=None, out=tmp_path / "run", resume=False, json_output=False
-        )
+        run({**FLAGS, "report_to": ["trackio"]}, config=None, out=tmp_path / "run", resume=False, json_output=False)
     assert not list(tmp_path.iterdir())
     assert "Continue with" not in capsys.readouterr().err
 
