@@ -30,7 +30,7 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    ways = "set training.device to auto, cpu, cuda or cuda:N"
+    ways = "set training.device (train: policy.device) to auto, cpu, cuda or cuda:N"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -53,8 +53,8 @@ def choose_attention(folder: Path, asked: Attention | None, *, trust_remote_code
     config = load_config(folder, trust_remote_code=trust_remote_code)
     if asked == "sdpa" and not _has_sdpa(config):
         raise UsageError(
-            f"{folder} is a {config.model_type} model, which has no sdpa attention in transformers; give --attention "
-            "eager, or leave it out"
+            f"{folder} is a {config.model_type} model, which has no sdpa attention in transformers; leave it "
+            "unset, or set training.attention (train: policy.attention) to eager"
         )
     return asked or _default_attention(config)
 
@@ -106,8 +106,8 @@ def load_model(
         ) from error
     except ImportError as error:
         raise MissingExtra(
-            f"{folder} cannot be loaded with training.attention = {attention}: {_first_line(error)}; install that "
-            "package, or set training.attention to sdpa or eager"
+            f"{folder} cannot be loaded with {attention} attention: {_first_line(error)}; install that package, or "
+            "set training.attention (train: policy.attention) to sdpa or eager"
         ) from error
     except OSError as error:
         raise UsageError(
@@ -116,8 +116,8 @@ def load_model(
         ) from error
     except (ValueError, RuntimeError) as error:
         raise EngineError(
-            f"{folder} cannot be loaded with training.attention = {attention} ({_first_line(error)}); "
-            "set training.attention to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
+            f"{folder} cannot be loaded with {attention} attention ({_first_line(error)}); set training.attention "
+            "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
         ) from error
     _require_complete(folder, report)
     loaded: PreTrainedModel = model.eval()

@@ -89,6 +89,7 @@ class HeadInDtype(torch.nn.Module):
         self.dtype = dtype
         for name, parameter in list(head.named_parameters(recurse=False)):
             setattr(head, name, torch.nn.Parameter(parameter.detach().to(dtype, copy=True)))
+        self.train(head.training)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         with torch.autocast(hidden.device.type, enabled=False):

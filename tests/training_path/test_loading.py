@@ -115,7 +115,7 @@ def test_attention_is_chosen_by_the_architecture_and_refused_before_anything_is_
 
 
 def test_an_attention_that_is_not_installed(folder: Path) -> None:
-    with pytest.raises(MissingExtra, match=r"flash_attention_2.*set training.attention to sdpa or eager") as error:
+    with pytest.raises(MissingExtra, match=r"flash_attention_2.*set training.attention .* to sdpa or eager") as error:
         load(folder, attention="flash_attention_2")
     assert one_sentence(error)
 
@@ -125,7 +125,7 @@ def test_an_attention_that_is_not_installed(folder: Path) -> None:
     [("gpu", "not a device's name"), ("meta", "cannot be used for scoring"), ("cuda:99", "is not there")],
 )
 def test_a_device_that_is_not_there(folder: Path, device: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=f"{reason}.*set training.device to auto, cpu, cuda") as error:
+    with pytest.raises(UsageError, match=f"{reason}.*set training.device .* to auto, cpu, cuda") as error:
         load(folder, device=device)
     assert one_sentence(error)
 
@@ -167,3 +167,8 @@ def test_a_rank_computes_on_the_gpu_that_torchrun_gave_it(monkeypatch: pytest.Mo
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda:3")
     assert choose_device("cuda:1") == torch.device("cuda:1")
+
+
+def test_a_head_of_its_own_format_leaves_the_model_in_evaluation_mode(folder: Path) -> None:
+    with load(folder, lm_head_dtype="fp32") as scorer:
+        assert scorer.effective_settings()["dropout"] == "off"
