@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,8 @@ def main() -> None:
     if options.inside_trl is not None:
         run_trl(options.inside_trl, options.steps, options.dtype)
         return
+    if find_spec("trl") is None:
+        sys.exit("TRL is not installed; run pip install --no-deps trl==1.16.0")
     ratios = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
