@@ -9,6 +9,12 @@ from mismatch_probe.compare.examination import examine
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode
 
 
+def stand_in_for_engines(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    for package in ("torch", "transformers", "vllm"):
+        (folder / f"{package}.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
 def test_packages_that_do_not_import_are_named_with_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,9 +34,7 @@ def test_packages_that_do_not_import_are_named_with_what_they_say(
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in ("torch", "transformers", "vllm"):
-        (tmp_path / f"{package}.py").write_text("import time; time.sleep(0 if __name__ == 'vllm' else 600)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    stand_in_for_engines(tmp_path, monkeypatch, "import time; time.sleep(0 if __name__ == 'vllm' else 600)")
     monkeypatch.setattr(examination, "_IMPORT_SECONDS", 2)
     found = examine(None, "bf16")
     assert [one.ok for one in found.imports] == [False, False, True]
@@ -41,9 +45,7 @@ def test_an_import_that_does_not_end_is_told_from_one_that_fails(
 def test_engines_that_are_not_installed_come_with_what_installs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in ("torch", "transformers", "vllm"):
-        (tmp_path / f"{package}.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    stand_in_for_engines(tmp_path, monkeypatch, "")
     assert not any(INSTALL_ENGINES in remark for remark in examine(None, "bf16").remarks)
     versions = {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.19.0"}
     monkeypatch.setattr(examination.environment, "versions", lambda: versions)

@@ -54,4 +54,5 @@ def test_a_floor_that_no_canary_measures_is_refused_before_the_engine_starts(lla
 
 def test_a_guard_on_the_critic_is_taken_where_there_is_one(llama: Path, home: Path) -> None:
     guards = guard_file(home, GUARD.format(metric="critic/value_loss"))
-    prepare_training(quick_settings(llama, home, 1, guards=guards, objective={"name": "ppo"}))
+    preparation = prepare_training(quick_settings(llama, home, 1, guards=guards, objective={"name": "ppo"}))
+    assert "own" in [guard.name for guard in preparation.guards]
