@@ -1,12 +1,10 @@
 """Why vLLM's own processes ended: they tell the standard error that they share with this one, and nobody else."""
 
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Final
 
-_STANDARD_ERROR: Final = 2
+_STANDARD_ERROR: Final = Path("/proc/self/fd/2")
 _START: Final = "Initializing a V1 LLM engine"
 _EXCEPTION: Final = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
@@ -16,8 +14,8 @@ def root_cause() -> str | None:
 
     None where there is none, or where standard error is no file that could be read again.
     """
-    if not stat.S_ISREG(os.fstat(_STANDARD_ERROR).st_mode):
+    if not _STANDARD_ERROR.is_file():
         return None
-    text = Path(f"/proc/self/fd/{_STANDARD_ERROR}").read_text(encoding="utf-8", errors="replace")
+    text = _STANDARD_ERROR.read_text(encoding="utf-8", errors="replace")
     found = _EXCEPTION.search(text, max(text.rfind(_START), 0))
     return found[1] if found else None
