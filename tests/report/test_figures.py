@@ -2,8 +2,11 @@
 
 import re
 
+import pytest
+from matplotlib.figure import Figure
+
 from mismatch_probe.report.figures import scatter
-from mismatch_probe.report.figures.canvas import panel, power_of_ten
+from mismatch_probe.report.figures.canvas import logarithmic, panel, power_of_ten
 from mismatch_probe.report.figures.errors import shared_limits
 from mismatch_probe.report.view import Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
@@ -52,3 +55,17 @@ def test_powers_of_ten_read_as_people_write_them() -> None:
     assert [power_of_ten(value) for value in (1e-12, 2e-3, 0.1, 1.0, 100.0, 1e5)] == [
         *("10⁻¹²", "2·10⁻³", "0.1", "1", "100", "10⁵")
     ]
+
+
+def test_ticks_between_two_powers_are_told_apart() -> None:
+    assert [power_of_ten(value) for value in (3e-7, 3.5e-7, 4e-7)] == ["3·10⁻⁷", "3.5·10⁻⁷", "4·10⁻⁷"]
+
+
+def test_what_hardly_differs_is_drawn_as_hardly_different() -> None:
+    axes = Figure().add_subplot()
+    axes.plot([1.190e-4, 1.191e-4])
+    logarithmic(axes, "y")
+    low, high = axes.get_ylim()
+    assert high / low == pytest.approx(5)
+    labels = [power_of_ten(value) for value in axes.get_yticks() if low <= value <= high]
+    assert len(labels) == len(set(labels)) > 1

@@ -36,6 +36,8 @@ _ROLES = (
 _STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}
 _MARKERS_A_LINE = 10
 _FEW_POWERS = 100.0
+_LEAST_SPAN = 5.0
+"""Highest over lowest of a logarithmic y axis: what hardly differs is drawn so, and two of its ticks are in sight."""
 _NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -94,6 +96,9 @@ def logarithmic(axes: Axes, axis: str, write: Callable[[float], str] | None = No
     getattr(axes, f"set_{axis}scale")("log")
     chosen = axes.xaxis if axis == "x" else axes.yaxis
     low, high = sorted(chosen.get_view_interval())
+    if axis == "y" and high / low < _LEAST_SPAN:
+        middle, room = math.sqrt(low * high), math.sqrt(_LEAST_SPAN)
+        chosen.set_view_interval(middle / room, middle * room, ignore=True)
     if high / low < _FEW_POWERS:
         chosen.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     chosen.set_minor_locator(NullLocator())
@@ -104,9 +109,9 @@ def power_of_ten(value: float) -> str:
     exponent = math.floor(math.log10(value) + 1e-9)
     if -2 < exponent < 4:
         return f"{value:g}"
-    leading = round(value / 10.0**exponent)
+    leading = f"{value / 10.0**exponent:.2g}"
     power = f"10{superscript(exponent)}"
-    return power if leading == 1 else f"{leading}·{power}"
+    return power if leading == "1" else f"{leading}·{power}"
 
 
 def superscript(number: int) -> str:

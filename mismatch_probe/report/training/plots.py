@@ -83,12 +83,12 @@ _MISMATCH = PlotSection(
         ),
         Plot(
             "probe",
-            "KL on the probe",
-            ("sync/probe_k3",),
-            "k3, nats per token",
+            "Error on the probe",
+            ("sync/probe_logit_error",),
+            "error of a logit, nats",
             "log",
-            "The same tokens through both sides after every sync, so sampling does not move it. A jump means that the "
-            "engine holds other weights than it was sent.",
+            "Median on the same tokens through both sides after every sync, so sampling does not move it. A jump means "
+            "that the engine holds other weights than it was sent.",
         ),
         Plot(
             "entropy-ratio",
