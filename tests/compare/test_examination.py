@@ -31,6 +31,7 @@ def test_packages_that_do_not_import_are_named_with_what_they_say(
     assert found.exit_code == ExitCode.ENVIRONMENT
 
 
+@pytest.mark.slow
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
