@@ -11,14 +11,15 @@ from mismatch_probe.records.manifest import Continuation, Manifest
 
 _HARMLESS_SETTINGS: Final = (
     "bounded_by_probe.kv_cache_memory_bytes",
+    "chosen_by_probe",
     "chunked_head_difference",
     "environment",
     "kv_cache_memory_bytes",
     "max_model_len",
     "num_kv_blocks",
 )
-"""Beginnings of effective settings that follow free memory or a part's own prompts, are measured anew, or are held to
-elsewhere.
+"""Beginnings of effective settings that follow free memory or a part's own prompts, say who chose another setting, are
+measured anew, or are held to elsewhere.
 """
 
 

@@ -128,15 +128,10 @@ def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
 
 
 def _engine_settings(settings: TrainSettings) -> EngineSettings:
-    """The user's engine with what sharing a device and a process group asks for.
-
-    On a CPU it runs eagerly unless told otherwise: compiling takes longer there than many steps.
-    """
+    """The user's engine with what sharing a device and a process group asks for."""
     args = dict(settings.engine.args)
     if choose_device(settings.policy.device).type == "cuda":
         args.setdefault("gpu_memory_utilization", _GPU_MEMORY_SHARE)
-    else:
-        args.setdefault("enforce_eager", True)
     if world_size() > 1:
         args.setdefault("distributed_executor_backend", "external_launcher")
     return settings.engine.model_copy(update={"args": args})

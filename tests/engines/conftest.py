@@ -29,7 +29,7 @@ def start() -> Iterator[StartEngine]:
     def start_one(checkpoint: Any, dtype: Dtype = "fp32", *, prefix_caching: bool = False, **settings: Any) -> Engine:
         for engine in running:
             engine.close()
-        args = {"enforce_eager": True, "max_num_seqs": 32, **settings.pop("args", {})}
+        args = {"max_num_seqs": 32, **settings.pop("args", {})}
         engine = start_engine(
             str(checkpoint),
             dtype,

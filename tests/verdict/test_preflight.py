@@ -77,6 +77,7 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
         ({"attention": "sdpa", "sdpa_leaves_out": "the soft cap"}, {}, "error", None),
         ({"attention": "eager", "sdpa_leaves_out": "the soft cap"}, {}, "note", None),
         ({}, {"bounded_by_probe": {"max_num_batched_tokens": 588}}, "note", None),
+        ({}, {"chosen_by_probe": {"enforce_eager": True}}, "note", None),
         ({"config": {**CONFIG, "rope_parameters.rope_theta": 5e5}}, {}, "error", Code.POSITIONS),
         ({"config": {**CONFIG, "sliding_window": 16}}, {}, "error", Code.POSITIONS),
         ({"config": {**CONFIG, "num_experts_per_tok": 1}}, {}, "error", Code.ROUTING),
@@ -102,6 +103,7 @@ def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
 def test_what_is_as_asked_is_not_told() -> None:
     assert preflight(sides({"experts_dtype": "bf16", "attention": "sdpa"}, {"bounded_by_probe": {}})) == []
     assert preflight(sides(infer={"bounded_by_probe": {"kv_cache_memory_bytes": 1}})) == []
+    assert preflight(sides(infer={"enforce_eager": True, "chosen_by_probe": {}})) == []
 
 
 def test_a_step_that_the_probe_made_smaller_names_the_flag_that_restores_it() -> None:

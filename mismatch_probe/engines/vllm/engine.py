@@ -54,7 +54,11 @@ def start_vllm(
         llm = LLM(**launch.arguments)
     except Exception as error:
         raise start_failure(error, checkpoint, dtype, engine.args) from error
-    start = {"bounded_by_probe": launch.bounds, "environment": launch.environment}
+    start = {
+        "bounded_by_probe": launch.bounds,
+        "chosen_by_probe": launch.choices,
+        "environment": launch.environment,
+    }
     started = VllmEngine(llm, checkpoint, sampling, start, products)
     try:
         check_applied(started.effective_settings(), dtype)

@@ -6,6 +6,7 @@ from typing import Any, Final
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype, vllm_name
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
+from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import
 from mismatch_probe.engines.vllm.limits import DTYPE_BYTES, check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
@@ -17,10 +18,11 @@ WHOLE_VOCABULARY: Final = -1
 
 @dataclass(frozen=True)
 class Launch:
-    """Keyword arguments of `vllm.LLM`; `bounds` are those that the probe chose for memory's sake."""
+    """Keyword arguments of `vllm.LLM`: `bounds` are those that the probe chose to save memory, `choices` to save time."""
 
     arguments: dict[str, Any]
     bounds: dict[str, Any]
+    choices: dict[str, Any]
     environment: dict[str, str]
 
 
@@ -44,17 +46,20 @@ def plan_launch(
     prepare_import(dtype)
     args = {"max_model_len": max_model_len, **engine_arguments(engine.args, known_arguments())}
     choose_processes(args)
-    environment = recorded_environment()
-    given = args["max_model_len"]
 
     from vllm.platforms import current_platform
 
+    on_cpu = current_platform.is_cpu()
+    prepare_compilation(on_cpu=on_cpu)
+    environment = recorded_environment()
+    choices = compilation_defaults(args, on_cpu=on_cpu)
+    given = args["max_model_len"]
     bounds: dict[str, Any] = memory_defaults(
         read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code),
         args,
         dtype_bytes=DTYPE_BYTES[dtype],
         max_model_len=given if given is not None and given > 0 else max_model_len,
-        on_cpu=current_platform.is_cpu(),
+        on_cpu=on_cpu,
     )
     decided: dict[str, Any] = {
         "model": checkpoint,
@@ -68,4 +73,4 @@ def plan_launch(
         "max_logprobs": WHOLE_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
     }
-    return Launch({**args, **bounds, **decided}, bounds, environment)
+    return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment)

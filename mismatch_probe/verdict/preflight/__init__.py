@@ -3,7 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.preflight.architecture import attention, bounded_steps, forward_pass, states
+from mismatch_probe.verdict.preflight.architecture import (
+    attention,
+    bounded_steps,
+    eager_by_default,
+    forward_pass,
+    states,
+)
 from mismatch_probe.verdict.preflight.numerics import (
     applied_dtypes,
     compressed_engine,
@@ -23,6 +29,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     forward_pass,
     attention,
     bounded_steps,
+    eager_by_default,
     states,
     rounded_frequencies,
     compressed_engine,

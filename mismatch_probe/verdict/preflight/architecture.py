@@ -77,6 +77,19 @@ def bounded_steps(sides: Sides) -> Iterator[SettingFinding]:
         )
 
 
+def eager_by_default(sides: Sides) -> Iterator[SettingFinding]:
+    """An engine that runs eagerly because nobody asked it to compile, as on a CPU."""
+    if sides.infer.get("chosen_by_probe", {}).get("enforce_eager"):
+        yield SettingFinding(
+            level="note",
+            side="mu",
+            setting="enforce_eager",
+            what="the engine runs eagerly: on a CPU compiling takes longer than it saves, and nothing was said of it; "
+            "a compiled engine can round otherwise",
+            advice="Give --vllm.enforce_eager false to measure a compiled engine.",
+        )
+
+
 def states(sides: Sides) -> Iterator[SettingFinding]:
     """Dropout at work, and caches and shortcuts whose results can depend on what ran before."""
     if sides.train.get("dropout") == "on":
