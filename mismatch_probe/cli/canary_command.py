@@ -13,9 +13,9 @@ from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import Canary, TrainingDirectory
-from mismatch_probe.report.hostile import plain
 from mismatch_probe.train.canary import hold_canary
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import prepare_training

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_number, write_percent, write_seconds
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
-from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.names import dtypes_label
 from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.decision import Decision, GuardEvent

@@ -6,8 +6,8 @@ from pathlib import Path
 from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.markdown import limit_text, render_markdown
 from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.report.hostile import plain
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 

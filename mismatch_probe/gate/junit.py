@@ -5,8 +5,8 @@ from pathlib import Path
 from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
 
 from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import write_bytes
-from mismatch_probe.report.hostile import plain
 
 SUITE = "mismatch-probe gate"
 

@@ -4,8 +4,8 @@ import re
 
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.gate.wording import change_text, rounded_out
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_number
-from mismatch_probe.report.hostile import plain
 
 MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
 _WARNED = "⚠️"

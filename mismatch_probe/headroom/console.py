@@ -5,9 +5,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatch_probe.headroom.sentences import raised
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import ABSENT, write_number
 from mismatch_probe.records.headroom import Headroom, HeadroomCode, LayerRange, Trial
-from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.screen import print_line, print_table, screen_table
 
 _STYLES = {

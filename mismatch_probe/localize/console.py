@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_bytes, write_count, write_estimate, write_number
 from mismatch_probe.records.localize import Interventions, Localization, PlaceError, RouterDecisions, Suspect
-from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.screen import print_line, print_table, screen_table
 from mismatch_probe.stats.results import Estimate
 

@@ -4,9 +4,10 @@ from collections import Counter
 
 from markupsafe import Markup
 
+from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_estimate, write_number, write_range
 from mismatch_probe.records.summary import PairSummary, TokenInContext
-from mismatch_probe.report.hostile import shortened, visible
+from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import pair_key
 from mismatch_probe.stats.results import CurveBin
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.inert import shortened
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.findings import Findings, file_name
 from mismatch_probe.records.headroom import Headroom
@@ -12,7 +13,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.findings import findings_section
-from mismatch_probe.report.hostile import inert_json, shortened
+from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.names import DETAILED_PAIRS
 from mismatch_probe.report.rendering import rendered
 from mismatch_probe.report.sections.confidence import confidence

@@ -6,8 +6,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
-from mismatch_probe.report.hostile import plain, visible
+from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
 from mismatch_probe.report.view import Badge, Cell
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mismatch_probe.report.hostile import plain
+from mismatch_probe.inert import plain
 
 _UNBOUNDED: Final = 10_000
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.names import SIGNS, pair_label, verdict_words
 from mismatch_probe.report.pairs import COLUMNS, PairRow, budget_footnote, contrast_sentences, pair_row
 from mismatch_probe.report.screen import full_width, print_line, screen_table

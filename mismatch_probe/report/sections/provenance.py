@@ -7,11 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_bytes, write_count, write_seconds
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.records.training_run import TrainingManifest
-from mismatch_probe.report.hostile import shortened, visible
+from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
 

@@ -4,9 +4,10 @@ import math
 
 from markupsafe import Markup
 
+from mismatch_probe.inert import shortened
 from mismatch_probe.notation import ABSENT, write_count, write_number
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
-from mismatch_probe.report.hostile import shortened, visible
+from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 

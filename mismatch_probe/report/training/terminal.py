@@ -3,8 +3,8 @@
 from rich.console import Console
 from rich.text import Text
 
+from mismatch_probe.inert import plain
 from mismatch_probe.records.training_run import TrainingSummary
-from mismatch_probe.report.hostile import plain
 from mismatch_probe.report.training.overview import events, headline
 
 

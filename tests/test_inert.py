@@ -1,0 +1,51 @@
+"""The filter between what a stranger wrote and a terminal or a CI log."""
+
+import unicodedata
+
+import pytest
+
+from mismatch_probe.inert import plain
+
+ATTACKS = {
+    "clear the screen": "\x1b[2J\x1b[H",
+    "set the title": "\x1b]0;pwned\x07",
+    "a link": "\x1b]8;;http://x\x1b\\y",
+    "one-byte control sequence": "\x9b2J\x90\x9c",
+    "write over the line": "passed\r\x08\x08",
+    "bidirectional override": "\u202ecod.exe\u202c\u2066\u2069\u061c",
+    "zero width": "a\u200bb\u200c\u2060\ufeff",
+    "fillers and selectors": "\u115f\u3164\uffa0\u034f\ufe0f\U000e0101\U000e0041",
+    "new line": "x\nmismatch-probe gate: pass",
+    "line separators": "x\u2028y\u2029z\x85w\x0b\x0c",
+    "annotation": "x\n::error title=x::y",
+    "stop commands": "::stop-commands::token",
+    "more colons": ":::error::y",
+    "older command": "x ##[error]y",
+    "more signs": "###[add-mask]y",
+    "other runner": "##vso[task.setvariable variable=x]y",
+    "lone surrogate": "\ud800",
+    "many marks": "a" + "\u0335" * 200 + "\u20dd" * 20,
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_an_attack_is_one_line_of_characters_that_can_be_seen(attack: str) -> None:
+    shown = plain(attack)
+    assert shown.splitlines() == [shown]
+    assert all(unicodedata.category(character)[0] in "LMNPSZ" for character in shown)
+    assert not set("\u115f\u3164\uffa0\u034f\ufe0f\U000e0101\u2028\u2029") & set(shown)
+    assert "::" not in shown
+    assert "##" not in shown
+    assert plain(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["naïve Ω 数学 🙂 हिन्दी", "[bold]x[/bold] :skull:", "a[::2] and [::1]", "# heading ## sub", "C:\\x, 50 %"]
+)
+def test_an_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert plain(text) == text
+
+
+def test_what_cannot_be_seen_is_named() -> None:
+    assert plain("a\u202eb\n\x1b[2J") == "a<U+202E>b↵<U+001B>[2J"
+    assert plain("::error::x ##[group]") == ": :error: :x # #[group]"
