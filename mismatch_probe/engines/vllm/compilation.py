@@ -24,6 +24,6 @@ def compilation_defaults(args: Mapping[str, Any], *, on_cpu: bool) -> dict[str, 
 
 
 def prepare_compilation(*, on_cpu: bool) -> None:
-    """Let a second start on a CPU load what the first one compiled: what vLLM compiles ahead of time, it cannot load."""
+    """Let a second start on a CPU load what the first one compiled; what is compiled ahead of time cannot be loaded."""
     if on_cpu:
         os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")

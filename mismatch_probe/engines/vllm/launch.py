@@ -18,7 +18,7 @@ WHOLE_VOCABULARY: Final = -1
 
 @dataclass(frozen=True)
 class Launch:
-    """Keyword arguments of `vllm.LLM`: `bounds` are those that the probe chose to save memory, `choices` to save time."""
+    """Keyword arguments of `vllm.LLM`: of them the probe chose `bounds` to save memory and `choices` to save time."""
 
     arguments: dict[str, Any]
     bounds: dict[str, Any]
