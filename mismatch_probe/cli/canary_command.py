@@ -15,6 +15,7 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_number
+from mismatch_probe.records.kinds import TRAININGS, to_resume
 from mismatch_probe.records.training_run import Canary, TrainingDirectory
 from mismatch_probe.train.canary import hold_canary
 from mismatch_probe.train.distributed import is_main
@@ -42,10 +43,10 @@ def run_canary(
             "--canary writes nothing: give --resume with --out to look at the newest checkpoint of a run, or neither "
             "to look at --model"
         )
-    recorded = None if out is None else TrainingDirectory(out)
+    recorded = TrainingDirectory(to_resume(out, *TRAININGS)) if resume else None
     settings = parse_settings(TrainSettings, training_values(flags, config, recorded))
     preparation = prepare_training(settings, kept_guards(flags, config, recorded))
-    run = None if out is None else resume_training(out, preparation)
+    run = None if recorded is None else resume_training(recorded.path, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         found = hold_canary(preparation, run)
     if is_main():

@@ -13,6 +13,7 @@ from mismatch_probe.compare.run import execute, resume_run, start_run
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import render_terminal, write_report
 
@@ -37,16 +38,13 @@ def run_compare(
     console = people()
     if baseline is not None and gate is None:
         raise UsageError("--baseline needs --gate: the file that says how much worse than the baseline is too much")
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the run directory to continue")
-    continuing = resume and out is not None and RunDirectory(out).is_run
-    recorded = RunDirectory(out) if continuing and out is not None else None
+    recorded = RunDirectory(to_resume(out, Kind.COMPARISON)) if resume else None
     settings = _settings(flags, config, recorded)
     gated = None if gate is None else GatedCompare.open(gate, baseline)
     if gated is not None:
         settings = gated.settings_to_start(settings, recorded, console)
     path = out or default_run_path()
-    if not continuing and not dry_run:
+    if recorded is None and not dry_run:
         RunDirectory(path).require_free()
     preparation = prepare(settings, rehearsed=dry_run)
     if dry_run:
@@ -55,14 +53,14 @@ def run_compare(
         if json_output:
             print_json(plan)
         return ExitCode.PASS
-    run = resume_run(path, preparation) if continuing else start_run(path, preparation)
+    run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
     try:
         with progress_listener(console, run) as listener:
             execute(run, listener)
         write_report(run)
         code = None if gated is None else gated.run(run, console, lambda: write_report(run))
     except UsageError:
-        if not continuing:
+        if recorded is None:
             run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):

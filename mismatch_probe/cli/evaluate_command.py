@@ -14,6 +14,7 @@ from mismatch_probe.evaluate.console import render_evaluation
 from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
 from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
 from mismatch_probe.records.evaluation import EvaluationDirectory
+from mismatch_probe.records.kinds import Kind, to_resume
 
 
 def run_evaluate(
@@ -26,17 +27,14 @@ def run_evaluate(
         KeyboardInterrupt: passed on after saying how to continue.
     """
     console = people()
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the run directory to continue")
-    run = EvaluationDirectory(out or default_evaluation_path())
-    continuing = resume and run.is_run
-    values = _values(flags, config, run if continuing else None)
+    run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
+    values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
     comparison = parse_settings(CompareSettings, values)
-    if not continuing:
+    if not resume:
         run.require_free()
     preparation = prepare_evaluation(comparison, settings)
-    start = resume_evaluation if continuing else start_evaluation
+    start = resume_evaluation if resume else start_evaluation
     run = start(run.path, preparation)
     try:
         with noise_in(run.log_path("evaluate")) as quiet, progress_listener(quiet, run) as listener:

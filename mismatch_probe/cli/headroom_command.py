@@ -10,7 +10,7 @@ from mismatch_probe.config.load import merged, parse_settings, read_settings_fil
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.headroom.run import examine
-from mismatch_probe.records.findings import HEADROOM_FILE
+from mismatch_probe.records.kinds import HEADROOM_FILE
 
 
 def run_headroom(

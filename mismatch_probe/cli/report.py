@@ -18,12 +18,14 @@ def report(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.cli.report_command import holds_findings, report_comparison, report_findings, report_training
+    from mismatch_probe.cli.report_command import report_comparison, report_findings, report_training
     from mismatch_probe.errors import UsageError
+    from mismatch_probe.records.kinds import FINDINGS, TRAININGS, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
 
-    other = [run for run in runs if not TrainingDirectory(run).is_training]
+    kinds = [kind_of(run) for run in runs]
+    other = [run for run, kind in zip(runs, kinds, strict=True) if kind not in TRAININGS]
     if len(other) < len(runs):
         if other:
             raise UsageError(f"{other[0]} is no training run, and only training runs share a page; leave it out")
@@ -32,7 +34,7 @@ def report(
         report_training([TrainingDirectory(run) for run in runs], out, json_output=json_output)
     elif len(runs) > 1 or out is not None:
         raise UsageError("only training runs share a page or go to --out; give one comparison alone")
-    elif holds_findings(runs[0]):
+    elif kinds[0] in FINDINGS:
         if recompute:
             raise UsageError("--recompute is for comparisons; what headroom and localize found is shown as it was")
         report_findings(runs[0], json_output=json_output)

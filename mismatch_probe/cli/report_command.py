@@ -35,11 +35,6 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: 
     return summary.exit_code
 
 
-def holds_findings(folder: Path) -> bool:
-    """Whether it holds what `headroom` or `localize` found, and no run that this is filed in."""
-    return not RunDirectory(folder).is_run and Findings(folder).exist
-
-
 def report_findings(folder: Path, *, json_output: bool) -> None:
     """Render what `headroom` or `localize` found.
 

@@ -16,6 +16,7 @@ from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, MissingExtra, RunDirectoryError, UsageError
 from mismatch_probe.notation import write_percent
+from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import TrainingPreparation, default_training_path
@@ -33,13 +34,10 @@ def run_sanity(
         KeyboardInterrupt: passed on after saying how to continue.
     """
     console = people()
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the run directory to continue")
-    directory = SanityDirectory(out or default_training_path("sanity"))
-    continuing = resume and directory.is_run
-    values = training_values(flags, config, directory if continuing else None)
-    guards = kept_guards(flags, config, directory if continuing else None)
-    recorded = directory.read_sanity() if continuing else None
+    directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
+    values = training_values(flags, config, directory if resume else None)
+    guards = kept_guards(flags, config, directory if resume else None)
+    recorded = directory.read_sanity() if resume else None
     base = {} if recorded is None else recorded.settings.model_dump(mode="json")
     settings = parse_settings(SanitySettings, merged(base, values.pop("sanity", {})))
     preparation = prepare_sanity(parse_settings(TrainSettings, values), settings, guards)

@@ -20,6 +20,7 @@ from mismatch_probe.errors import (
     TrainingStopped,
     UsageError,
 )
+from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import render_outcome, summarise_training
 from mismatch_probe.train.distributed import is_main, world_size
@@ -39,16 +40,13 @@ def run_train(
         KeyboardInterrupt: passed on after saying how to continue.
     """
     console = people()
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the run directory to continue")
-    continuing = resume and out is not None and TrainingDirectory(out).is_run
-    recorded = TrainingDirectory(out) if continuing and out is not None else None
+    recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
     settings = parse_settings(TrainSettings, training_values(flags, config, recorded))
     preparation = prepare_training(settings, kept_guards(flags, config, recorded))
     if out is None and world_size() > 1:
         raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
-    directory = resume_training(path, preparation) if continuing else start_training(path, preparation)
+    directory = (start_training if recorded is None else resume_training)(path, preparation)
     try:
         with (
             interrupts_kept(),

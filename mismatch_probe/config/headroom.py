@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
-from pydantic import PositiveInt
-
 from mismatch_probe.config.model import (
     Attention,
     CompareSettings,
+    Count,
     ModelSettings,
+    NumSamples,
     PromptSettings,
     SamplingSettings,
     Settings,
@@ -26,8 +26,8 @@ class HeadroomPrompts(PromptSettings):
 class HeadroomSampling(SamplingSettings):
     """How the FP32 model samples the responses; a group of several a prompt, as a policy gradient needs."""
 
-    samples_per_prompt: PositiveInt = 4
-    max_new_tokens: PositiveInt = 128
+    samples_per_prompt: NumSamples = 4
+    max_new_tokens: Count = 128
 
 
 class HeadroomSettings(Settings):
@@ -45,7 +45,7 @@ class HeadroomSettings(Settings):
     objective: ObjectiveSettings = ObjectiveSettings()
     attention: Attention | None = None
     device: str = "auto"
-    batch_tokens: PositiveInt = 1024
+    batch_tokens: Count = 1024
     weights_only: bool = False
 
 

@@ -1,17 +1,19 @@
 """Settings from a TOML or YAML file, overridden by flags; an unknown key is an error with the nearest known one."""
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from mismatch_probe.config.texts import parse_toml, parse_yaml
 from mismatch_probe.errors import UsageError
+from mismatch_probe.reading import Unreadable, read_text
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {".toml": parse_toml, ".yaml": parse_yaml, ".yml": parse_yaml}
 
 
 def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
@@ -20,18 +22,15 @@ def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
     Raises:
         UsageError: the file is missing, of another kind, or malformed.
     """
+    parse = _PARSERS.get(path.suffix)
+    if parse is None:
+        raise UsageError(f"{flag} {path} is neither .toml nor .yaml; save it as one of the two")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix == ".toml":
-            content = tomllib.loads(text)
-        elif path.suffix in (".yaml", ".yml"):
-            content = yaml.safe_load(text)
-        else:
-            raise UsageError(f"{flag} {path} is neither .toml nor .yaml; save it as one of the two")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{flag} {path} cannot be read ({error}); give a TOML or YAML file") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{flag} {path} is malformed: {' '.join(str(error).split())}") from error
+        content = parse(read_text(path))
+    except FileNotFoundError as error:
+        raise UsageError(f"{flag} {path} does not exist; give a TOML or YAML file") from error
+    except Unreadable as error:
+        raise UsageError(f"{flag} {path} cannot be read ({error}); mend it, or give another file") from error
     if not isinstance(content, dict):
         raise UsageError(f"{flag} {path} holds no settings; its top level must be a table")
     return content

@@ -40,7 +40,7 @@ class LocalizeSettings(Settings):
     modules: bool = False
     interventions: bool = True
     switches: bool = False
-    most_stored_bytes: int = Field(default=4 * 2**30, gt=0)
+    most_stored_bytes: int = Field(default=4 * 2**30, gt=0, lt=2**63)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
     @model_validator(mode="after")

@@ -2,11 +2,24 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mismatch_probe.dtypes import Dtype, parse_dtype
 
-DtypeField = Annotated[Dtype, BeforeValidator(parse_dtype)]
+
+def _named(value: object) -> object:
+    return parse_dtype(value) if isinstance(value, str) else value
+
+
+DtypeField = Annotated[Dtype, BeforeValidator(_named)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+"""What a library that counts in 32 bits can still be given."""
+CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
+NumPrompts = Annotated[int, Field(gt=0, le=10_000_000)]
+NumSamples = Annotated[int, Field(gt=0, le=100_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+ListAsTuple = Field(strict=False)
+"""Files know lists, settings keep tuples; what stands in one is as strict as anywhere."""
 
 
 def _written_as_pairs(value: object) -> object:
@@ -15,16 +28,17 @@ def _written_as_pairs(value: object) -> object:
     raise ValueError('write a pair as [training dtype, inference dtype], for instance pairs = [["bf16", "bf16"]]')
 
 
-PairsField = Annotated[tuple[tuple[DtypeField, DtypeField], ...], BeforeValidator(_written_as_pairs)]
+PairField = Annotated[tuple[DtypeField, DtypeField], ListAsTuple]
+PairsField = Annotated[tuple[PairField, ...], ListAsTuple, BeforeValidator(_written_as_pairs)]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
 
 
 class Settings(BaseModel):
-    """Frozen; an unknown key is an error."""
+    """Frozen; an unknown key is an error, and so is a value of another type: true is no number, and "8" is text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ModelSettings(Settings):
@@ -42,19 +56,19 @@ class PromptSettings(Settings):
     """
 
     source: str = "sums:long"
-    num_prompts: PositiveInt | None = None
+    num_prompts: NumPrompts | None = None
     chat_template: Literal["auto", "always", "never"] = "auto"
 
 
 class SamplingSettings(Settings):
     """How mu samples. The probabilities compared are those of the distribution sampled from."""
 
-    samples_per_prompt: PositiveInt = 1
-    max_new_tokens: PositiveInt = 1024
+    samples_per_prompt: NumSamples = 1
+    max_new_tokens: Count = 1024
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    top_k: CountOrNone = 0
+    seed: Seed = 0
     ignore_eos: bool = False
 
 
@@ -63,7 +77,7 @@ class EngineSettings(Settings):
 
     name: Literal["vllm"] = "vllm"
     prefix_caching: bool = False
-    batch_sequences: PositiveInt | None = None
+    batch_sequences: Count | None = None
     prefill: bool = True
     args: dict[str, Any] = Field(default_factory=dict)
 
@@ -83,7 +97,7 @@ class TrainingPathSettings(Settings):
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"
     device_map: str | None = None
-    batch_tokens: PositiveInt = 16384
+    batch_tokens: Count = 16384
 
 
 class ReferenceSettings(Settings):
@@ -96,7 +110,7 @@ class ReferenceSettings(Settings):
 class FloorSettings(Settings):
     """How many responses of each sampler the training path scores again to measure its own floors; 0 for none."""
 
-    num_sequences: NonNegativeInt = 16
+    num_sequences: CountOrNone = 16
 
 
 class FullVocabularySettings(Settings):
@@ -105,7 +119,7 @@ class FullVocabularySettings(Settings):
     Fewer where the vocabulary or the contexts are large (`mismatch_probe.compare.subsample`).
     """
 
-    positions: NonNegativeInt = 512
+    positions: CountOrNone = 512
 
 
 class CompareSettings(Settings):

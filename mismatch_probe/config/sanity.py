@@ -1,8 +1,8 @@
 """What `sanity` asks beyond a training run: which problems are kept, and from how many."""
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from mismatch_probe.config.model import Settings
+from mismatch_probe.config.model import NumPrompts, NumSamples, Settings
 
 DEFAULT_CANDIDATES = 256
 
@@ -12,8 +12,8 @@ class SanitySettings(Settings):
     `keep_low` and at most `keep_high` of the time are kept, up to task.num_problems of them.
     """
 
-    candidates: PositiveInt = DEFAULT_CANDIDATES
-    solve_samples: PositiveInt = 40
+    candidates: NumPrompts = DEFAULT_CANDIDATES
+    solve_samples: NumSamples = 40
     keep_low: float = Field(default=0.2, ge=0, le=1)
     keep_high: float = Field(default=0.8, ge=0, le=1)
 

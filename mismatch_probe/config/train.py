@@ -3,9 +3,21 @@
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from mismatch_probe.config.model import Attention, DtypeField, EngineSettings, ModelSettings, Settings
+from mismatch_probe.config.model import (
+    Attention,
+    Count,
+    CountOrNone,
+    DtypeField,
+    EngineSettings,
+    ListAsTuple,
+    ModelSettings,
+    NumPrompts,
+    NumSamples,
+    Seed,
+    Settings,
+)
 from mismatch_probe.dtypes import Dtype
 
 DEFAULT_NUM_PROBLEMS: Final = 256
@@ -14,6 +26,8 @@ Tracker = Literal["wandb", "tensorboard", "trackio"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+"""AdamW moves a weight by about this much at a step."""
 
 
 class TaskSettings(Settings):
@@ -26,7 +40,7 @@ class TaskSettings(Settings):
     """
 
     source: str = "sums:medium"
-    num_problems: PositiveInt | None = None
+    num_problems: NumPrompts | None = None
     chat_template: Literal["auto", "always", "never"] = "auto"
     reward: str | None = None
     truncated: Literal["wrong", "masked"] = "wrong"
@@ -35,11 +49,11 @@ class TaskSettings(Settings):
 class RolloutSettings(Settings):
     """What mu samples for one step: `prompts` problems, `samples` responses each."""
 
-    prompts: PositiveInt = 32
-    samples: PositiveInt = 8
-    max_new_tokens: PositiveInt = 1024
+    prompts: Count = 32
+    samples: NumSamples = 8
+    max_new_tokens: Count = 1024
     temperature: Positive = 1.0
-    updates: PositiveInt = 1
+    updates: Count = 1
 
 
 class ObjectiveSettings(Settings):
@@ -52,13 +66,13 @@ class ObjectiveSettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW on FP32 master weights; the schedule decays over `steps` after a linear warm-up."""
 
-    learning_rate: Positive = 1e-6
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    learning_rate: LearningRate = 1e-6
+    betas: Annotated[tuple[Decay, Decay], ListAsTuple] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: CountOrNone = 0
 
 
 class CriticSettings(Settings):
@@ -67,22 +81,22 @@ class CriticSettings(Settings):
     learning_rate: default of verl.
     """
 
-    learning_rate: Positive = 1e-5
+    learning_rate: LearningRate = 1e-5
 
 
 class LossScaleSettings(Settings):
     """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps."""
 
     initial: Positive = 2.0**12
-    growth_interval: PositiveInt = 400
+    growth_interval: Count = 400
 
 
 class LoraSettings(Settings):
     """Low-rank adapters (peft), merged in FP32 before the engine gets the weights."""
 
-    rank: PositiveInt = 16
-    alpha: PositiveInt = 32
-    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    rank: Count = 16
+    alpha: Count = 32
+    target_modules: Annotated[tuple[str, ...], ListAsTuple] | Literal["all-linear"] = "all-linear"
 
 
 class PolicySettings(Settings):
@@ -91,7 +105,7 @@ class PolicySettings(Settings):
     attention: Attention | None = None
     device: str = "auto"
     gradient_checkpointing: bool = False
-    micro_batch_tokens: PositiveInt = 16384
+    micro_batch_tokens: Count = 16384
     lora: LoraSettings | None = None
 
 
@@ -101,8 +115,8 @@ class CheckpointSettings(Settings):
     Two at the least: a checkpoint's weights are judged in the step after it, and a roll-back may need the one before.
     """
 
-    every: PositiveInt = 50
-    keep: int = Field(default=2, ge=2)
+    every: Count = 50
+    keep: int = Field(default=2, ge=2, lt=2**31)
 
 
 class TrainSettings(Settings):
@@ -120,10 +134,10 @@ class TrainSettings(Settings):
     critic: CriticSettings = CriticSettings()
     loss_scale: LossScaleSettings = LossScaleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-    guards: Path | None = None
-    report_to: tuple[Tracker, ...] = ()
-    steps: PositiveInt = 100
-    seed: NonNegativeInt = 0
+    guards: Annotated[Path, Field(strict=False)] | None = None
+    report_to: Annotated[tuple[Tracker, ...], ListAsTuple] = ()
+    steps: Count = 100
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _trainable(self) -> "TrainSettings":

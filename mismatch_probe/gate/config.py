@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, PlainSerializer, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
 
-from mismatch_probe.config.model import Settings
+from mismatch_probe.config.model import Count, Settings
 from mismatch_probe.difference.slices import EVERYTHING, Span
 from mismatch_probe.dtypes import Dtype, parse_dtype
 from mismatch_probe.errors import UsageError
@@ -64,8 +64,6 @@ class Slice(Settings):
 
 class Check(Settings):
     """One limit. `max_regression` is relative: 0.1 lets the metric be a tenth worse than the baseline's."""
-
-    model_config = ConfigDict(strict=True)
 
     metric: str
     agg: Literal["mean", "p50", "p90", "p99", "p99_9", "max", "min", "std"] = "mean"
@@ -153,8 +151,6 @@ class FoundSlice(Settings):
 class FoundCheck(Settings):
     """One exact limit on what `headroom` or `localize` filed with the run."""
 
-    model_config = ConfigDict(strict=True)
-
     metric: str
     slice: FoundSlice = FoundSlice()
     max: FiniteFloat | None = None
@@ -197,11 +193,9 @@ class FoundCheck(Settings):
 class GateSettings(Settings):
     """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file."""
 
-    model_config = ConfigDict(strict=True)
-
     alpha: float = Field(default=0.05, ge=1e-6, le=0.25)
-    min_sequences: PositiveInt = 256
-    max_sequences: PositiveInt = 1024
+    min_sequences: Count = 256
+    max_sequences: Count = 1024
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
     preset: PresetName | None = None
     floor: str | None = None

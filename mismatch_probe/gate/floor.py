@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mismatch_probe.difference.samples import pair_text
-from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.metric_names import has_regression
 from mismatch_probe.gate.reading import OpenRun
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.documents import read_document
 from mismatch_probe.records.summary import Record
 
 SCHEMA_VERSION = 1
@@ -50,15 +49,16 @@ def read_floor(path: Path) -> Floor:
     """The measured floor.
 
     Raises:
-        UsageError: the file is not there.
+        RunDirectoryError: the file is not there.
         BrokenRecord: it cannot be read.
     """
-    try:
-        return Floor.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"the floor {path} does not exist; make it with gate calibrate, or take floor out") from error
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise BrokenRecord(f"the floor {path} cannot be read; make it again with gate calibrate") from error
+    return read_document(
+        path,
+        Floor,
+        missing="the gate file names it as floor; make it with gate calibrate, or take floor out",
+        mend="make it again with gate calibrate",
+        version=("schema_version", SCHEMA_VERSION),
+    )
 
 
 def check_above_floor(gate: GateFile, floor: Floor, run: OpenRun) -> None:

@@ -8,8 +8,9 @@ from mismatch_probe.gate.config import SIGNS, FoundCheck
 from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
 from mismatch_probe.gate.result import CheckResult
 from mismatch_probe.notation import write_number
-from mismatch_probe.records.findings import HEADROOM_FILE, Findings, localize_file
+from mismatch_probe.records.findings import Findings, localize_file
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.manifest import Manifest
 

@@ -1,16 +1,21 @@
 """What a checkpoint is, read from its files alone: identity, fingerprint, size, context length."""
 
 import hashlib
-import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.reading import Unreadable, as_object, opened, parse_json, read_json
 
 _WHOLE_FILE_BYTES = 256 << 20
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 20
+_LONGEST_HEADER_BYTES = 100_000_000
+"""More is refused by safetensors as well."""
 _WEIGHTS = ("*.safetensors",)
 _INDEX = "model.safetensors.index.json"
 _DESCRIPTIONS = (
@@ -32,18 +37,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return as_object(read_json(path, constants=True))
     except FileNotFoundError as error:
         raise UsageError(
             f"{folder} is not a checkpoint: it has no config.json; give --model a folder that has one"
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except Unreadable as error:
         raise UsageError(
-            f"{path} is not JSON ({error}): the checkpoint is damaged; give --model an intact one"
+            f"{path} cannot be read ({error}): the checkpoint is damaged; give --model an intact one"
         ) from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} does not hold an object: the checkpoint is damaged; give --model an intact one")
-    return config
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -77,8 +79,11 @@ def _listed(folder: Path) -> set[str]:
     if not path.exists():
         return set()
     try:
-        return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        files = as_object(as_object(read_json(path)).get("weight_map")).values()
+        if not all(isinstance(name, str) for name in files):
+            raise Unreadable("a weight is in no file")
+        return set(files)
+    except Unreadable as error:
         raise UsageError(f"{path} is no index of weights ({error}): download the checkpoint again") from error
 
 
@@ -88,24 +93,31 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is truncated or not safetensors.
     """
-    size = path.stat().st_size
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= size - 8:
-                raise ValueError("its header does not fit in the file")
-            header = json.loads(file.read(length))
-        if not isinstance(header, dict):
-            raise TypeError("its header is no object")
+            if not 2 <= length <= min(size - 8, _LONGEST_HEADER_BYTES):
+                raise Unreadable("its header does not fit in the file")
+            header = as_object(parse_json(file.read(length).decode()))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        end = max((_end(name, entry) for name, entry in entries.items()), default=0)
         if size != 8 + length + end:
-            raise ValueError(f"it has {size} bytes where its header promises {8 + length + end}")
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise Unreadable(f"it has {size} bytes where its header promises {8 + length + end}")
+    except (FileNotFoundError, Unreadable, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not an intact safetensors file ({error}): copy or download the checkpoint again"
         ) from error
     return entries
+
+
+def _end(name: str, entry: Any) -> int:
+    """Where a tensor ends in the data behind the header."""
+    match entry:
+        case {"dtype": str(), "shape": [*sizes], "data_offsets": [int(begin), int(end)]}:
+            if 0 <= begin <= end and all(type(size) is int and size >= 0 for size in sizes):
+                return end
+    raise Unreadable(f"its header describes no tensor under {name!r}")
 
 
 def fingerprint(folder: Path) -> str:
@@ -117,9 +129,9 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     paths = [folder / name for name in _DESCRIPTIONS if (folder / name).exists()] + weight_files(folder)
     for path in paths:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}\n".encode())
-        with path.open("rb") as file:
+        with _described(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.name}:{size}\n".encode())
             if size <= _WHOLE_FILE_BYTES:
                 while block := file.read(_SAMPLE_BYTES):
                     digest.update(block)
@@ -128,6 +140,15 @@ def fingerprint(folder: Path) -> str:
                 file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _described(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with opened(path) as file:
+            yield file
+    except (FileNotFoundError, Unreadable) as error:
+        raise UsageError(f"{path} cannot be read ({error}): give --model an intact checkpoint") from error
 
 
 def weight_bytes(folder: Path) -> int:
@@ -141,11 +162,15 @@ def num_parameters(folder: Path) -> int:
 
 def context_length(config: dict[str, Any]) -> int | None:
     """Longest sequence the architecture was made for, None where the config does not say."""
-    text = config.get("text_config", config)
-    for key in _CONTEXT_KEYS:
-        if isinstance(text.get(key), int):
-            return int(text[key])
-    return None
+    text = text_config(config)
+    lengths = (text.get(key) for key in _CONTEXT_KEYS)
+    return next((length for length in lengths if type(length) is int and length > 0), None)
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part that describes the language model, of one that sees or hears too."""
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else config
 
 
 def architecture(config: dict[str, Any]) -> str:

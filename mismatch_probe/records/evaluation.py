@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.results import Estimate
@@ -79,7 +78,7 @@ class EvaluationDirectory(RunDirectory):
 
     @property
     def evaluation_path(self) -> Path:
-        return self.path / "evaluation.json"
+        return self.path / EVALUATION
 
     def pi_rollouts_path(self, dtype: Dtype) -> Path:
         return self.path / f"rollouts-train-{dtype}.parquet"
@@ -93,11 +92,10 @@ class EvaluationDirectory(RunDirectory):
             RunDirectoryError: no evaluation was started here.
             BrokenRecord: its record cannot be read by this version.
         """
-        try:
-            return Evaluation.model_validate_json(self.evaluation_path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise RunDirectoryError(
-                f"{self.path} holds no evaluation: continue it with the command that started it, or give another --out"
-            ) from error
-        except (OSError, ValidationError) as error:
-            raise BrokenRecord(f"{self.evaluation_path} cannot be read by this version; evaluate again") from error
+        return read_document(
+            self.evaluation_path,
+            Evaluation,
+            missing="no evaluation was started here; give another --out",
+            mend="evaluate again",
+            version=("evaluation_version", EVALUATION_VERSION),
+        )

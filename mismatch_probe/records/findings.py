@@ -1,18 +1,15 @@
 """What `headroom` and `localize` found: documents in a folder of their own, or filed in the directory of a run."""
 
-import json
 from pathlib import Path
-from typing import Final, TypeVar
-
-from pydantic import ValidationError
+from typing import TypeVar
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.documents import read_document
 from mismatch_probe.records.headroom import HEADROOM_VERSION, Headroom
+from mismatch_probe.records.kinds import HEADROOM_FILE, LOCALIZATIONS
 from mismatch_probe.records.localize import LOCALIZE_VERSION, Localization
-
-HEADROOM_FILE: Final = "headroom.json"
 
 _Document = TypeVar("_Document", Headroom, Localization)
 _VERSIONS = {Headroom: HEADROOM_VERSION, Localization: LOCALIZE_VERSION}
@@ -58,7 +55,7 @@ class Findings:
         write_text(path, document.model_dump_json(indent=2) + "\n")
 
     def _localizations(self) -> list[Path]:
-        return sorted(self.folder.glob("localize-*-*.json"))
+        return sorted(self.folder.glob(LOCALIZATIONS))
 
 
 def file_name(document: Headroom | Localization) -> str:
@@ -82,12 +79,10 @@ def require_absent(path: Path) -> None:
 
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
-    again = "remove it and make it again"
-    try:
-        text = path.read_text(encoding="utf-8")
-        version = json.loads(text).get("schema_version")
-        if version != _VERSIONS[kind]:
-            raise BrokenRecord(f"{path} has schema version {version}, this version reads {_VERSIONS[kind]}; {again}")
-        return kind.model_validate_json(text)
-    except (OSError, UnicodeDecodeError, ValidationError, json.JSONDecodeError, AttributeError) as error:
-        raise BrokenRecord(f"{path} cannot be read ({str(error).splitlines()[0]}); {again}") from error
+    return read_document(
+        path,
+        kind,
+        missing="nothing was found yet",
+        mend="remove it and make it again",
+        version=("schema_version", _VERSIONS[kind]),
+    )

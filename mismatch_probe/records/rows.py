@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.reading import storable
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
     FloatArray,
@@ -23,7 +24,7 @@ def prompts_table(prompts: Sequence[EncodedPrompt]) -> pa.Table:
         {
             "prompt_id": [prompt.prompt_id for prompt in prompts],
             "prompt_token_ids": [prompt.token_ids for prompt in prompts],
-            "text": [_storable(prompt.text) for prompt in prompts],
+            "text": [storable(prompt.text) for prompt in prompts],
             "answer": [prompt.answer for prompt in prompts],
         },
         schema=PROMPTS,
@@ -47,7 +48,7 @@ def rollouts_table(requests: Sequence[SampleRequest], sampled: Sequence[SampledS
             "seed": [request.seed for request in requests],
             "prompt_token_ids": [request.prompt.token_ids for request in requests],
             "token_ids": [sample.sequence.token_ids for sample in sampled],
-            "token_texts": [[_storable(text) for text in sample.token_texts] for sample in sampled],
+            "token_texts": [[storable(text) for text in sample.token_texts] for sample in sampled],
             "finish_reason": [sample.finish_reason for sample in sampled],
         },
         schema=ROLLOUTS,
@@ -109,7 +110,3 @@ def in_order(table: pa.Table, ids: Sequence[str]) -> pa.Table:
 
 def _numbers(values: FloatArray | None, kind: type[np.floating]) -> FloatArray | None:
     return None if values is None else np.asarray(values, dtype=kind)
-
-
-def _storable(text: str) -> str:
-    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")

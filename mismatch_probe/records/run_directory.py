@@ -1,7 +1,6 @@
 """The run directory: where each file lives, who may write, and what may be reused."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
-from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, require_kind
+from mismatch_probe.records.manifest import MANIFEST_VERSION, Manifest
 from mismatch_probe.records.parts import Parts
 from mismatch_probe.records.summary import SCHEMA_VERSION, Summary
-
-_NO_RUN = "it is not a run directory; give the folder that --out named"
 
 
 class RunDirectory:
@@ -28,7 +27,7 @@ class RunDirectory:
 
     @property
     def manifest_path(self) -> Path:
-        return self.path / "manifest.json"
+        return self.path / MANIFEST
 
     @property
     def prompts_path(self) -> Path:
@@ -57,7 +56,7 @@ class RunDirectory:
 
     @property
     def is_run(self) -> bool:
-        return self.manifest_path.exists()
+        return is_there(self.manifest_path)
 
     def create(self) -> None:
         """Make an empty run directory; the folders below it appear with their first file. Raises as `require_free`."""
@@ -101,7 +100,9 @@ class RunDirectory:
             RunDirectoryError: there is no run here, or another process is writing it.
         """
         if not self.is_run:
-            raise RunDirectoryError(f"{self.manifest_path} does not exist: {_NO_RUN}")
+            raise RunDirectoryError(
+                f"{self.manifest_path} does not exist: it is not a run directory; give the folder that --out named"
+            )
         lock = FileLock(self.path / ".lock")
         with storage_errors(self.path):
             try:
@@ -119,57 +120,36 @@ class RunDirectory:
         write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")
 
     def read_manifest(self) -> Manifest:
-        """The manifest of this run.
+        """The manifest of this comparison.
 
         Raises:
-            RunDirectoryError: there is no run here.
+            RunDirectoryError: there is no run here, or one of another kind.
             BrokenRecord: the manifest cannot be read by this version.
         """
-        text = self._read(self.manifest_path, _NO_RUN)
-        try:
-            return Manifest.model_validate_json(text)
-        except ValidationError as error:
-            raise BrokenRecord(
-                f"{self.manifest_path} cannot be read by this version ({_first(error)}); run the comparison again"
-            ) from error
+        require_kind(self.path, *COMPARISONS)
+        return read_document(
+            self.manifest_path,
+            Manifest,
+            missing="it is not a run directory",
+            mend="run the comparison again",
+            version=("manifest_version", MANIFEST_VERSION),
+        )
 
     def write_summary(self, summary: Summary) -> None:
         write_text(self.summary_path, summary.model_dump_json(indent=2) + "\n")
 
     def read_summary(self) -> Summary:
-        """The summary of this run.
+        """The summary of this comparison.
 
         Raises:
-            RunDirectoryError: there is none yet.
+            RunDirectoryError: there is none yet, no run, or one of another kind.
             BrokenRecord: it is damaged or of another schema version.
         """
-        unfinished = "the run is unfinished; continue it with --resume"
-        text = self._read(self.summary_path, unfinished if self.is_run else _NO_RUN)
-        try:
-            version = json.loads(text).get("schema_version")
-            if version != SCHEMA_VERSION:
-                raise BrokenRecord(
-                    f"{self.summary_path} has schema version {version}, this version reads {SCHEMA_VERSION}; "
-                    "make it again with `mismatch-probe report RUN --recompute`"
-                )
-            return Summary.model_validate_json(text)
-        except (ValidationError, json.JSONDecodeError, AttributeError) as error:
-            raise BrokenRecord(
-                f"{self.summary_path} cannot be read ({_first(error)}); "
-                "make it again with `mismatch-probe report RUN --recompute`"
-            ) from error
-
-    def _read(self, path: Path, missing: str) -> str:
-        try:
-            return path.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise RunDirectoryError(f"{path} does not exist: {missing}") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise BrokenRecord(f"{path} cannot be read ({error})") from error
-
-
-def _first(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        problem = error.errors()[0]
-        return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-    return str(error).splitlines()[0]
+        require_kind(self.path, *COMPARISONS)
+        return read_document(
+            self.summary_path,
+            Summary,
+            missing="the run is unfinished; continue it with --resume",
+            mend="make it again with `mismatch-probe report RUN --recompute`",
+            version=("schema_version", SCHEMA_VERSION),
+        )

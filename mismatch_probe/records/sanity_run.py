@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mismatch_probe.config.sanity import SanitySettings
-from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.documents import read_document
 from mismatch_probe.records.summary import Record
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.stats.results import Estimate
@@ -59,11 +57,10 @@ class SanityDirectory(TrainingDirectory):
             RunDirectoryError: no sanity test was started here.
             BrokenRecord: its record cannot be read by this version.
         """
-        try:
-            return SanityRecord.model_validate_json(self.sanity_path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise RunDirectoryError(
-                f"{self.path} holds no sanity test: continue it with the command that started it, or give another --out"
-            ) from error
-        except (OSError, ValidationError) as error:
-            raise BrokenRecord(f"{self.sanity_path} cannot be read by this version; run the test again") from error
+        return read_document(
+            self.sanity_path,
+            SanityRecord,
+            missing="no sanity test was started here; give another --out",
+            mend="run the test again",
+            version=("sanity_version", SANITY_VERSION),
+        )

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.kinds import TRAININGS, require_kind
+from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_lines
 from mismatch_probe.records.manifest import Entry, ModelIdentity
 from mismatch_probe.records.run_directory import RunDirectory
 
 TRAINING_VERSION = 1
-NONFINITE = "nonfinite"
 
 Outcome = Literal["finished", "stopped", "unfinished"]
 
@@ -42,14 +41,6 @@ class TrainingManifest(Entry):
 
 class TrainingDirectory(RunDirectory):
     """Paths and documents of one training run."""
-
-    @property
-    def is_training(self) -> bool:
-        """Whether a training run is here; False for a comparison, nothing, or what cannot be read."""
-        try:
-            return "training_version" in json.loads(self.manifest_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
 
     @property
     def metrics_path(self) -> Path:
@@ -77,22 +68,14 @@ class TrainingDirectory(RunDirectory):
             RunDirectoryError: there is no training run here.
             BrokenRecord: its manifest cannot be read by this version.
         """
-        try:
-            content = json.loads(self.manifest_path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise RunDirectoryError(
-                f"{self.manifest_path} does not exist: it is not a training run; give the folder that --out named"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise BrokenRecord(f"{self.manifest_path} cannot be read ({error})") from error
-        if "training_version" not in content:
-            raise RunDirectoryError(f"{self.path} holds a comparison, not a training run; give another --out")
-        try:
-            return TrainingManifest.model_validate(content)
-        except ValidationError as error:
-            raise BrokenRecord(
-                f"{self.manifest_path} cannot be read by this version ({error.errors()[0]['msg']}); train again"
-            ) from error
+        require_kind(self.path, *TRAININGS)
+        return read_document(
+            self.manifest_path,
+            TrainingManifest,
+            missing="it is not a training run",
+            mend="train again",
+            version=("training_version", TRAINING_VERSION),
+        )
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
         """Add one line of JSON, written whole before anything else happens."""
@@ -105,36 +88,20 @@ class TrainingDirectory(RunDirectory):
         self.append(self.metrics_path, {"step": step, **metrics, **dict.fromkeys(bad), NONFINITE: bad})
 
     def read_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Each step's metrics in the order they were written; what was null is the value it had."""
-        for line in _lines(self.metrics_path):
-            step, bad = line.pop("step"), line.pop(NONFINITE)
-            yield step, {**line, **{name: float(value) for name, value in bad.items()}}
+        """Each step's metrics in the order they were written; raises as `read_lines`."""
+        for line, _ in read_lines(self.metrics_path, MetricsLine):
+            yield line.step, line.metrics
 
     def read_events(self) -> list[dict[str, Any]]:
-        """What guards did, in order."""
-        return list(_lines(self.events_path))
+        """What guards did, in order; raises as `read_lines`."""
+        return [line.model_dump() for line, _ in read_lines(self.events_path, EventLine)]
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of later steps, which will be done again."""
-        for path in (path for path in (self.metrics_path, self.events_path) if path.exists()):
-            kept = [line for line in _lines(path) if line["step"] <= step]
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Each whole line; one that a killed process left unfinished at the end is left out."""
-    if not path.exists():
-        return
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
-        if not text.endswith("\n"):
-            return
-        try:
-            line: dict[str, Any] = json.loads(text)
-        except ValueError as error:
-            raise BrokenRecord(
-                f"line {number} of {path} is no JSON ({error}); remove it and what follows, and train on with --resume"
-            ) from error
-        yield line
+        kinds: dict[Path, type[MetricsLine | EventLine]] = {self.metrics_path: MetricsLine, self.events_path: EventLine}
+        for path, kind in kinds.items():
+            if path.exists():
+                write_text(path, "".join(text for line, text in read_lines(path, kind) if line.step <= step))
 
 
 class Canary(Entry):

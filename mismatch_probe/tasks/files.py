@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.reading import Unreadable, opened, opened_text, parse_json, require_text
 from mismatch_probe.tasks.rows import Row
 
 
@@ -21,13 +22,11 @@ def read_jsonl(path: Path, flag: str) -> Iterator[Row]:
         UsageError: the file cannot be read, or a line is no JSON object.
     """
     try:
-        with path.open(encoding="utf-8-sig") as lines:
+        with opened_text(path) as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _parse_line(path, number, line)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"prompt file {path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
-    except OSError as error:
+    except (FileNotFoundError, Unreadable) as error:
         raise _unreadable(path, flag, error) from error
 
 
@@ -38,15 +37,15 @@ def read_parquet(path: Path, flag: str) -> Iterator[Row]:
         UsageError: the file cannot be read or is no parquet.
     """
     try:
-        with pq.ParquetFile(path) as table:
+        with opened(path) as file, pq.ParquetFile(file) as table:
             number = 0
             for batch in table.iter_batches(batch_size=1024):
                 for columns in batch.to_pylist():
                     yield Row(f"row {number} of {path}", columns)
                     number += 1
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise UsageError(f"prompt file {path} is no readable parquet: {str(error).splitlines()[0]}") from error
-    except OSError as error:
+    except (FileNotFoundError, Unreadable) as error:
         raise _unreadable(path, flag, error) from error
 
 
@@ -56,19 +55,15 @@ READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {".jsonl": read_jsonl
 def _parse_line(path: Path, number: int, line: str) -> Row:
     where = f"line {number} of {path}"
     try:
-        columns = json.loads(line)
-        json.dumps(columns, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{where} escapes half a surrogate pair, which is no text; mend or remove it") from error
-    except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")
-        raise UsageError(f"{where} is malformed JSON ({what} at column {error.colno}); mend it") from error
-    except RecursionError as error:
-        raise UsageError(f"{where} nests deeper than can be read; mend or remove it") from error
+        columns = parse_json(line)
+        require_text(json.dumps(columns, ensure_ascii=False))
+    except Unreadable as error:
+        raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
     if not isinstance(columns, dict):
         raise UsageError(f"{where} is a JSON {type(columns).__name__}, not an object; write one {{...}} a line")
     return Row(where, columns)
 
 
-def _unreadable(path: Path, flag: str, error: OSError) -> UsageError:
-    return UsageError(f"prompt file {path} cannot be read ({error.strerror or error}); give {flag} another path")
+def _unreadable(path: Path, flag: str, error: Exception) -> UsageError:
+    reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
+    return UsageError(f"prompt file {path} cannot be read ({reason}); mend it, or give {flag} another")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import MissingExtra, UsageError
+from mismatch_probe.reading import Unreadable, expanded, is_folder, is_there
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,13 +24,19 @@ def resolve_model(model: ModelSettings) -> Path:
         UsageError: a file, a folder that is absent, a revision of a folder, or a hub id that cannot be had.
         MissingExtra: a hub id is given and huggingface_hub is not installed.
     """
-    folder = DEMO_CHECKPOINT if model.path == DEMO_MODEL else Path(model.path).expanduser()
-    if folder.is_dir():
+    ways = f"give --model a checkpoint's folder, a hub id, or {DEMO_MODEL!r}"
+    if not model.path.strip():
+        raise UsageError(f"the model has no name; {ways}")
+    try:
+        folder = DEMO_CHECKPOINT if model.path == DEMO_MODEL else expanded(model.path)
+    except Unreadable as error:
+        raise UsageError(f"model {model.path} cannot be read ({error}); {ways}") from error
+    if is_folder(folder):
         if model.revision is not None:
             raise UsageError(f"model {model.path} is a folder, which has no revisions; leave --revision out")
+        _require_files(folder)
         return folder
-    ways = f"give --model a checkpoint's folder, a hub id, or {DEMO_MODEL!r}"
-    if folder.exists():
+    if is_there(folder):
         raise UsageError(f"model {model.path} is a file, not a folder; {ways}")
     if folder.is_absolute() or model.path.startswith(".") or len(folder.parts) > 2:
         raise UsageError(f"model folder {model.path} does not exist; {ways}")
@@ -54,6 +61,13 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise _no_tokenizer(folder, "it has no vocabulary")
     return tokenizer
+
+
+def _require_files(folder: Path) -> None:
+    """Readers of checkpoints wait for ever at a pipe."""
+    odd = next((path for path in folder.iterdir() if is_there(path) and not (path.is_file() or path.is_dir())), None)
+    if odd is not None:
+        raise UsageError(f"{odd} is a pipe, a socket or a device, not a file: give --model an intact checkpoint")
 
 
 def _download(model: ModelSettings, ways: str) -> Path:

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, PromptSettings
 from mismatch_probe.errors import UsageError
+from mismatch_probe.reading import Unreadable, expanded
 from mismatch_probe.tasks.files import READERS
 from mismatch_probe.tasks.gym import GYM_PREFIX, gym_prompts
 from mismatch_probe.tasks.hub import HUB_PREFIX, read_hub
@@ -88,7 +88,10 @@ def parse_problem_set(source: str, seed: int, flag: str) -> ProblemSet:
 def _rows(source: str, flag: str) -> Iterator[Row]:
     if source.startswith(HUB_PREFIX):
         return read_hub(source, flag)
-    path = Path(source).expanduser()
+    try:
+        path = expanded(source)
+    except Unreadable as error:
+        raise UsageError(f"prompt source {source!r} cannot be read ({error}); give {flag} another path") from error
     if path.suffix in READERS:
         return READERS[path.suffix](path, flag)
     raise UsageError(

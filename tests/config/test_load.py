@@ -66,5 +66,5 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, text: st
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none\.toml cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.toml does not exist"):
         read_settings_file(tmp_path / "none.toml")

@@ -169,7 +169,7 @@ BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "responses left out": (_fewer_rollouts, "has 20 responses, and 32 were asked for"),
     "a missing leg": (_missing_leg, "is missing"),
     "missing rollouts": (_missing_rollouts, "is missing"),
-    "a damaged manifest": (_broken_manifest, "cannot be read by this version"),
+    "a damaged manifest": (_broken_manifest, "manifest.json cannot be read"),
     "an unfinished run": (lambda run: edit_manifest(run, _unfinished), "score-train-bf16 not done"),
     "a run without stages": (lambda run: edit_manifest(run, _no_stage), "is unfinished"),
     "training in another dtype": (_applied("score-train-bf16", "fp32"), "the training path for bf16/bf16"),

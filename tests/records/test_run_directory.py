@@ -61,7 +61,7 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_summary_is_unfinished(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "manifest.json").write_text('{"manifest_version": 1}')
     with pytest.raises(RunDirectoryError, match="unfinished"):
         RunDirectory(tmp_path).read_summary()
 
@@ -70,6 +70,7 @@ def test_a_run_without_a_summary_is_unfinished(tmp_path: Path) -> None:
     "text", ["", "{", "[]", json.dumps({"schema_version": 99}), json.dumps({"schema_version": 1, "model": 3})]
 )
 def test_a_damaged_summary_or_one_of_another_version_is_not_believed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text('{"manifest_version": 1}')
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(BrokenRecord, match="--recompute"):
         RunDirectory(tmp_path).read_summary()

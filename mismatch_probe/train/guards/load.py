@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.config.model import Settings
+from mismatch_probe.config.model import ListAsTuple, Settings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.rules.base import GuardSettings
@@ -34,7 +34,7 @@ class GuardFileSettings(Settings):
     """
 
     defaults: bool = True
-    off: tuple[str, ...] = ()
+    off: Annotated[tuple[str, ...], ListAsTuple] = ()
 
 
 def load_guards(path: Path) -> tuple[GuardSettings, ...]:

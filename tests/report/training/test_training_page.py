@@ -202,7 +202,7 @@ def test_the_summary_is_embedded_and_is_the_one_of_json(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="it is not a training run"):
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
         write_training_report([TrainingDirectory(tmp_path)], tmp_path / "page.html")
 
 

@@ -16,7 +16,7 @@ CUSUM = GOOD.replace("below = 0.1", "spread = 1").replace('"limit"', '"cusum"')
 FLATLINE = GOOD.replace('metric = "reward/mean"\nbelow = 0.1', "zero = []").replace('"limit"', '"flatline"')
 
 BAD_FILES = {
-    "malformed TOML": ("[[guard]\n", "is malformed"),
+    "malformed TOML": ("[[guard]\n", "(malformed: "),
     "another key": ("default = false\n", "setting 'default' is unknown; did you mean 'defaults'?"),
     "guards that are no tables": ("guard = 3\n", "guard is no list of tables; write each guard under [[guard]]"),
     "no guard left": ("defaults = false\n", "leaves no guard"),
@@ -43,7 +43,7 @@ BAD_FILES = {
     "an argument that is not taken": (GOOD.replace('"warn"', '"stop(now)"'), "stop takes no argument"),
     "no limit": (GOOD.replace("below = 0.1\n", ""), "no limit given; give above, below, or both"),
     "limits that no value keeps": (GOOD.replace("below = 0.1", "below = 1\nabove = 0"), "must be larger than below"),
-    "a limit that is no number": (GOOD.replace("0.1", "nan"), "finite number"),
+    "a limit that is no number": (GOOD.replace("0.1", "nan"), "it holds nan"),
     "a limit as text": (GOOD.replace("0.1", '"0.1"'), "'below' is not usable"),
     "patience of none": (GOOD + "patience = 0\n", "'patience' is not usable"),
     "a cusum without a spread": (CUSUM.replace("spread = 1\n", ""), "setting 'spread' is missing"),
@@ -72,7 +72,7 @@ def test_a_bad_file_is_one_sentence_that_names_it(tmp_path: Path, fault: str) ->
 
 
 def test_a_file_that_is_not_there_is_blamed_on_its_own_flag(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--guards .*none\.toml cannot be read"):
+    with pytest.raises(UsageError, match=r"--guards .*none\.toml does not exist"):
         load_guards(tmp_path / "none.toml")
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PlainSerializer, PositiveInt
+from pydantic import BeforeValidator, Field, PlainSerializer
 
-from mismatch_probe.config.model import Settings
+from mismatch_probe.config.model import Count, CountOrNone, Settings
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.train.guards.actions import Action, parse_action
 
@@ -77,13 +77,11 @@ class GuardSettings(Settings, ABC):
     judge. actions: what the first, second, ... firing asks for; the last repeats. source: of the threshold.
     """
 
-    model_config = ConfigDict(strict=True)
-
     name: str = Field(min_length=1)
     rule: str
-    patience: PositiveInt = 1
-    clear_after: PositiveInt = 10
-    warmup: NonNegativeInt = 0
+    patience: Count = 1
+    clear_after: Count = 10
+    warmup: CountOrNone = 0
     actions: Firings
     source: str = ""
 

@@ -24,7 +24,7 @@ class CusumSettings(MetricGuardSettings):
     direction: Literal["up", "down"] = "up"
     k: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     h: float = Field(default=5.0, gt=0, allow_inf_nan=False)
-    window: int = Field(default=8, ge=2)
+    window: int = Field(default=8, ge=2, lt=2**31)
     spread: float = Field(gt=0, allow_inf_nan=False)
     least: FiniteFloat = Field(default=1e-12, gt=0)
 

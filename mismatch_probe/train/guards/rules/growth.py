@@ -3,8 +3,9 @@
 import statistics
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
+from mismatch_probe.config.model import Count
 from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
 
 
@@ -17,8 +18,8 @@ class GrowthSettings(MetricGuardSettings):
 
     rule: Literal["growth"] = "growth"
     ratio: float = Field(gt=1, allow_inf_nan=False)
-    window: PositiveInt = 1
-    reference: PositiveInt = 16
+    window: Count = 1
+    reference: Count = 16
     direction: Literal["up", "down"] = "up"
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 

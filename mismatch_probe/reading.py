@@ -1,0 +1,182 @@
+"""Files that people and other programs wrote, read strictly: what has two meanings, or none, is refused and why."""
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any, Final
+
+_LONGEST_QUOTED: Final = 40
+_NAMES: Final[dict[type, str]] = {type(None): "null", bool: "true or false", list: "a list", str: "a text"}
+_NOTHING_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+class Unreadable(ValueError):  # noqa: N818 - the name says what happened
+    """Why a file or a text cannot be used, in words that fit behind `cannot be read: `."""
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything is at `path`; False also where the path itself is none, too long or with a NUL byte in it."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at `path`; False where `is_there` is."""
+    return is_there(path) and path.is_dir()
+
+
+def expanded(text: str) -> Path:
+    """The path that a person wrote, `~` and `~user` resolved.
+
+    Raises:
+        Unreadable: there is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise Unreadable(f"there is no user {Path(text).parts[0].removeprefix('~')!r} here") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file to read: not a pipe, which would be waited for, a device, which may have no end, or a folder.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        Unreadable: it is no regular file, may not be read, or fails while it is read.
+    """
+    try:
+        with os.fdopen(_descriptor(path), "rb") as file:
+            yield file
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            raise FileNotFoundError(errno.ENOENT, "it does not exist") from error
+        raise Unreadable((error.strerror or str(error)).lower()) from error
+
+
+@contextmanager
+def opened_text(path: Path) -> Iterator[IO[str]]:
+    """As `opened`, as UTF-8 with or without a byte order mark.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        Unreadable: it is no regular file of UTF-8 text.
+    """
+    try:
+        with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
+            yield lines
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"it is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+
+
+def read_text(path: Path) -> str:
+    """A whole file of text. Raises as `opened_text`."""
+    with opened_text(path) as file:
+        return file.read()
+
+
+def read_json(path: Path, *, constants: bool = False) -> Any:
+    """What a JSON file holds. Raises as `opened_text` and `parse_json`."""
+    return parse_json(read_text(path), constants=constants)
+
+
+def parse_json(text: str, *, constants: bool = False) -> Any:
+    """What a JSON text means. `constants` lets NaN and Infinity pass, which JSON lacks and Python's writer writes.
+
+    Raises:
+        Unreadable: it is malformed or cut off, names a key twice, nests too deep, or holds a number that is none.
+    """
+    try:
+        found = json.loads(
+            text,
+            object_pairs_hook=each_once,
+            parse_constant=None if constants else _no_number,
+            parse_float=_finite,
+        )
+    except Unreadable:
+        raise
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at")
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise Unreadable(f"malformed JSON: {what} at {line}column {error.colno}") from error
+    except RecursionError as error:
+        raise Unreadable("it nests deeper than can be read") from error
+    except ValueError as error:  # Python's limit on the digits of a whole number
+        raise Unreadable("it holds a number of more digits than can be read") from error
+    return found
+
+
+def as_object(content: Any) -> dict[str, Any]:
+    """
+    Raises:
+        Unreadable: it is no JSON object.
+    """
+    if not isinstance(content, dict):
+        raise Unreadable(f"it holds {_NAMES.get(type(content), 'a number')}, not an object")
+    return content
+
+
+def each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The mapping that `pairs` make.
+
+    Raises:
+        Unreadable: a key stands twice.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Unreadable(f"it names the key {_quoted(key)} twice, and which counts is open; remove one")
+        found[key] = value
+    return found
+
+
+def storable(text: str) -> str:
+    """`text` with halves of surrogate pairs, which no file takes, written as escapes."""
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+def require_text(text: str) -> None:
+    """
+    Raises:
+        Unreadable: it holds half of a surrogate pair, which no file takes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Unreadable("it escapes half a surrogate pair, which is no text") from error
+
+
+def _descriptor(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise Unreadable("its path holds a NUL byte") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise Unreadable("it is a folder" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a file")
+    return descriptor
+
+
+def _no_number(text: str) -> Any:
+    raise Unreadable(f"it holds {text}, which is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Unreadable(f"it holds {_quoted(text)}, which is larger than any number here")
+    return value
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…")

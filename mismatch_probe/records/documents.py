@@ -1,0 +1,46 @@
+"""The JSON documents of a run directory, read in one way: strictly, and refused in one sentence."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_document(
+    path: Path, kind: type[Model], *, missing: str, mend: str, version: tuple[str, int] | None = None
+) -> Model:
+    """A document of `kind`; `version` is the field that holds its version and the one that is read here.
+
+    `missing` is why it may not be there, `mend` what to do about one that cannot be read.
+
+    Raises:
+        RunDirectoryError: it is not there.
+        BrokenRecord: it is damaged, no document of this kind, or of another version.
+    """
+    try:
+        text = read_text(path)
+        content = as_object(parse_json(text))
+        if version is not None and content.get(version[0]) != version[1]:
+            raise Unreadable(
+                f"it has {version[0].replace('_', ' ')} {content.get(version[0])!r}, this version reads {version[1]}"
+            )
+        return kind.model_validate_json(text)
+    except FileNotFoundError as error:
+        raise RunDirectoryError(f"{path} does not exist: {missing}") from error
+    except ValidationError as error:
+        raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {mend}") from error
+    except Unreadable as error:
+        raise BrokenRecord(f"{path} cannot be read ({error}); {mend}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where the first mistake is, and which."""
+    problem = error.errors()[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message

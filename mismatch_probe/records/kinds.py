@@ -1,0 +1,94 @@
+"""What a folder holds. Every command that takes one asks here, so that all say the same of it."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from mismatch_probe.errors import BrokenRecord, RunDirectoryError, UsageError
+from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, read_json
+
+MANIFEST: Final = "manifest.json"
+EVALUATION: Final = "evaluation.json"
+HEADROOM_FILE: Final = "headroom.json"
+LOCALIZATIONS: Final = "localize-*-*.json"
+
+
+class Kind(Enum):
+    """How a sentence names it, and what takes it."""
+
+    COMPARISON = "a comparison", "`compare --resume` continues it"
+    EVALUATION = "an evaluation", "`evaluate --resume` continues it"
+    TRAINING = "a training run", "`report` shows it, `train --resume` continues it"
+    SANITY = "a sanity test", "`report` shows it, `sanity --resume` continues it"
+    HEADROOM = "what headroom found", "`report` shows it"
+    LOCALIZATION = "what localize found", "`report` shows it"
+
+    def __init__(self, noun: str, takers: str) -> None:
+        self.noun = noun
+        self.takers = takers
+
+
+COMPARISONS: Final = (Kind.COMPARISON, Kind.EVALUATION)
+"""An evaluation is a comparison and what its responses earned."""
+TRAININGS: Final = (Kind.TRAINING, Kind.SANITY)
+FINDINGS: Final = (Kind.HEADROOM, Kind.LOCALIZATION)
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """What the folder holds; None where it is not there, or holds nothing of this tool.
+
+    Raises:
+        BrokenRecord: it holds a manifest that cannot be read.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = as_object(read_json(path))
+    except FileNotFoundError:
+        if is_there(folder / HEADROOM_FILE):
+            return Kind.HEADROOM
+        return Kind.LOCALIZATION if is_folder(folder) and any(folder.glob(LOCALIZATIONS)) else None
+    except Unreadable as error:
+        raise BrokenRecord(f"{path} cannot be read ({error}); give another run, or make it again") from error
+    keys = manifest.get("content_keys")
+    if "training_version" in manifest:
+        return Kind.SANITY if isinstance(keys, dict) and "sanity" in keys else Kind.TRAINING
+    if "manifest_version" in manifest:
+        return Kind.EVALUATION if is_there(folder / EVALUATION) else Kind.COMPARISON
+    raise BrokenRecord(f"{path} cannot be read (it has no version); give another run, or make it again")
+
+
+def require_kind(folder: Path, *wanted: Kind) -> None:
+    """
+    Raises:
+        RunDirectoryError: the folder holds something else, or nothing.
+        BrokenRecord: it holds a manifest that cannot be read.
+    """
+    found = kind_of(folder)
+    if found in wanted:
+        return
+    if found is not None:
+        raise RunDirectoryError(
+            f"{folder} holds {found.noun} ({found.takers}), and {wanted[0].noun} is wanted here; give another folder"
+        )
+    if is_there(folder) and not is_folder(folder):
+        raise RunDirectoryError(f"{folder} is a file, not a run directory; give the folder that --out named")
+    why = f"{folder / MANIFEST} does not exist" if is_there(folder) else f"{folder} does not exist"
+    raise RunDirectoryError(f"{why}: it is not a run directory; give the folder that --out named")
+
+
+def to_resume(out: Path | None, *wanted: Kind) -> Path:
+    """The folder whose run goes on.
+
+    Raises:
+        UsageError: none is named.
+        RunDirectoryError: it holds no run, or one of another kind.
+        BrokenRecord: its manifest cannot be read.
+    """
+    if out is None:
+        raise UsageError("--resume needs --out: the run directory to continue")
+    if kind_of(out) is None:
+        raise RunDirectoryError(
+            f"{out} holds no run that --resume could continue: leave --resume out to start one there, or mend --out"
+        )
+    require_kind(out, *wanted)
+    return out

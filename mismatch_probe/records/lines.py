@@ -1,0 +1,91 @@
+"""`metrics.jsonl` and `events.jsonl` of a training run: one JSON object a line, each checked as it is read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.reading import Unreadable, as_object, opened_text, parse_json, storable
+from mismatch_probe.records.documents import first_problem
+
+NONFINITE: Final = "nonfinite"
+
+Step = Annotated[int, Field(ge=0, lt=2**53)]
+Text = Annotated[str, BeforeValidator(lambda value: storable(value) if isinstance(value, str) else value)]
+Nonfinite = Literal["nan", "inf", "-inf"]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    step: Step
+
+
+class MetricsLine(_Line):
+    """Metrics of one step; those that are not finite are null, and under `nonfinite` what they were."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+
+    nonfinite: dict[str, Nonfinite]
+
+    @model_validator(mode="after")
+    def _accounts_for_nulls(self) -> "MetricsLine":
+        odd = {name for name, value in self.__pydantic_extra__.items() if value is None} ^ self.nonfinite.keys()
+        if odd:
+            raise ValueError(f"{min(odd)} is null, or named under {NONFINITE}, and not both")
+        return self
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Each metric with the value that it had."""
+        found = {name: value for name, value in self.__pydantic_extra__.items() if value is not None}
+        return {**found, **{name: float(value) for name, value in self.nonfinite.items()}}
+
+
+class EventLine(_Line):
+    """A guard that fired."""
+
+    guard: Text
+    rule: Text
+    metric: Text
+    value: float | Nonfinite
+    threshold: float | Nonfinite
+    firing: int
+    actions: list[Text]
+    sentence: Text
+
+
+_Kind = TypeVar("_Kind", bound=_Line)
+
+
+def read_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
+    """Each whole line, as what it says and as it is written; one cut off at the end by a killed process is none.
+
+    Raises:
+        BrokenRecord: the file cannot be read, or a line is none of this kind.
+    """
+    number = 0
+    try:
+        with opened_text(path) as lines:
+            for text in lines:
+                number += 1
+                if not text.endswith("\n"):
+                    return
+                yield kind.model_validate(as_object(parse_json(text))), text
+    except FileNotFoundError:
+        return
+    except ValidationError as error:
+        raise _broken(path, number, first_problem(error)) from error
+    except Unreadable as error:
+        raise _broken(path, number, str(error)) from error
+
+
+def _broken(path: Path, number: int, reason: str) -> BrokenRecord:
+    if not number:
+        return BrokenRecord(f"{path} cannot be read ({reason}); put the file back, or train again")
+    return BrokenRecord(
+        f"line {number} of {path} cannot be read ({reason}); remove it and what follows, and train on with --resume"
+    )
