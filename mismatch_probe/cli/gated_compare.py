@@ -14,6 +14,7 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.result import Look
 from mismatch_probe.gate.run import open_gate
 from mismatch_probe.records.findings import Findings, file_name
 from mismatch_probe.records.run_directory import RunDirectory
@@ -59,11 +60,12 @@ class GatedCompare:
         """
         while True:
             result = judge(run.path, self.path, self.baseline, Outputs())
-            wanted = None if result.look is None else result.look.next_sequences
+            settings = run.read_manifest().settings
+            wanted = None if result.look is None else self._wanted(result.look, settings)
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
                 return result.exit_code
             try:
-                settings = self._with_sequences(run.read_manifest().settings, wanted, console)
+                settings = self._with_sequences(settings, wanted, console)
                 preparation = prepare(settings)
             except UsageError as error:
                 console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
@@ -71,6 +73,12 @@ class GatedCompare:
             with progress_listener(console, run) as listener:
                 extend_run(run, preparation, listener)
             publish()
+
+    def _wanted(self, look: Look, settings: CompareSettings) -> int | None:
+        """Sequences of the next look; after the last, what there is where a pass needs more prompts than were given."""
+        if look.next_sequences is None and (settings.prompts.num_prompts or 0) < self.gate.settings.min_prompts:
+            return look.num_sequences
+        return look.next_sequences
 
     def _require_filed(self, recorded: RunDirectory | None) -> None:
         asked = {check.metric.partition("_")[0]: check for check in self.gate.found}
@@ -85,11 +93,13 @@ class GatedCompare:
 
     def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
         given = settings.prompts.num_prompts
-        needed = math.ceil(wanted / settings.sampling.samples_per_prompt)
+        least = self.gate.settings.min_prompts
+        needed = max(math.ceil(wanted / settings.sampling.samples_per_prompt), least)
         if given is not None and needed <= given:
             return settings
         instead = "" if given is None else f" instead of {given}"
-        console.print(f"The gate looks at {wanted} sequences: {needed} prompts{instead}", soft_wrap=True)
+        what = f"looks at {wanted} sequences and passes from {least} prompts on"
+        console.print(f"The gate {what}: {needed} prompts{instead}", soft_wrap=True)
         return _with_prompts(settings, needed)
 
 

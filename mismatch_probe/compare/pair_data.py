@@ -143,6 +143,7 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
     rows = np.flatnonzero(~(foreign | empty | void["mu"] | void["pi"] | void_checks))
     counts = Counts(
         num_sequences=len(rows),
+        num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
         num_tokens=sum(len(mu.logprobs[row]) for row in rows),
         missing_mu=_count(mu, np.isnan),
         missing_pi=_count(pi, np.isnan),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, squared_variation
+from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, squared_variation, variance
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair
@@ -14,14 +14,18 @@ from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair
 
 @dataclass(frozen=True)
 class Totals:
-    """A metric as `function` of its cluster totals `columns` [K, G]; `clusters` [G] are the numbers of the clusters."""
+    """A metric as `function` of its cluster totals `columns` [K, G].
+
+    units: tokens or sequences of each cluster [G]; clusters: their numbers [G].
+    """
 
     function: Function
     columns: Floats
+    units: Floats
     clusters: Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traced(Estimate):
     """An estimate, the same at another level (`at`), and its totals; None for a quantile, which has none.
 
@@ -39,24 +43,38 @@ class TracingEstimator(Estimator):
     def smooth(
         self, function: Function, columns: Sequence[Floats], by: Unit, scale: Scale = Scale.SIGNED
     ) -> Traced | None:
-        found = jackknife(function, np.stack(columns))
+        units = self.counts(by)
+        found = jackknife(function, np.stack(columns), units)
         if found is None:
             return None
         return self._traced(
             lambda other: other.present(interval(found, scale, other.level), by),
-            function,
-            columns,
+            self._totals(function, columns, units),
             positive=scale is not Scale.SIGNED,
         )
 
+    def root_mean_square(self, values: Reals, by: Unit) -> Traced | None:
+        units = self.counts(by)
+        totals = self._totals(_root_of_ratio, [self.totals(values**2, by), units], units)
+        return self._traced(lambda other: other.root_mean_square(values, by), totals)
+
+    def standard_deviation(self, values: Reals, by: Unit) -> Traced | None:
+        centred, units = values - values.mean(), self.counts(by)
+        columns = [units, self.totals(centred, by), self.totals(centred**2, by)]
+        return self._traced(
+            lambda other: other.standard_deviation(values, by), self._totals(_standard_deviation, columns, units)
+        )
+
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
-        found = self._traced(lambda other: other.share_of_totals(events, units, by), ratio, [events, units])
+        totals = self._totals(ratio, [events, units], units)
+        found = self._traced(lambda other: other.share_of_totals(events, units, by), totals)
         assert found is not None, "a share always exists"
         return found
 
     def effective_share(self, excess: Floats, by: Unit) -> Traced | None:
-        columns = [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)]
-        return self._traced(lambda other: other.effective_share(excess, by), _effective_share, columns)
+        units = self.counts(by)
+        totals = self._totals(_effective_share, [units, self.totals(excess, by), self.totals(excess**2, by)], units)
+        return self._traced(lambda other: other.effective_share(excess, by), totals)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
         found = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))
@@ -66,8 +84,7 @@ class TracingEstimator(Estimator):
     def _traced(
         self,
         make: Callable[[Estimator], Estimate | None],
-        function: Function | None = None,
-        columns: Sequence[Floats] = (),
+        totals: Totals | None = None,
         positive: bool = True,
     ) -> Traced | None:
         def at(level: float) -> Estimate | None:
@@ -76,10 +93,10 @@ class TracingEstimator(Estimator):
         estimate = at(self.level)
         if estimate is None:
             return None
-        totals = None
-        if function is not None:
-            totals = Totals(function, np.stack(columns), np.unique(self.sequences.clusters))
         return Traced(**vars(estimate), at=at, totals=totals, positive=positive)
+
+    def _totals(self, function: Function, columns: Sequence[Floats], units: Floats) -> Totals:
+        return Totals(function, np.stack(columns), units, np.unique(self.sequences.clusters))
 
 
 def traced_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estimate], dict[str, str]]:
@@ -94,3 +111,11 @@ def plain(estimate: Estimate) -> Estimate:
 
 def _effective_share(count: Floats, excess: Floats, excess_squared: Floats) -> Floats:
     return np.asarray(1 / (1 + squared_variation(count, excess, excess_squared)))
+
+
+def _root_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    return np.asarray(np.sqrt(numerator / denominator))
+
+
+def _standard_deviation(count: Floats, x: Floats, xx: Floats) -> Floats:
+    return np.asarray(np.sqrt(variance(count, x, xx)))

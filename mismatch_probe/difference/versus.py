@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatch_probe.difference.traced import Totals, Traced
-from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.contrast import contrast, fewer_prompts
 from mismatch_probe.stats.intervals import Scale, interval, jackknife
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
@@ -52,11 +52,14 @@ def _joint(
     columns = np.zeros((width + len(new.columns), clusters.size))
     columns[:width, np.searchsorted(clusters, old.clusters)] = old.columns
     columns[width:, np.searchsorted(clusters, new.clusters)] = new.columns
+    units = np.zeros(clusters.size)
+    for totals in (old, new):
+        units[np.searchsorted(clusters, totals.clusters)] += totals.units
 
-    def of_both(*totals: Floats) -> Floats:
-        return combine(new.function(*totals[width:]), old.function(*totals[:width]))
+    def of_both(*sums: Floats) -> Floats:
+        return combine(new.function(*sums[width:]), old.function(*sums[:width]))
 
-    found = jackknife(of_both, columns)
+    found = jackknife(of_both, columns, units)
     if found is None:
         return None
     bounds = interval(found, scale, level)
@@ -68,4 +71,5 @@ def _joint(
         num_sequences=first.num_sequences + second.num_sequences,
         num_tokens=first.num_tokens + second.num_tokens,
         by=first.by,
+        num_prompts=fewer_prompts(first, second),
     )

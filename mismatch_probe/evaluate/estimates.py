@@ -74,7 +74,7 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     weights, rewards = 1 + excess, answers.rewards
     weighted, total = estimator.totals(weights * rewards, "sequence"), estimator.totals(weights, "sequence")
     plain, count = estimator.totals(rewards, "sequence"), estimator.counts("sequence")
-    under_pi = jackknife(ratio, np.stack([weighted, total]))
+    under_pi = jackknife(ratio, np.stack([weighted, total]), count)
     assert under_pi is not None, "weights are positive"
     if _is_binary(rewards):
         effective = max(1, round(ess.value * rewards.size))

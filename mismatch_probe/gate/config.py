@@ -191,10 +191,14 @@ class FoundCheck(Settings):
 
 
 class GateSettings(Settings):
-    """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file."""
+    """How to decide. `floor` names the file that `gate calibrate` wrote, beside the gate file.
+
+    min_prompts: fewer are never a pass, however many responses they have; 64 by simulation (`reports/gate-power.md`).
+    """
 
     alpha: float = Field(default=0.05, ge=1e-6, le=0.25)
     min_sequences: Count = 256
+    min_prompts: Count = 64
     max_sequences: Count = 1024
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
     preset: PresetName | None = None

@@ -1,15 +1,15 @@
 """From evidence and limits to an answer: pure, no files, so that simulations gate through the same code."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, GateSettings
 from mismatch_probe.gate.holm import holm_rejected
-from mismatch_probe.gate.measure import Measurement, Measurer
+from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
 from mismatch_probe.gate.result import Answer, CheckResult, Look
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
-from mismatch_probe.gate.wording import check_sentence
+from mismatch_probe.gate.wording import Prompts, check_sentence
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class Decision:
     checks: list[CheckResult]
 
     def exit_code(self, settings: GateSettings) -> ExitCode:
-        """A sample too small for the first look was not tested, which no setting makes a pass."""
+        """No setting makes a pass of a sample too small for the first look, or of too few prompts."""
         if self.answer == "inconclusive":
-            tolerated = ExitCode.PASS if self.look.number else ExitCode.INCONCLUSIVE
+            is_enough = self.look.number and not self.with_too_few_prompts(settings)
+            tolerated = ExitCode.PASS if is_enough else ExitCode.INCONCLUSIVE
             return {
                 "extend": ExitCode.INCONCLUSIVE,
                 "warn": tolerated,
@@ -31,6 +32,14 @@ class Decision:
                 "fail": ExitCode.GATE_FAILED,
             }[settings.on_inconclusive]
         return ExitCode.PASS if self.answer == "pass" else ExitCode.GATE_FAILED
+
+    def with_too_few_prompts(self, settings: GateSettings) -> list[CheckResult]:
+        """Blocking checks that rest on fewer prompts than a pass needs."""
+        return [
+            check
+            for check in self.checks
+            if check.level == "error" and check.num_prompts is not None and check.num_prompts < settings.min_prompts
+        ]
 
 
 @dataclass(frozen=True)
@@ -48,30 +57,33 @@ def decide(gate: GateFile, measurer: Measurer, found: Sequence[CheckResult] = ()
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
     false failure among the blocking checks, over all looks, at alpha (Holm inside a look, alpha spending over looks).
-    It passes where the opposite bound keeps the limit: all must, so each is tested at the look's full level and a
-    wrong pass is as rare [Berger 1982, Technometrics 24:295]. Anything else is inconclusive. `equal` is exact, and so
-    are `found`, which were decided already.
+    It passes where the opposite bound keeps the limit and rests on enough prompts: all must, so each is tested at the
+    look's full level and a wrong pass is as rare [Berger 1982, Technometrics 24:295]. Anything else is inconclusive.
+    `equal` is exact, and so are `found`, which were decided already.
 
     Raises:
         UsageError: a check cannot be answered from this evidence.
         BrokenRecord: a metric is beyond a float64.
     """
     settings = gate.settings
-    look = _look(settings, min(one.num_sampled for one in measurer.evidence.values()))
+    look = _look(settings, measurer.evidence.values())
     measured = [one for check in gate.checks for one in measurer.measure(check)]
     tests = _test(measured, settings, look)
-    checks = [*(_result(test, look) for test in tests), *found]
+    checks = [*(_result(test, look, settings) for test in tests), *found]
     return Decision(_overall(checks), look, checks)
 
 
-def _look(settings: GateSettings, num_sequences: int) -> Look:
+def _look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
     """The look reached; number 0, which decides nothing, for a sample too small for the first."""
+    num_sequences = min(one.num_sampled for one in evidence)
     number = look_number(settings.looks, num_sequences)
     fractions = fractions_so_far(settings.looks, num_sequences)
     return Look(
         number=number,
         declared=settings.looks,
         num_sequences=num_sequences,
+        num_prompts=min(one.pair.sequences.num_clusters for one in evidence),
+        min_prompts=settings.min_prompts,
         fraction=fractions[-1],
         spent=spent(settings.alpha, fractions[-1]) if number else 0.0,
         nominal_level=nominal_level(settings.alpha, fractions) if number else 0.0,
@@ -96,11 +108,12 @@ def _test(measured: Sequence[Measurement], settings: GateSettings, look: Look) -
     return tests
 
 
-def _result(test: _Test, look: Look) -> CheckResult:
+def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
     one, check = test.measured, test.measured.check
+    prompts = Prompts(one.num_prompts, settings.min_prompts)
     low, high = one.claim.bounds(look.nominal_level) if one.is_statistical and look.number else (None, None)
-    answer = _answer(test, look)
-    passing = (high if check.upper else low) if one.is_statistical else None
+    answer = _answer(test, look, prompts)
+    passing = (high if check.upper else low) if one.is_statistical and prompts.are_enough else None
     return CheckResult(
         metric=check.name,
         measured=check.measured,
@@ -109,7 +122,7 @@ def _result(test: _Test, look: Look) -> CheckResult:
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer=answer,
-        sentence=check_sentence(one, answer, low, high, look),
+        sentence=check_sentence(one, answer, low, high, look, prompts),
         value=one.claim.value,
         low=low,
         high=high,
@@ -122,22 +135,24 @@ def _result(test: _Test, look: Look) -> CheckResult:
         comparison=one.comparison,
         num_sequences=one.run.num_sequences,
         num_tokens=one.run.num_tokens,
+        num_prompts=one.num_prompts,
         by=one.run.by,
         source=check.source,
     )
 
 
-def _answer(test: _Test, look: Look) -> Answer:
+def _answer(test: _Test, look: Look, prompts: Prompts) -> Answer:
     one, check = test.measured, test.measured.check
     if not one.is_statistical:
         if not check.is_kept_by(one.claim.value):
             return "fail"
-        return "pass" if look.number else "inconclusive"
+        return "pass" if look.number and prompts.are_enough else "inconclusive"
     if not look.number:
         return "inconclusive"
     if test.fails:
         return "fail"
-    return "pass" if one.claim.within(check.limit, look.nominal_level, upper=check.upper) else "inconclusive"
+    is_kept = one.claim.within(check.limit, look.nominal_level, upper=check.upper)
+    return "pass" if is_kept and prompts.are_enough else "inconclusive"
 
 
 def _overall(checks: Sequence[CheckResult]) -> Answer:

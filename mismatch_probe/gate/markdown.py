@@ -75,6 +75,9 @@ def _basis(result: GateResult) -> list[str]:
         found.append(f"baseline {result.baseline}")
     look = result.look
     if look is not None and result.alpha is not None:
+        if look.num_prompts is not None:
+            needed = f"a pass needs {look.min_prompts} prompts"
+            found.append(f"{look.num_sequences} sequences of {look.num_prompts} prompts; {needed}")
         found.append(
             f"look {look.number} of {len(look.declared)} (at {', '.join(map(str, look.declared))} sequences): "
             f"{look.spent:.3f} of alpha {result.alpha:g} spent, one-sided bounds at {look.nominal_level:.4f}"

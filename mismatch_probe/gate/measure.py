@@ -44,6 +44,12 @@ class Measurement:
     comparison: Comparison | None = None
 
     @property
+    def num_prompts(self) -> int:
+        """Prompts that the run's metric rests on."""
+        assert self.run.num_prompts is not None, "an estimate made now counts its prompts"
+        return self.run.num_prompts
+
+    @property
     def is_statistical(self) -> bool:
         """Extremes and exact checks are compared as they are."""
         return self.check.is_statistical and isinstance(self.run, Traced)

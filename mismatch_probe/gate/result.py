@@ -17,7 +17,9 @@ class CheckResult(Record):
     value, low, high: what the limit is put on, and its one-sided bounds at the look's nominal level `bound_level`
     (each wrong at most that often). With `max_regression` that is how much worse the run is than the baseline, as a
     share; `run_value` and `baseline_value` are the metric itself. p_value: of the data if the limit were just met;
-    holm_level is what it must not exceed for the check to fail. passing_limit: the tightest limit that would pass.
+    holm_level is what it must not exceed for the check to fail. passing_limit: the tightest limit that would pass; None
+    where there are too few prompts for any to. num_prompts: of the responses that the check looks at; None for what
+    `headroom` or `localize` found.
     """
 
     metric: str
@@ -40,16 +42,22 @@ class CheckResult(Record):
     comparison: Literal["paired", "two-sample"] | None
     num_sequences: int
     num_tokens: int
+    num_prompts: int | None = None
     by: Literal["token", "sequence"]
     source: str
 
 
 class Look(Record):
-    """Which look this was. fraction: of the sequences of the last look; spent: of alpha, up to this look."""
+    """Which look this was. fraction: of the sequences of the last look; spent: of alpha, up to this look.
+
+    num_prompts: of the pair of dtypes that has the fewest usable ones; min_prompts: what a pass needs.
+    """
 
     number: int
     declared: list[int]
     num_sequences: int
+    num_prompts: int | None = None
+    min_prompts: int | None = None
     fraction: float
     spent: float
     nominal_level: float

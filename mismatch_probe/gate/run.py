@@ -96,7 +96,8 @@ def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateR
 def _sentence(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
-    at = f"with {look.num_sequences} sequences (look {look.number} of {len(look.declared)})"
+    size = f"{look.num_sequences} sequences of {look.num_prompts} prompts"
+    at = f"with {size} (look {look.number} of {len(look.declared)})"
     if not blocking:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
     answered = {answer: [one for one in blocking if one.answer == answer] for answer in ("fail", "inconclusive")}
@@ -115,6 +116,9 @@ def _limits(checks: Sequence[CheckResult], one: str = "is", many: str = "are") -
 def _what_next(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
+    short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
+    if short and on_inconclusive != "fail":
+        return _more_prompts(short, gate, run_path, gate_path)
     if on_inconclusive in ("warn", "pass") and not decision.look.number:
         return f"no setting passes what was not tested: {_command_on(run_path, gate_path)}"
     if on_inconclusive != "extend":
@@ -123,6 +127,15 @@ def _what_next(decision: Decision, gate: GateFile, run_path: Path, gate_path: Pa
     if following is None:
         return "that was the last look: move the limit, or raise max_sequences"
     return f"the next look is at {following} sequences: {_command_on(run_path, gate_path)}"
+
+
+def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run_path: Path, gate_path: Path) -> str:
+    """More responses to the same prompts do not mend it."""
+    fewest = min(check.num_prompts or 0 for check in short)
+    return (
+        f"a pass needs {gate.settings.min_prompts} prompts, and there are {fewest}: add prompts, not samples of the "
+        f"same ones ({_command_on(run_path, gate_path)}), or lower min_prompts and be wrong more often"
+    )
 
 
 def _command_on(run_path: Path, gate_path: Path) -> str:

@@ -1,6 +1,7 @@
 """A check in a sentence."""
 
 import math
+from dataclasses import dataclass
 
 from mismatch_probe.gate.config import SIGNS
 from mismatch_probe.gate.measure import Measurement
@@ -10,11 +11,30 @@ from mismatch_probe.notation import write_number
 _DIGITS = 3
 
 
-def check_sentence(one: Measurement, answer: Answer, low: float | None, high: float | None, look: Look) -> str:
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that a check rests on, and the fewest that a pass needs."""
+
+    number: int
+    least: int
+
+    @property
+    def are_enough(self) -> bool:
+        return self.number >= self.least
+
+    def __str__(self) -> str:
+        one = self.number == 1
+        return f"{self.number} prompt{'' if one else 's'} {'is' if one else 'are'} fewer than the {self.least}"
+
+
+def check_sentence(
+    one: Measurement, answer: Answer, low: float | None, high: float | None, look: Look, prompts: Prompts
+) -> str:
     """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
     check = one.check
     limit = f"{SIGNS[check.kind]} {check.limit:g}"
-    return f"{_measured(one)}{_range(one, low, high)}; {_judged(one, answer, limit, look)}{_advice(one, low, high)}"
+    advice = _advice(one, low, high) if prompts.are_enough else ""
+    return f"{_measured(one)}{_range(one, low, high)}; {_judged(one, answer, limit, look, prompts)}{advice}"
 
 
 def _measured(one: Measurement) -> str:
@@ -39,13 +59,15 @@ def _range(one: Measurement, low: float | None, high: float | None) -> str:
     return f" (from {write_number(low)} to {write_number(high)})"
 
 
-def _judged(one: Measurement, answer: Answer, limit: str, look: Look) -> str:
+def _judged(one: Measurement, answer: Answer, limit: str, look: Look, prompts: Prompts) -> str:
     if answer == "pass":
         return f"{limit} is kept"
     if answer == "fail":
         return f"{limit} is broken"
     if not look.number:
         return f"{limit} is not tested: {look.num_sequences} sequences are fewer than the {look.declared[0]} required"
+    if not prompts.are_enough:
+        return f"{limit} is not broken for sure, and {prompts} that a pass needs"
     return f"{limit} is neither kept nor broken for sure with {one.run.num_sequences} sequences"
 
 

@@ -1,5 +1,6 @@
 """From sums at every place to errors with intervals, and from log-probs to the token KL they explain."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,8 +14,8 @@ from mismatch_probe.localize.suspects import channel_ratio
 from mismatch_probe.records.localize import PlaceError, RouterDecisions, Side, SideError
 from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.stats.divergence import k3_terms
-from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Function, Interval, Scale, ratio, root_of_ratio
+from mismatch_probe.stats.estimator import Estimator, mapped
+from mismatch_probe.stats.intervals import Interval, Scale, ratio
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Sequences
 
@@ -108,7 +109,7 @@ def _side_error(side: SideSums, estimator: Estimator) -> SideError:
     return SideError(
         total=_relative_estimate(side.total, estimator),
         own=_relative_estimate(side.own, estimator),
-        scale=_ratio_of(side.own.along, side.own.target_squares, ratio, Scale.SIGNED, estimator),
+        scale=_ratio_of(side.own.along, side.own.target_squares, Scale.SIGNED, estimator),
         cosine=_cosine(side.total),
         largest=float(side.total.largest[0] / size) if size else 0.0,
     )
@@ -117,15 +118,13 @@ def _side_error(side: SideSums, estimator: Estimator) -> SideError:
 def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
     """Where the target is zero everywhere, relative to the side: all of what it gives is error."""
     against = sums.target_squares if sums.target_squares.any() else sums.side_squares
-    return _ratio_of(sums.error_squares, against, root_of_ratio, Scale.POSITIVE, estimator)
+    return mapped(_ratio_of(sums.error_squares, against, Scale.POSITIVE, estimator), math.sqrt)
 
 
-def _ratio_of(
-    numerator: Floats, denominator: Floats, function: Function, scale: Scale, estimator: Estimator
-) -> Estimate:
+def _ratio_of(numerator: Floats, denominator: Floats, scale: Scale, estimator: Estimator) -> Estimate:
     """0 where the denominator is."""
     columns = [_clusters(numerator, estimator), _clusters(denominator, estimator)]
-    found = estimator.smooth(function, columns, "token", scale)
+    found = estimator.smooth(ratio, columns, "token", scale)
     return found if found is not None else estimator.present(Interval(0.0, 0.0, 0.0), "token")
 
 

@@ -79,11 +79,13 @@ class TokenInContext(Record):
 class Counts(Record):
     """What was there to measure, and what was not usable.
 
-    positive_mu, positive_pi: log-probs above 0 by more than rounding explains. void_checks: responses whose prefill or
-    reference log-probs are missing, not finite, or above 0.
+    num_prompts: what the responses answer; None in summaries made before it was counted. positive_mu, positive_pi:
+    log-probs above 0 by more than rounding explains. void_checks: responses whose prefill or reference log-probs are
+    missing, not finite, or above 0.
     """
 
     num_sequences: int
+    num_prompts: int | None = None
     num_tokens: int
     missing_mu: int
     missing_pi: int

@@ -85,7 +85,8 @@ def _contrast_sentence(contrast: Contrast) -> str:
 
 def size_sentence(pair: PairSummary) -> str:
     counts = pair.counts
-    return f"{write_count(counts.num_tokens)} tokens in {write_count(counts.num_sequences)} responses"
+    prompts = "" if counts.num_prompts is None else f" to {write_count(counts.num_prompts)} prompts"
+    return f"{write_count(counts.num_tokens)} tokens in {write_count(counts.num_sequences)} responses{prompts}"
 
 
 def level(summary: Summary) -> str:

@@ -35,4 +35,12 @@ def contrast(first: Estimate, second: Estimate) -> Estimate | None:
         num_sequences=first.num_sequences + second.num_sequences,
         num_tokens=first.num_tokens + second.num_tokens,
         by=first.by,
+        num_prompts=fewer_prompts(first, second),
     )
+
+
+def fewer_prompts(first: Estimate, second: Estimate) -> int | None:
+    """Prompts of the sample that has fewer; None where one does not say."""
+    if first.num_prompts is None or second.num_prompts is None:
+        return None
+    return min(first.num_prompts, second.num_prompts)

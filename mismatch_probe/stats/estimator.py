@@ -1,5 +1,6 @@
 """Estimates for the sequences of one pair: the only place where a value meets its interval and its counts."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,10 +15,9 @@ from mismatch_probe.stats.intervals import (
     interval,
     jackknife,
     ratio,
-    root_of_ratio,
     share_interval,
     squared_variation,
-    standard_deviation,
+    variance,
 )
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences
@@ -56,7 +56,7 @@ class Estimator:
     def present(self, found: Interval, by: Unit) -> Estimate:
         """An interval with the counts of this sample."""
         n, t = self.sequences.num_sequences, self.sequences.num_tokens
-        return Estimate(found.value, found.low, found.high, self.level, n, t, by)
+        return Estimate(found.value, found.low, found.high, self.level, n, t, by, self.sequences.num_clusters)
 
     def bare(self, value: float, by: Unit) -> Estimate:
         """A value no honest interval exists for (an extreme)."""
@@ -66,7 +66,7 @@ class Estimator:
         self, function: Function, columns: Sequence[Floats], by: Unit, scale: Scale = Scale.SIGNED
     ) -> Estimate | None:
         """A smooth function of cluster totals, each [G]."""
-        estimate = jackknife(function, np.stack(columns))
+        estimate = jackknife(function, np.stack(columns), self.counts(by))
         return None if estimate is None else self.present(interval(estimate, scale, self.level), by)
 
     def mean(self, values: Reals, by: Unit, scale: Scale = Scale.SIGNED) -> Estimate | None:
@@ -78,12 +78,14 @@ class Estimator:
         return self.smooth(ratio, [self.totals(sums, "sequence"), self.counts("token")], "token", scale)
 
     def root_mean_square(self, values: Reals, by: Unit) -> Estimate | None:
-        return self.smooth(root_of_ratio, [self.totals(values**2, by), self.counts(by)], by, Scale.POSITIVE)
+        square = self.mean(values**2, by, Scale.POSITIVE)
+        return None if square is None else mapped(square, math.sqrt)
 
     def standard_deviation(self, values: Reals, by: Unit) -> Estimate | None:
         centred = values - values.mean()
         columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
-        return self.smooth(standard_deviation, columns, by, Scale.POSITIVE)
+        square = self.smooth(variance, columns, by, Scale.POSITIVE)
+        return None if square is None else mapped(square, math.sqrt)
 
     def share(self, mask: Mask, by: Unit) -> Estimate:
         """Share of tokens [T] or sequences [N] that are true."""
@@ -91,7 +93,7 @@ class Estimator:
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Estimate:
         """Share of the units of each cluster [G] that are events [G]."""
-        estimate = jackknife(ratio, np.stack([events, units]))
+        estimate = jackknife(ratio, np.stack([events, units]), units)
         assert estimate is not None, "a share always exists"
         return self.present(share_interval(estimate, int(units.sum()), self.level), by)
 

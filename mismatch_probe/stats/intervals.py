@@ -4,11 +4,13 @@ Leaving one cluster (prompt) out at a time gives the standard error of any smoot
 1981, Annals of Statistics 9:586; clustered it is CV3 of Cameron and Miller 2015, J. Human Resources 50:317, which errs
 on the wide side]. Heavy tails make that error itself uncertain: Student's t takes Satterthwaite's degrees of freedom
 from the kurtosis of the jackknife values [Satterthwaite 1946, Biometrics Bulletin 2:110; O'Neill 2014, American
-Statistician 68:282], and positive skewed quantities get their interval on the log scale. There the two bounds differ
+Statistician 68:282], never more than the sizes of the clusters leave (`few_clusters.leverage_degrees`), and positive
+skewed quantities get their interval on the log scale. There the two bounds differ
 [Johnson 1978, JASA 73:536]: a sample with the rare large values has a large mean and a large error together, so its
 lower bound is safe with Student's own degrees, and one without them shows far less kurtosis than what it comes from.
 How much of that is made up for is set by simulation (`benchmarks/coverage.py`), where bootstrap-t, BCa, Hall's and
-power transforms cover no better.
+power transforms cover no better. Few clusters show no kurtosis at all, so the upper bound of a mean of positive values
+is never below that of clusters whose values are log-normal (`few_clusters.log_normal_reach`).
 """
 
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from enum import Enum
 import numpy as np
 from scipy import special
 
+from mismatch_probe.stats.few_clusters import leverage_degrees, log_normal_reach, log_variance
 from mismatch_probe.stats.sequences import Floats
 
 ROUNDING = 1e-12
@@ -75,19 +78,24 @@ _TAILS: dict[Scale, tuple[Tail, Tail]] = {
 
 @dataclass(frozen=True)
 class Jackknife:
-    """A value, its standard error, and what tells how sure that error is; NaN where there is no error."""
+    """A value, its standard error, and what tells how sure that error is; NaN where there is no error.
+
+    most_degrees: of freedom, by the sizes of the clusters. log_variance: of the clusters' own values.
+    """
 
     value: float
     error: float
     kurtosis: float
     num_clusters: int
+    most_degrees: float
+    log_variance: float = 0.0
 
     def degrees(self, tail: Tail) -> float:
         """Satterthwaite's degrees of freedom: those of a variance estimated from values of this kurtosis."""
-        most = self.num_clusters - 1.0
         if not self.kurtosis > 3:
-            return most
-        return min(max(2 * self.num_clusters / (2 + tail.times * (self.kurtosis - 3)) - 1, tail.least), most)
+            return self.most_degrees
+        seen = 2 * self.num_clusters / (2 + tail.times * (self.kurtosis - 3)) - 1
+        return min(max(seen, tail.least), self.most_degrees)
 
 
 @dataclass(frozen=True)
@@ -97,11 +105,12 @@ class Interval:
     high: float | None
 
 
-def jackknife(function: Function, columns: Floats) -> Jackknife | None:
+def jackknife(function: Function, columns: Floats, units: Floats) -> Jackknife | None:
     """`function` of column totals with its leave-one-cluster-out standard error; columns [K, G].
 
-    `function` takes K arrays of totals, one shape, and is unchanged when all are scaled alike. None where the value
-    does not exist; the error is NaN with fewer than two clusters, or where a value without one does not exist.
+    units: sizes of the clusters [G], tokens or sequences. `function` takes K arrays of totals, one shape, and is
+    unchanged when all are scaled alike. None where the value does not exist; the error is NaN with fewer than two
+    clusters, or where a value without one does not exist.
     """
     totals = columns.sum(axis=1, keepdims=True)
     num_clusters = columns.shape[1]
@@ -111,11 +120,12 @@ def jackknife(function: Function, columns: Floats) -> Jackknife | None:
         if not np.isfinite(value):
             return None
         if num_clusters < 2:
-            return Jackknife(value, np.nan, np.nan, num_clusters)
+            return Jackknife(value, np.nan, np.nan, num_clusters, 0.0)
         squares = (without_one - without_one.mean()) ** 2
         error = np.sqrt((num_clusters - 1) / num_clusters * squares.sum())
         kurtosis = num_clusters * (squares**2).sum() / squares.sum() ** 2
-    return Jackknife(value, float(error), float(kurtosis), num_clusters)
+    spread = log_variance(function, columns, value)
+    return Jackknife(value, float(error), float(kurtosis), num_clusters, leverage_degrees(units), spread)
 
 
 def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
@@ -126,7 +136,11 @@ def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
     there, slope, back = _LINKS[scale]
     with np.errstate(all="ignore"):
         degrees = [estimate.degrees(tail) for tail in _tails(scale, value)]
-        reach = special.stdtrit(degrees, (1 + level) / 2) * error * slope(np.float64(value))
+        own_error = error * slope(np.float64(value))
+        reach = special.stdtrit(degrees, (1 + level) / 2) * own_error
+        if scale is Scale.POSITIVE and own_error > 0:
+            student = special.stdtrit(estimate.most_degrees, (1 + level) / 2) * own_error
+            reach[1] = max(reach[1], log_normal_reach(student, estimate.log_variance, estimate.most_degrees, level))
         if not reach.any() or not np.isfinite(reach).all():
             return Interval(value, value, value)
         low, high = back(there(np.float64(value)) + reach * [-1, 1])
@@ -170,13 +184,9 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
     return numerator / denominator
 
 
-def root_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
-    return np.sqrt(numerator / denominator)
-
-
-def standard_deviation(count: Floats, x: Floats, xx: Floats) -> Floats:
+def variance(count: Floats, x: Floats, xx: Floats) -> Floats:
     """Of values taken about a fixed origin near their mean."""
-    return np.asarray(np.sqrt(np.maximum(xx / count - (x / count) ** 2, 0)))
+    return np.asarray(np.maximum(xx / count - (x / count) ** 2, 0))
 
 
 def correlation(count: Floats, x: Floats, y: Floats, xx: Floats, yy: Floats, xy: Floats) -> Floats:

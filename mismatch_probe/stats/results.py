@@ -11,7 +11,9 @@ class Estimate:
     """A number that is never bare.
 
     `low` and `high` bound the `level` confidence interval, clustered by sequence (by prompt where samples share one);
-    both are None where no honest interval exists (maxima). `by` says what the value averages over.
+    both are None where no honest interval exists (maxima). `by` says what the value averages over. `num_prompts` is how
+    many clusters the interval rests on, the smaller number where two samples are set against each other; None in
+    records that were made before it was counted.
     """
 
     value: float
@@ -21,6 +23,7 @@ class Estimate:
     num_sequences: int
     num_tokens: int
     by: Unit
+    num_prompts: int | None = None
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Sequences:
     def num_tokens(self) -> int:
         return int(self.offsets[-1])
 
-    @property
+    @cached_property
     def num_clusters(self) -> int:
         return int(self.cluster_index.max()) + 1
 

@@ -86,7 +86,7 @@ def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
     """Share of responses solved, its interval clustered by problem."""
     solved = np.array([one.solved for one in latest.values()], dtype=np.float64)
     responses = np.array([one.responses for one in latest.values()], dtype=np.float64)
-    estimate = jackknife(ratio, np.stack([solved, responses]))
+    estimate = jackknife(ratio, np.stack([solved, responses]), responses)
     assert estimate is not None, "a share always exists"
     found = share_interval(estimate, int(responses.sum()), _LEVEL)
     return Estimate(
@@ -97,6 +97,7 @@ def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
         num_sequences=int(responses.sum()),
         num_tokens=sum(one.tokens for one in latest.values()),
         by="sequence",
+        num_prompts=len(latest),
     )
 
 

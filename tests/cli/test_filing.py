@@ -13,7 +13,7 @@ from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.cli.test_schema import validate
-from tests.gate.cli import CommandLine, check, gate_file
+from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.report.documents import headroom, localization
 from tests.simulated_run import Simulation, simulated_run
 from tests.tiny_models import make_checkpoint
@@ -69,7 +69,7 @@ def test_localize_of_a_run_is_filed_with_it_for_report_and_gate(
     assert 'id="localize-fp32-fp32"' in run.report_path.read_text()
     assert not list(run.path.glob(".localize-*"))
     limit = check(metric="localize_suspects", equal=0, slice={"pair": "fp32"})
-    judged = command_line("gate", run.path, "--config", gate_file(tmp_path, "[gate]\nmin_sequences = 32\n" + limit))
+    judged = command_line("gate", run.path, "--config", gate_file(tmp_path, GATE + limit))
     assert judged.code == 0, judged.stderr
 
 

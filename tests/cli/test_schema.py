@@ -61,7 +61,7 @@ def test_an_unknown_document_is_a_sentence(command_line: CommandLine) -> None:
 def test_what_the_commands_write_agrees_with_the_schemas(tmp_path: Path, command_line: CommandLine) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=32), with_summary=True)
     again = simulated_run(tmp_path / "again", Simulation(num_prompts=32, noise_seed=1))
-    limits = '[gate]\nmin_sequences = 32\nmax_sequences = 32\nfloor = "floor.json"\n' + check(
+    limits = '[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\nfloor = "floor.json"\n' + check(
         metric="abs_logprob_diff", max_regression=5.0
     )
     gate = gate_file(tmp_path, limits)

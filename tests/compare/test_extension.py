@@ -115,5 +115,5 @@ def test_compare_with_a_gate_extends_the_run_while_the_answer_is_open(tmp_path: 
 
 
 def _gate(limit: float) -> str:
-    settings = "[gate]\nmin_sequences = 8\nmax_sequences = 16\n"
+    settings = "[gate]\nmin_sequences = 8\nmin_prompts = 8\nmax_sequences = 16\n"
     return f'{settings}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n'

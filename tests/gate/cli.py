@@ -57,6 +57,6 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-GATE = "[gate]\nmin_sequences = 32\nmax_sequences = 32\n"
+GATE = "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n"
 GOOD = check(metric="abs_logprob_diff", max=1)
 REGRESSION = check(metric="abs_logprob_diff", max_regression=0.5)

@@ -161,3 +161,50 @@ def test_a_long_enough_sample_is_judged_with_the_whole_budget_at_the_last_look()
     assert [look.number for look in looks] == [1, 2, 3, 3]
     assert looks[-1].spent == pytest.approx(0.05)
     assert [look.next_sequences for look in looks] == [128, 256, None, None]
+
+
+def of_prompts(pair: TokenPair, num_prompts: int) -> TokenPair:
+    """The same responses as answers to so many prompts."""
+    clusters = np.arange(pair.sequences.num_sequences) % num_prompts
+    return TokenPair(Sequences(pair.sequences.offsets, clusters), pair.log_pi, pair.log_mu)
+
+
+EASY = {"metric": "abs_logprob_diff", "max": 100.0}
+
+
+@pytest.mark.parametrize("check", [EASY, {"metric": "bitwise_equal", "equal": 0.0}])
+def test_many_responses_to_few_prompts_are_no_pass(check: dict[str, object]) -> None:
+    pair = sample(256)
+    few, enough = decided(gate(check), of_prompts(pair, 63)), decided(gate(check), of_prompts(pair, 64))
+    assert (few.answer, enough.answer) == ("inconclusive", "pass")
+    assert "63 prompts are fewer than the 64 that a pass needs" in few.checks[0].sentence
+    assert (few.look.num_sequences, few.look.num_prompts, few.look.min_prompts) == (256, 63, 64)
+    assert few.checks[0].num_prompts == 63
+    assert few.checks[0].passing_limit is None
+
+
+@pytest.mark.parametrize(("on_inconclusive", "code"), [("extend", 3), ("warn", 3), ("pass", 3), ("fail", 1)])
+def test_no_setting_passes_too_few_prompts(on_inconclusive: str, code: int) -> None:
+    file = gate(EASY, on_inconclusive=on_inconclusive)
+    assert decided(file, of_prompts(sample(256), 8)).exit_code(file.settings) == code
+
+
+def test_few_prompts_can_fail_and_how_many_are_enough_is_the_files_choice() -> None:
+    few = of_prompts(sample(256), 8)
+    assert decided(gate({"metric": "abs_logprob_diff", "max": 1e-6}), few).answer == "fail"
+    assert decided(gate(EASY, min_prompts=8), few).answer == "pass"
+
+
+def test_the_prompts_of_a_slice_are_those_that_reach_it() -> None:
+    pair = sample(256, length=20)
+    long = int((pair.sequences.lengths > 38).sum())
+    assert 0 < long < 64
+    decision = decided(gate({**EASY, "slice": {"position": "38:"}}), pair)
+    assert (decision.answer, decision.checks[0].num_prompts) == ("inconclusive", long)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2, 3])
+def test_a_gate_on_hardly_any_prompt_does_not_break(num_prompts: int) -> None:
+    for limit in (1e-6, 100.0):
+        decision = decided(gate({"metric": "abs_logprob_diff", "max": limit}), of_prompts(sample(256), num_prompts))
+        assert decision.answer in ("inconclusive", "fail") if num_prompts > 1 else decision.answer == "inconclusive"

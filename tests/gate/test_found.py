@@ -14,7 +14,7 @@ from tests.gate.cli import CommandLine, Ended, check, gate_file
 from tests.report.documents import headroom, localization
 from tests.simulated_run import Simulation, simulated_run
 
-GATE = "[gate]\nmin_sequences = 32\nmax_sequences = 32\n"
+GATE = "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n"
 GOOD = check(metric="abs_logprob_diff", max=1)
 SUSPECT = localization(suspect_layer=5)
 

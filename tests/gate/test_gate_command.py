@@ -103,7 +103,7 @@ def test_other_responses_are_compared_as_two_samples(
 
 def test_limits_edited_after_a_look_are_noted(command_line: CommandLine, small: RunDirectory, tmp_path: Path) -> None:
     def notes(limits: str) -> str:
-        config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmax_sequences = 32\n" + limits)
+        config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n" + limits)
         return " ".join(command_line("gate", small.path, "--config", config, "--json").document["notes"])
 
     assert "edited" not in notes(BROKEN)
@@ -113,7 +113,7 @@ def test_limits_edited_after_a_look_are_noted(command_line: CommandLine, small: 
 
 def test_a_baseline_made_after_the_run_is_noted(command_line: CommandLine, small: RunDirectory, tmp_path: Path) -> None:
     later = simulated_run(tmp_path / "later", Simulation(num_prompts=32, mean_length=20))
-    config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmax_sequences = 32\n" + REGRESSION)
+    config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n" + REGRESSION)
     swapped, right = (
         command_line("gate", run.path, "--config", config, "--baseline", other.path).stderr
         for run, other in ((small, later), (later, small))
@@ -137,7 +137,7 @@ def test_responses_scored_again_are_compared_with_the_baselines_prefill(
     command_line: CommandLine, small: RunDirectory, tmp_path: Path
 ) -> None:
     again = _rescored(small, tmp_path)
-    config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmax_sequences = 32\n" + REGRESSION)
+    config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n" + REGRESSION)
     ended = command_line("gate", again.path, "--config", config, "--baseline", small.path, "--json")
     [one] = ended.document["checks"]
     assert (one["comparison"], one["value"]) == ("paired", 0.0)

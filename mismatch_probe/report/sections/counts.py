@@ -1,12 +1,13 @@
 """What was there to measure, and what was not usable."""
 
-from mismatch_probe.notation import write_count
+from mismatch_probe.notation import ABSENT, write_count
 from mismatch_probe.records.summary import Counts, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Section, Table
 
 _LABELS = {
     "num_sequences": "responses measured",
+    "num_prompts": "prompts they answer",
     "num_tokens": "tokens measured",
     "missing_mu": "log-probs missing under mu",
     "missing_pi": "log-probs missing under pi",
@@ -24,7 +25,7 @@ def counts(summary: Summary) -> Section:
     rows = [
         [
             _LABELS.get(name, name.replace("_", " ")),
-            *(write_count(getattr(pair.counts, name)) for pair in summary.pairs),
+            *(_written(getattr(pair.counts, name)) for pair in summary.pairs),
         ]
         for name in Counts.model_fields
     ]
@@ -36,3 +37,7 @@ def counts(summary: Summary) -> Section:
         "to zero.",
         [Table("Data of each pair", columns, rows, stacked=True)],
     )
+
+
+def _written(number: int | None) -> str:
+    return ABSENT if number is None else write_count(number)

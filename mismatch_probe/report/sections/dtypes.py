@@ -39,13 +39,14 @@ def _every_metric(pair: PairSummary) -> Table:
     rows: list[list[Cell]] = []
     for name, estimate in pair.metrics.items():
         written = write_estimate(estimate)
-        sizes = [write_count(estimate.num_sequences), write_count(estimate.num_tokens)]
+        prompts = ABSENT if estimate.num_prompts is None else write_count(estimate.num_prompts)
+        sizes = [prompts, write_count(estimate.num_sequences), write_count(estimate.num_tokens)]
         rows.append([metric_name(name), written.value, written.interval or ABSENT, *sizes, f"{estimate.by}s"])
     return Table(
         f"Every metric of {pair_label(pair)}",
-        ["metric", "value", "interval", "responses", "tokens", "averages over"],
+        ["metric", "value", "interval", "prompts", "responses", "tokens", "averages over"],
         rows,
-        text_columns=frozenset({5}),
+        text_columns=frozenset({6}),
         folded=True,
     )
 
