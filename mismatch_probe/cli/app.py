@@ -1,92 +1,57 @@
-"""The command line: registers the commands and turns errors into sentences and exit codes."""
+"""Where the program starts and ends: every failure is one sentence on stderr and a documented exit code."""
 
 import sys
 import traceback
-from typing import Any
+from collections.abc import Sequence
+from typing import Final
 
-import typer
-from typer.core import TyperGroup
-
-from mismatch_probe import __version__
-from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
+from mismatch_probe.cli.interrupts import heed_interrupts, ignore_interrupts
+from mismatch_probe.cli.streams import keep_standard_streams
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, Interrupted, MismatchProbeError
-from mismatch_probe.host import prepare
+from mismatch_probe.inert import plain, shortened
 
-
-class _Commands(TyperGroup):
-    """Keeps Ctrl-C from typer, which would end without a word."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise Interrupted("interrupted") from error
-
-
-app = typer.Typer(
-    name="mismatch-probe",
-    cls=_Commands,
-    help="Measure, explain and gate the training-inference mismatch of language models trained with RL.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-_ENGINES = ("torch", "transformers", "vllm")
-
-_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Leaves --vllm.KEY VALUE to the command."""
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"mismatch-probe {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
-) -> None:
-    """Measure, explain and gate the training-inference mismatch."""
-
-
-app.command("compare", context_settings=_PASS_THROUGH)(compare.compare)
-app.command("train", context_settings=_PASS_THROUGH)(train.train)
-app.command("sanity", context_settings=_PASS_THROUGH)(sanity.sanity)
-app.command("evaluate", context_settings=_PASS_THROUGH)(evaluate.evaluate)
-app.command("headroom")(headroom.headroom)
-app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
-app.command("report")(report.report)
-app.command("diff")(diff.diff)
-app.add_typer(gate.app, name="gate")
-app.command("doctor")(doctor.doctor)
-app.command("schema")(schema.schema)
+_ENGINES: Final = ("torch", "transformers", "vllm")
+_MOST_CHARACTERS: Final = 8000
 
 
 def main() -> None:
-    """Entry point: every failure is one sentence on stderr and a documented exit code; 1 always means a failed gate."""
-    prepare()
-    debug = "--debug" in sys.argv
-    if debug:
-        sys.argv.remove("--debug")
+    """The process: its streams may go away, Ctrl-C may come again and again. 1 always means that the answer is no."""
+    code = ExitCode.INTERRUPTED
     try:
-        app()
-    except MismatchProbeError as error:
-        if debug:
-            traceback.print_exc()
-        typer.echo(f"mismatch-probe: {error}", err=True)
-        sys.exit(error.exit_code)
+        heed_interrupts()
+        keep_standard_streams()
+        code = run(sys.argv[1:])
+    finally:
+        ignore_interrupts()
+    sys.exit(code)
+
+
+def run(words: Sequence[str]) -> ExitCode:
+    """One command line, in this process and on its streams as they are."""
+    debug = "--debug" in words
+    try:
+        from mismatch_probe.cli.commands import invoke
+        from mismatch_probe.host import prepare
+
+        prepare()
+        return invoke([word for word in words if word != "--debug"])
+    except KeyboardInterrupt:
+        return _ended(Interrupted("interrupted"), debug=debug)
     except Exception as error:  # noqa: BLE001 - the boundary of the program: Python's own exit code is 1
-        if debug:
-            traceback.print_exc()
-        typer.echo(f"mismatch-probe: {_sentence(error)}", err=True)
-        sys.exit(ExitCode.ENVIRONMENT)
+        return _ended(error, debug=debug)
 
 
-def _sentence(error: Exception) -> str:
+def _ended(error: Exception, *, debug: bool) -> ExitCode:
+    known = isinstance(error, MismatchProbeError)
+    if debug:
+        for line in traceback.format_exc().splitlines():
+            print(plain(line), file=sys.stderr)
+    sentence = plain(shortened(str(error) if known else _surprise(error), _MOST_CHARACTERS, keep="start"))
+    print(f"mismatch-probe: {sentence}", file=sys.stderr)
+    return error.exit_code if isinstance(error, MismatchProbeError) else ExitCode.ENVIRONMENT
+
+
+def _surprise(error: Exception) -> str:
     """What an error that nobody raised on purpose comes to: a part that is not installed, or a surprise."""
     if isinstance(error, ModuleNotFoundError) and error.name in _ENGINES:
         return f"this command runs real engines, and {error.name} cannot be found here; run {INSTALL_ENGINES}"

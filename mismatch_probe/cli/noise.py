@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mismatch_probe.cli.output import PeopleConsole
+from mismatch_probe.cli.streams import for_people
 from mismatch_probe.records.atomic import storage_errors
 
 
@@ -26,8 +28,8 @@ def noise_in(log: Path) -> Iterator[Console]:
     saved = {stream: os.dup(stream) for stream in (1, 2)}
     try:
         _redirect(dict.fromkeys(saved, target))
-        with os.fdopen(os.dup(saved[2]), "w") as people:
-            yield Console(file=people, markup=False)
+        with for_people(os.dup(saved[2])) as people:
+            yield PeopleConsole(people)
     finally:
         _redirect(saved)
         for descriptor in (target, *saved.values()):

@@ -1,27 +1,47 @@
 """Machine-readable output: one JSON document on stdout, everything for people on stderr."""
 
-import os
 import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
-from mismatch_probe.errors import StorageError
+from mismatch_probe.inert import plain
+
+
+class PeopleConsole(Console):
+    """Where people read. Brackets in a path, a name or an error are text and no markup; what a stranger wrote is inert,
+    whatever it comes in: a line is one line, and only rich itself moves the cursor.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__(file=file, stderr=file is None, markup=False, emoji=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(plain(text), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text == "\n":
+                yield segment
+            else:
+                yield Segment(plain(segment.text), segment.style)
 
 
 def people() -> Console:
-    """Where people read. Brackets in a path, a name or an error are text and no markup."""
-    return Console(stderr=True, markup=False)
+    """A console on stderr."""
+    return PeopleConsole()
 
 
 def print_json(document: BaseModel) -> None:
-    """
+    """The document in ASCII: what a terminal or a CI runner would act on is escaped, and reads back as it was.
+
     Raises:
-        StorageError: whoever reads stdout stopped reading.
+        StorageError: standard output does not take it.
     """
-    try:
-        sys.stdout.write(document.model_dump_json(indent=2) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise StorageError("the JSON document was not read to its end: standard output was closed") from error
+    text = document.model_dump_json(indent=2, ensure_ascii=True).replace("##", "#\\u0023")
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -9,7 +9,10 @@ import typer
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run directory, or what headroom or localize wrote; several training runs share a page."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directory, or what headroom or localize wrote; several training runs share a page.",
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="Page of training runs to write instead of RUN/report.html.")] = None,
     recompute: Annotated[

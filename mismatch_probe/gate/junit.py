@@ -33,11 +33,11 @@ def write_junit(path: Path, result: GateResult) -> None:
 
 
 def _case(check: CheckResult, gate_passed: bool) -> TestCase:
-    case = TestCase(f"{check.measured} {check.kind} {check.limit:g}", f"{SUITE}.{check.pair}")
-    case.system_out = check.sentence
+    case = TestCase(plain(f"{check.measured} {check.kind} {check.limit:g}"), plain(f"{SUITE}.{check.pair}"))
+    sentence = case.system_out = plain(check.sentence)
     if check.level == "error":
         if check.answer == "fail":
-            case.result = [Failure(check.sentence, "limit broken")]
+            case.result = [Failure(sentence, "limit broken")]
         elif check.answer == "inconclusive" and not gate_passed:
-            case.result = [Error(check.sentence, "inconclusive")]
+            case.result = [Error(sentence, "inconclusive")]
     return case

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.app import main
+from mismatch_probe.cli.app import run
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
@@ -26,15 +26,15 @@ class Answer:
 
 def probe(*words: object) -> Answer:
     """The command line in this process, which has loaded the heavy parts once."""
+    given = [str(word) for word in words]
     with (
         redirect_stdout(StringIO()) as output,
         redirect_stderr(StringIO()) as errors,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(sys, "argv", ["mismatch-probe", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-    return Answer(int(end.value.code or 0), output.getvalue(), errors.getvalue())
+        patch.setattr(sys, "argv", ["mismatch-probe", *given])
+        code = run(given)
+    return Answer(code, output.getvalue(), errors.getvalue())
 
 
 def assert_refused(answer: Answer, words: str, code: ExitCode = ExitCode.USAGE) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mismatch_probe.cli import compare_command
-from mismatch_probe.cli.app import app
+from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings

@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 
-from mismatch_probe.cli.app import app
+from mismatch_probe.cli.commands import app
 from mismatch_probe.gate.load import load_gate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"

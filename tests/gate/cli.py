@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.app import main
+from mismatch_probe.cli.app import run
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class CommandLine:
         self._capsys, self._monkeypatch = capsys, monkeypatch
 
     def __call__(self, *words: object) -> Ended:
-        self._monkeypatch.setattr(sys, "argv", ["mismatch-probe", *map(str, words)])
+        given = [str(word) for word in words]
+        self._monkeypatch.setattr(sys, "argv", ["mismatch-probe", *given])
         self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
+        code = run(given)
         said = self._capsys.readouterr()
-        return Ended(int(ended.value.code or 0), said.out, " ".join(said.err.split()))
+        return Ended(code, said.out, " ".join(said.err.split()))
 
 
 def gate_file(folder: Path, text: str) -> Path:

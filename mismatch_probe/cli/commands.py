@@ -1,0 +1,67 @@
+"""The commands by name, and a command line as one call."""
+
+from collections.abc import Sequence
+
+import typer
+
+from mismatch_probe import __version__
+from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
+from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
+from mismatch_probe.errors import ExitCode, UsageError
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="Measure, explain and gate the training-inference mismatch of language models trained with RL.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Leaves --vllm.KEY VALUE to the command."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mismatch-probe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+) -> None:
+    """Measure, explain and gate the training-inference mismatch."""
+
+
+app.command("compare", context_settings=_PASS_THROUGH)(compare.compare)
+app.command("train", context_settings=_PASS_THROUGH)(train.train)
+app.command("sanity", context_settings=_PASS_THROUGH)(sanity.sanity)
+app.command("evaluate", context_settings=_PASS_THROUGH)(evaluate.evaluate)
+app.command("headroom")(headroom.headroom)
+app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
+app.command("report")(report.report)
+app.command("diff")(diff.diff)
+app.add_typer(gate.app, name="gate")
+app.command("doctor")(doctor.doctor)
+app.command("schema")(schema.schema)
+
+
+def invoke(words: Sequence[str]) -> ExitCode:
+    """Run the command that `words` name, to the code it ends with.
+
+    Raises:
+        MismatchProbeError: it cannot be run, or what stopped it.
+        KeyboardInterrupt: the user interrupted.
+    """
+    try:
+        code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)
+    except TYPER_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return ExitCode.USAGE
+        raise UsageError(sentence_of(error, words)) from error
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    return ExitCode(code or 0)
