@@ -16,7 +16,7 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences
-from mismatch_probe.stats.weights import weight_excess
+from mismatch_probe.stats.weights import relative_excess
 
 ENOUGH_ESS: Final = 0.5
 """Least effective share of the responses to tell accuracy under pi from."""
@@ -64,7 +64,7 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     The gap has no interval where all responses earned the same: they cannot show one.
     """
     estimator = answers.estimator(level)
-    excess = weight_excess(log_ratio)
+    excess = relative_excess(log_ratio)
     ess = estimator.effective_share(excess, "sequence")
     if ess is None or ess.value < ENOUGH_ESS:
         left = "nothing" if ess is None else write_percent(ess.value)

@@ -1,7 +1,8 @@
 """Estimates of KL(mu || pi) and chi-squared from tokens sampled from mu (these are not KL(pi || mu)).
 
 Sources: k1, k2, k3 from Schulman 2020, "Approximating KL divergence" (tinker's v1 and v2, verl's `k3_kl`, NeMo-RL's
-`gen_kl_error`, prime-rl's `mismatch_kl`); chi-squared as in verl's rollout correction. Only chi-squared is bounded.
+`gen_kl_error`, prime-rl's `mismatch_kl`); chi-squared as in verl's rollout correction. Of these only chi-squared is
+bounded.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Importance weights pi / mu: their mean, how many leave a band, and how much of the sample they leave.
 
-Weights are exponentials of log-ratios held within +-20, so that every sum exists; the bound lies far outside anything
-that a usable correction lets through.
+Means and corrections hold log-ratios within +-20, so that every sum exists; the bound lies far outside anything that a
+usable correction lets through. An effective share needs none: only the weights' shares matter to it.
 """
 
 import numpy as np
@@ -20,8 +20,16 @@ def bounded(log_ratios: Floats) -> Floats:
 
 
 def weight_excess(log_ratios: Floats) -> Floats:
-    """w - 1 for w = e^d, exact for tiny d."""
+    """w - 1 for w = e^d, exact for tiny d; d held within +-20."""
     return np.asarray(np.expm1(bounded(log_ratios)))
+
+
+def relative_excess(log_ratios: Floats) -> Floats:
+    """w / c - 1 for w = e^d, where only the weights' shares matter: c is 1, exact for tiny d, and the largest weight
+    where one lies beyond e^20, so that no sum overflows and no weight is bounded.
+    """
+    beyond = np.abs(log_ratios).max(initial=0.0) > LOG_BOUND
+    return np.asarray(np.expm1(log_ratios - log_ratios.max() if beyond else log_ratios))
 
 
 def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
@@ -32,13 +40,12 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     The few largest e^S decide `ess_seq`, and a sample may hold none of them: its lower bound lies far below for that.
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
-    token_excess, sequence_excess = weight_excess(pair.diff), weight_excess(pair.diff_sums)
     log_ppl_diff = -pair.diff_sums / pair.sequences.lengths
     found: Metrics = {
-        "is_ratio_mean_token": estimator.mean(1 + token_excess, "token"),
-        "is_ratio_mean_seq": estimator.mean(1 + sequence_excess, "sequence", Scale.POSITIVE),
-        "ess_token": estimator.effective_share(token_excess, "token"),
-        "ess_seq": estimator.effective_share(sequence_excess, "sequence"),
+        "is_ratio_mean_token": estimator.mean(1 + weight_excess(pair.diff), "token"),
+        "is_ratio_mean_seq": estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
+        "ess_token": estimator.effective_share(relative_excess(pair.diff), "token"),
+        "ess_seq": estimator.effective_share(relative_excess(pair.diff_sums), "sequence"),
         "log_ppl_diff": estimator.mean(log_ppl_diff, "sequence"),
         "ppl_ratio": estimator.mean(1 + weight_excess(log_ppl_diff), "sequence"),
     }

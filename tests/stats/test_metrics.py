@@ -210,3 +210,13 @@ def test_exchanging_the_sides_turns_the_signed_metrics_over():
     assert back["prob_diff_extremes_max"] == pytest.approx(-forth["prob_diff_extremes_min"])
     assert back["abs_logprob_diff"] == pytest.approx(forth["abs_logprob_diff"])
     assert back["kl_k3"] != pytest.approx(forth["kl_k3"], rel=1e-6)
+
+
+@pytest.mark.parametrize("shift", [-60.0, 0.0, 60.0, 800.0])
+def test_the_effective_share_does_not_change_with_a_factor_common_to_all_weights(shift: float):
+    diff = np.random.default_rng(0).normal(0, 1, 400)
+    mu = np.full(400, -900.0)
+    values = values_of(TokenPair(Sequences.of_lengths(np.ones(400, dtype=int)), mu + diff + shift, mu))
+    weights = np.exp(diff)
+    share = weights.sum() ** 2 / (400 * (weights**2).sum())
+    assert (values["ess_seq"], values["ess_token"]) == pytest.approx((share, share))

@@ -10,6 +10,7 @@
 A batch is one sampling round; its tokens are flat [T], response after response, and so are those of a micro-batch, in
 the order of its `rows`. Losses of micro-batches (and of ranks that prepared the same batch) add up to the loss of the
 update: sum gradients, never average them. Dropping responses is another `included_N`, switching the correction another
-objective; prepare again, it costs no forward pass. NaN in rewards or log-probs becomes a NaN loss: nothing is replaced.
-`choices` and `catalogue` know no torch.
+objective; prepare again, it costs no forward pass. A reward or log-prob that is not finite and that a kept token's loss
+is made of leaves no finite loss: nothing is replaced. Ratios and weights are held within e^-20 and e^20. `choices` and
+`catalogue` know no torch.
 """

@@ -9,14 +9,15 @@ from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.choices import AdvantageRule, Critic, require_group
 
 STD_EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it, as verl does."""
+VARIANCE_EPSILON = 1e-8
+"""Added to a group's standard deviation, or to the variance of all tokens, before dividing by it, as verl does."""
 
 
 @dataclass(frozen=True)
 class Groups:
     """The samples of each prompt: the group of each response, and of each group its size and whether it is flat.
 
-    A group is flat where its rewards are all equal: it teaches nothing. One that holds a NaN is not flat.
+    A group is flat where its rewards are all equal: it teaches nothing. One that holds NaN or infinity is not flat.
     """
 
     of_response_N: Tensor
@@ -38,7 +39,7 @@ def group_rewards(rewards_N: Tensor, group_ids_N: Tensor) -> Groups:
     empty = torch.zeros(sizes_G.numel(), dtype=torch.float64, device=rewards.device)
     most = empty.scatter_reduce(0, of_response_N, rewards, "amax", include_self=False)
     least = empty.scatter_reduce(0, of_response_N, rewards, "amin", include_self=False)
-    return Groups(of_response_N, sizes_G, most == least)
+    return Groups(of_response_N, sizes_G, (most == least) & most.isfinite())
 
 
 @torch.no_grad()
@@ -74,8 +75,8 @@ def generalized_advantages(batch: RolloutBatch, critic: Critic) -> tuple[Tensor,
     """Advantages and returns of each token [T], float64 [GAE, arXiv 1506.02438, equation 16].
 
     The reward stands at a response's last token; the value after it is 0. Returns are the advantages plus the values.
-    The advantages are then whitened over all tokens in the loss, as PPO on language models does [arXiv 1909.08593;
-    verl, TRL].
+    The advantages are then whitened over all tokens in the loss, as PPO on language models does [arXiv 1909.08593], by
+    their sample variance [verl's `masked_whiten`]; a single one becomes 0.
     """
     assert batch.values_T is not None
     lengths_N = batch.lengths_N
@@ -93,5 +94,6 @@ def generalized_advantages(batch: RolloutBatch, critic: Critic) -> tuple[Tensor,
         gained_N = torch.where(is_token_N, critic.discount * value_N, gained_N)
     advantages_T = advantages_NS[is_token_NS]
     steps = advantages_T[batch.included_T]
-    whitened_T = (advantages_T - steps.mean()) / (steps.std(correction=0) + STD_EPSILON)
+    variance = (steps - steps.mean()).square().sum() / max(steps.numel() - 1, 1)
+    whitened_T = (advantages_T - steps.mean()) * torch.rsqrt(variance + VARIANCE_EPSILON)
     return whitened_T, advantages_T + batch.values_T.double()

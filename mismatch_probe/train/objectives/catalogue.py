@@ -88,6 +88,7 @@ OBJECTIVES: Final[dict[str, Objective]] = {
 }
 
 
+CLIPS: Final = ("clip_low", "clip_high", "dual_clip")
 CRITIC_SETTINGS: Final = ("discount", "gae_lambda", "value_clip")
 
 
@@ -100,6 +101,7 @@ class Overrides(Settings):
     normaliser: Normaliser | None = None
     clip_low: float | None = Field(default=None, gt=0, le=1)
     clip_high: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    dual_clip: float | None = Field(default=None, gt=1, allow_inf_nan=False)
     threshold: float | None = Field(default=None, gt=1, allow_inf_nan=False)
     discount: float | None = Field(default=None, gt=0, le=1)
     gae_lambda: float | None = Field(default=None, ge=0, le=1)
@@ -122,13 +124,13 @@ def build_objective(name: str, overrides: Mapping[str, Any] | None = None) -> Ob
     ratio = base.ratio if given.ratio in (None, base.ratio.level) else RATIOS[given.ratio]
     correction = CORRECTIONS[given.correction] if given.correction else base.correction
     critic = (base.critic or Critic()) if advantage == "gae" else None
-    _refuse_unused(name, given, ("clip_low", "clip_high"), ratio.level == "none", "its ratio is none")
+    _refuse_unused(name, given, CLIPS, ratio.level == "none", "its ratio is none")
     _refuse_unused(name, given, ("threshold",), correction.threshold is None, "its correction has no threshold")
     _refuse_unused(name, given, CRITIC_SETTINGS, critic is None, "it has no critic")
     return replace(
         base,
         advantage=advantage,
-        ratio=replace(ratio, **_given(given, ("clip_low", "clip_high"))),
+        ratio=replace(ratio, **_given(given, CLIPS)),
         correction=replace(correction, **_given(given, ("threshold",))),
         normaliser=given.normaliser or base.normaliser,
         critic=critic and replace(critic, **_given(given, CRITIC_SETTINGS)),

@@ -17,12 +17,14 @@ GROUP_RULES: Final[frozenset[AdvantageRule]] = frozenset({"group-mean", "group-m
 class Ratio:
     """pi_new / pi_old of each token, or its geometric mean over the sequence, held in [1 - clip_low, 1 + clip_high].
 
-    `none` is the plain policy gradient on log pi and has no clip.
+    `none` is the plain policy gradient on log pi and has no clip. dual_clip: where the advantage is negative a ratio
+    counts as this at the most; None where there is no such bound.
     """
 
     level: RatioLevel
     clip_low: float | None = None
     clip_high: float | None = None
+    dual_clip: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mismatch_probe.stats.weights import LOG_BOUND
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.choices import Correction
+from mismatch_probe.train.objectives.ratios import bounded_weights
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def correct(correction: Correction, batch: RolloutBatch) -> Corrected:
     """Weigh, truncate or mask each token, or each response by the product over its tokens.
 
     Truncation is min(w, C) [Ionides 2008, J. Computational and Graphical Statistics 17:295]; masking keeps w where
-    floor <= w <= C and rejects the rest [Seq-MIS: arXiv 2510.26788; IcePop: ring-1T]. A log-prob that is NaN makes a
-    weight that is NaN under every rule that weighs: it is neither clipped nor rejected.
+    floor <= w <= C and rejects the rest [Seq-MIS: arXiv 2510.26788; IcePop: ring-1T]. A log-prob that is not finite
+    makes a weight that is NaN under every rule that weighs: it is neither clipped nor rejected.
     """
     by_token = correction.level == "token"
     diff_T = batch.old_logprobs_T.double() - batch.mu_logprobs_T.double()
     log_weights = diff_T if by_token else batch.responses.sums(diff_T)
     units = batch.included_T if by_token else batch.included_N & (batch.lengths_N > 0)
-    weights = log_weights.clamp(-LOG_BOUND, LOG_BOUND).exp()
+    weights = bounded_weights(log_weights)
     threshold = math.inf if correction.threshold is None else correction.threshold
     clipped = rejected = torch.zeros_like(units)
     match correction.action:

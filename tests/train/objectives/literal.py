@@ -59,8 +59,8 @@ def literal_token_advantages(objective: Objective, batch: RolloutBatch) -> PerTo
         for reward, values in zip(rewards, by_response(batch, batch.values_T.tolist()), strict=True)
     ]
     tokens = [value for row, is_in in zip(rows, included, strict=True) if is_in for value in row]
-    mean, deviation = statistics.fmean(tokens), statistics.pstdev(tokens)
-    return [[(value - mean) / (deviation + 1e-6) for value in row] for row in rows]
+    mean, variance = statistics.fmean(tokens), statistics.variance(tokens)
+    return [[(value - mean) / math.sqrt(variance + 1e-8) for value in row] for row in rows]
 
 
 def literal_weights(objective: Objective, batch: RolloutBatch) -> list[list[float | None]]:
@@ -104,7 +104,10 @@ def literal_loss(objective: Objective, batch: RolloutBatch, logprobs_t: list[flo
             if objective.ratio.level == "sequence":
                 ratio = (math.exp(sum(new[row])) / math.exp(sum(old[row]))) ** (1 / len(old[row]))
             clipped = min(max(ratio, 1 - objective.ratio.clip_low), 1 + objective.ratio.clip_high)
-            terms.append(-weight * min(ratio * advantage, clipped * advantage))
+            surrogate = min(ratio * advantage, clipped * advantage)
+            if objective.ratio.dual_clip is not None and advantage < 0:
+                surrogate = max(surrogate, objective.ratio.dual_clip * advantage)
+            terms.append(-weight * surrogate)
         if terms:
             responses.append(terms)
     match objective.normaliser:

@@ -84,6 +84,8 @@ def test_without_its_advantage_ppo_needs_no_critic():
     [
         ("reinforce", {"clip_high": 0.3}, "no use for clip_high, because its ratio is none"),
         ("grpo", {"ratio": "none", "clip_low": 0.3}, "no use for clip_low"),
+        ("pg-seq-is", {"dual_clip": 3.0}, "no use for dual_clip"),
+        ("grpo", {"dual_clip": 1.0}, "'dual_clip' is not usable"),
         ("grpo", {"threshold": 3}, "no use for threshold"),
         ("pg-seq-is", {"threshold": 3}, "no use for threshold"),
         ("grpo", {"gae_lambda": 0.9}, "no use for gae_lambda, because it has no critic"),

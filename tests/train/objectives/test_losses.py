@@ -24,6 +24,7 @@ COMBINATIONS = [
     build_objective("reinforce", {"advantage": "reward", "correction": "icepop", "normaliser": "token"}),
     build_objective("gspo", {"correction": "seq-tis", "advantage": "leave-one-out"}),
     build_objective("dr-grpo", {"correction": "icepop", "normaliser": "sequence"}),
+    build_objective("grpo", {"clip_high": 0.28, "dual_clip": 1.3, "normaliser": "token"}),
     build_objective("ppo", {"correction": "seq-mis", "discount": 0.9, "gae_lambda": 0.8}),
 ]
 NORMALISERS = ("token", "sequence", "constant-length")
@@ -233,3 +234,43 @@ def test_logprobs_of_sixteen_bit_are_computed_with_in_fp32():
     batch = random_batch()
     loss = whole_loss(build_objective("grpo"), batch, moved(batch).half()).loss
     assert loss.dtype == torch.float32
+
+
+INFINITE = [*OBJECTIVES, "dual clip"]
+
+
+@pytest.mark.parametrize("leg", ["logprobs", "old_logprobs_T", "mu_logprobs_T"])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", INFINITE)
+def test_an_infinite_logprob_that_the_loss_is_made_of_leaves_no_finite_loss(name: str, value: float, leg: str):
+    objective = build_objective("grpo", {"dual_clip": 10.0}) if name == "dual clip" else build_objective(name)
+    batch, logprobs = random_batch(), moved(random_batch())
+    at = torch.tensor([20])
+    if leg == "logprobs":
+        logprobs = logprobs.detach().index_fill(0, at, value).requires_grad_()
+    else:
+        batch = replace(batch, **{leg: getattr(batch, leg).index_fill(0, at, value)})
+    reads = {
+        "logprobs": True,
+        "old_logprobs_T": objective.ratio.level != "none" or objective.correction.action != "none",
+        "mu_logprobs_T": objective.correction.action != "none",
+    }
+    assert bool(whole_loss(objective, batch, logprobs).loss.isfinite()) != reads[leg]
+
+
+def test_rewards_that_are_all_infinite_are_not_a_flat_group():
+    batch = random_batch()
+    spoiled = replace(batch, rewards_N=batch.rewards_N.index_fill(0, torch.tensor([6, 7]), torch.inf))
+    assert not whole_loss(build_objective("grpo"), spoiled, moved(batch)).loss.isfinite()
+
+
+def test_a_dual_clip_bounds_the_ratio_where_the_advantage_is_negative_and_cuts_its_gradient():
+    batch = random_batch()
+    far = (batch.old_logprobs_T + 3.0).requires_grad_()
+    plain, dual = (build_objective("grpo", given) for given in ({}, {"dual_clip": 10.0}))
+    worse = planned(plain, batch).advantages_T < 0
+    unbounded, bounded = (whole_loss(objective, batch, far) for objective in (plain, dual))
+    assert gradient(unbounded.loss, far)[worse].all()
+    assert not gradient(bounded.loss, far)[worse].any()
+    assert bounded.loss < unbounded.loss
+    assert bounded.num_clipped == unbounded.num_clipped + int(worse.sum())
