@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from mismatch_probe.compare.addition import pairs_to_add, with_pairs
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import decisive
 from mismatch_probe.records.manifest import Continuation, Manifest
@@ -24,11 +25,13 @@ measured anew, or are held to elsewhere.
 
 
 def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
-    """
+    """Other dtypes are no difference: they are added.
+
     Raises:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
             environment.
     """
+    now = with_pairs(now, recorded.settings.pairs)
     for name, key in recorded.content_keys.items():
         if now.content_keys.get(name) != key:
             what = ", ".join(_what_changed(name, recorded, now).values())
@@ -37,12 +40,14 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
 
 
 def continuation(recorded: Manifest, now: Manifest) -> Continuation:
-    """The record of going on with a run, and of what is another now that changes no number."""
+    """The record of going on with a run: what is another now that changes no number, and which dtypes are added."""
     names = {"environment", "versions", "hardware", "git"}
+    there = {*recorded.settings.pairs, *pairs_to_add(recorded)}
     return Continuation(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         command=["mismatch-probe", *sys.argv[1:]],
         changed=list(_changes(recorded.model_dump(include=names), now.model_dump(include=names)).values()),
+        added=[pair for pair in now.settings.pairs if pair not in there],
     )
 
 

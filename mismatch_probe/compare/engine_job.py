@@ -158,7 +158,10 @@ def _distributions(
 
 
 def _sampled_sequences(run: RunDirectory, stage: SampleStage, num_batches: int) -> list[TokenSequence]:
+    """The responses of a stage: recorded with those of the other engines, or still as parts."""
     if run.rollouts_path.exists():
         rollouts = read_table(run.rollouts_path)
-        return sequences_of(rollouts.filter(pc.equal(rollouts["sampler"], stage.sampler)))
+        recorded = rollouts.filter(pc.equal(rollouts["sampler"], stage.sampler))
+        if recorded.num_rows:
+            return sequences_of(recorded)
     return sequences_of(run.parts(stage.name, stage.outputs).read(num_batches, "rollouts"))

@@ -8,21 +8,18 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener
 from mismatch_probe.compare.run import advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import prompts_of, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import read_table, with_rows, write_table
 
 FOLDER = "extension"
 
@@ -95,32 +92,16 @@ def _merge(run: RunDirectory, extension: RunDirectory, manifest: Manifest) -> No
 
 
 def _append(path: Path, addition: Path) -> None:
-    new = read_table(addition)
-    old = read_table(path) if path.exists() else new.slice(0, 0)
-    kept = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
-    write_table(path, pa.concat_tables([kept, new]).combine_chunks())
+    write_table(path, with_rows(path, read_table(addition)))
 
 
 def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:
-    """The manifest of both parts: progress adds up, what was read back first stands."""
+    """The manifest of both parts."""
     return manifest.model_copy(
         update={
             "settings": added.settings,
             "content_keys": added.content_keys,
-            "stages": {name: _both(manifest.stages[name], record) for name, record in added.stages.items()},
+            "stages": {name: manifest.stages[name].followed_by(record) for name, record in added.stages.items()},
             "extended_from": [*manifest.extended_from, num_before],
-        }
-    )
-
-
-def _both(before: StageRecord, added: StageRecord) -> StageRecord:
-    return added.model_copy(
-        update={
-            "batches": before.batches + added.batches,
-            "batches_done": before.batches_done + added.batches_done,
-            "tokens": before.tokens + added.tokens,
-            "seconds": before.seconds + added.seconds,
-            "effective_settings": before.effective_settings or added.effective_settings,
-            "later_settings": [*before.later_settings, *added.later_settings],
         }
     )

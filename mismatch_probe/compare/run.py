@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs
 from mismatch_probe.compare.children import run_job
 from mismatch_probe.compare.continuation import continuation, require_same
 from mismatch_probe.compare.plan import DistributionsStage, Plan, Stage, make_plan
@@ -15,7 +16,7 @@ from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import in_order, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import read_table, with_rows, write_table
 
 
 def start_run(path: Path, preparation: Preparation) -> RunDirectory:
@@ -33,7 +34,7 @@ def start_run(path: Path, preparation: Preparation) -> RunDirectory:
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it.
+    """Open a run to continue it; pairs of dtypes that it does not have are noted, to be added.
 
     Raises:
         RunDirectoryError: the run was made from something else, or another process is writing it.
@@ -68,8 +69,17 @@ def advance(run: RunDirectory, listener: Listener, earlier: Mapping[str, StageRe
         MismatchProbeError: a stage failed.
     """
     manifest = run.read_manifest()
+    _finish(run, manifest, listener, earlier or {})
+    if pairs_to_add(manifest):
+        manifest = with_added_pairs(manifest)
+        run.write_manifest(manifest)
+        _finish(run, manifest, listener, {})
+    return manifest
+
+
+def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]) -> None:
     plan = make_plan(manifest.settings)
-    recorder = Recorder(run, manifest, listener, earlier or {})
+    recorder = Recorder(run, manifest, listener, {**earlier, **manifest.growing})
     for job in plan.jobs:
         _collect(run, manifest, plan)
         if any(not _is_done(run, manifest, plan, stage) for stage in job.stages):
@@ -77,7 +87,6 @@ def advance(run: RunDirectory, listener: Listener, earlier: Mapping[str, StageRe
     _collect(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)
-    return manifest
 
 
 def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:
@@ -94,7 +103,7 @@ def _is_done(run: RunDirectory, manifest: Manifest, plan: Plan, stage: Stage) ->
         return True
     if isinstance(stage, DistributionsStage):
         return all(_is_done(run, manifest, plan, reader) for reader in plan.readers(stage))
-    return run.leg_path(stage.leg).exists() and run.rollouts_path.exists()
+    return is_recorded(run, manifest, stage) and run.rollouts_path.exists()
 
 
 def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
@@ -103,28 +112,51 @@ def _note_done(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
         record = manifest.stages[stage.name]
         if record.state != "skipped" and _is_done(run, manifest, plan, stage):
             record.state, record.batches_done = "done", record.batches
+        if record.state in ("done", "skipped"):
+            _note_grown(run, manifest, stage)
+
+
+def _note_grown(run: RunDirectory, manifest: Manifest, stage: Stage) -> None:
+    """A stage that has worked through the responses of added dtypes; from here on its leg counts as whole."""
+    before = manifest.growing.pop(stage.name, None)
+    if before is not None:
+        manifest.stages[stage.name] = before.followed_by(manifest.stages[stage.name])
+        run.write_manifest(manifest)
 
 
 def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
     """Merge the parts of finished stages into the final files; responses once every engine is done sampling."""
-    sampled = all(_complete(run, manifest, stage) for stage in plan.sample_stages)
-    if sampled and not run.rollouts_path.exists():
-        tables = [_merged(run, manifest, stage, "rollouts") for stage in plan.sample_stages]
-        write_table(run.rollouts_path, pa.concat_tables(tables).combine_chunks())
-    if not run.rollouts_path.exists():
+    if not _collect_responses(run, manifest, plan):
         return
     sampled_ids = read_table(run.rollouts_path, columns=["id"])["id"].to_pylist()
     for stage in plan.leg_stages:
-        parts = run.parts(stage.name, stage.outputs)
-        if not run.leg_path(stage.leg).exists() and _complete(run, manifest, stage):
-            table = _merged(run, manifest, stage, stage.leg)
+        leg = run.leg_path(stage.leg)
+        if not is_recorded(run, manifest, stage) and _complete(run, manifest, stage):
+            table = with_rows(leg, _merged(run, manifest, stage, stage.leg))
             scored = set(table["id"].to_pylist())
-            write_table(run.leg_path(stage.leg), in_order(table, [one for one in sampled_ids if one in scored]))
-        if run.leg_path(stage.leg).exists():
-            parts.remove()
+            write_table(leg, in_order(table, [one for one in sampled_ids if one in scored]))
+            _note_grown(run, manifest, stage)
+        if is_recorded(run, manifest, stage):
+            run.parts(stage.name, stage.outputs).remove()
     for source in plan.distributions_stages:
         if all(_is_done(run, manifest, plan, reader) for reader in plan.readers(source)):
             run.parts(source.name, source.outputs).remove()
+
+
+def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> bool:
+    """Record the responses of every engine that has none there yet; whether those of all are there then."""
+    there = (
+        set(read_table(run.rollouts_path, columns=["sampler"])["sampler"].to_pylist())
+        if run.rollouts_path.exists()
+        else set()
+    )
+    missing = [stage for stage in plan.sample_stages if stage.sampler not in there]
+    if not all(_complete(run, manifest, stage) for stage in missing):
+        return False
+    if missing:
+        new = pa.concat_tables([_merged(run, manifest, stage, "rollouts") for stage in missing])
+        write_table(run.rollouts_path, with_rows(run.rollouts_path, new))
+    return True
 
 
 def _complete(run: RunDirectory, manifest: Manifest, stage: Stage) -> bool:

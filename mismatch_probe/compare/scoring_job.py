@@ -6,6 +6,7 @@ from typing import IO
 
 import pyarrow as pa
 
+from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, send
 from mismatch_probe.compare.plan import (
@@ -50,7 +51,7 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]
         for stage in job.stages
         if isinstance(stage, TrainingStage)
         and manifest.stages[stage.name].state != "skipped"
-        and not run.leg_path(stage.leg).exists()
+        and not is_recorded(run, manifest, stage)
     ]
     for model, stages in groupby(pending, key=lambda stage: stage.model):
         _run_stages(run, manifest, model, list(stages), by_sampler, events)
@@ -122,7 +123,8 @@ def _score(
     scorer: Scorer,
     events: IO[str],
 ) -> None:
-    sequences = [one for sampler, sampled in by_sampler.items() if sampler in stage.samplers for one in sampled]
+    left = samplers_left(run, stage)
+    sequences = [one for sampler, sampled in by_sampler.items() if sampler in left for one in sampled]
     batches = plan_batches([sequence.num_tokens for sequence in sequences], manifest.settings.training.batch_tokens)
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
@@ -143,7 +145,8 @@ def _score_alone(
 ) -> None:
     """A few responses of each sampler, each in a pass of its own."""
     most = manifest.settings.floors.num_sequences
-    chosen = [by_sampler[name][row] for name in stage.samplers for row in repeated_rows(by_sampler[name], most)]
+    left = samplers_left(run, stage)
+    chosen = [by_sampler[name][row] for name in left for row in repeated_rows(by_sampler[name], most)]
     if not chosen:
         skip(stage.name, f"every response is longer than {LONGEST_REPEATED} tokens with its prompt", events)
         return

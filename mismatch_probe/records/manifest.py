@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.dtypes import Dtype
 
 MANIFEST_VERSION = 1
 
@@ -40,20 +41,39 @@ class StageRecord(Entry):
     effective_settings: dict[str, Any] = {}
     later_settings: list[str] = []
 
+    def followed_by(self, added: "StageRecord") -> "StageRecord":
+        """The record of both parts: progress adds up, and the settings that were read back first stand."""
+        if added.state == "skipped":
+            return self
+        return added.model_copy(
+            update={
+                "batches": self.batches + added.batches,
+                "batches_done": self.batches_done + added.batches_done,
+                "tokens": self.tokens + added.tokens,
+                "seconds": self.seconds + added.seconds,
+                "effective_settings": self.effective_settings or added.effective_settings,
+                "later_settings": [*self.later_settings, *added.later_settings],
+            }
+        )
+
 
 class Continuation(Entry):
-    """A run taken up again: when, by which command, and what had changed by then that changes no number."""
+    """A run taken up again: when, by which command, what had changed by then that changes no number, and which pairs of
+    dtypes (training, inference) were added.
+    """
 
     at: str
     command: list[str]
     changed: list[str]
+    added: list[tuple[Dtype, Dtype]] = []
 
 
 class Manifest(Entry):
     """The record of a run; only the parent process writes it.
 
     environment: variables that can have to do with what is computed. extended_from: how many prompts the run had before
-    each time that a gate asked for more.
+    each time that a gate asked for more. growing: stages that work through the responses of added dtypes, each as it
+    was before.
     """
 
     manifest_version: int = MANIFEST_VERSION
@@ -70,3 +90,4 @@ class Manifest(Entry):
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []
     continued: list[Continuation] = []
+    growing: dict[str, StageRecord] = {}

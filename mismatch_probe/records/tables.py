@@ -93,6 +93,19 @@ def write_table(path: Path, table: pa.Table) -> None:
         )
 
 
+def with_rows(path: Path, new: pa.Table) -> pa.Table:
+    """The table at `path`, where there is one, and `new` behind it; a row of an id that `new` has too gives way.
+
+    Raises:
+        BrokenRecord: the file is truncated or not parquet.
+    """
+    if not path.exists():
+        return new.combine_chunks()
+    old = read_table(path)
+    kept = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
+    return pa.concat_tables([kept, new], promote_options="default").combine_chunks()
+
+
 def read_rows(path: Path, *schemas: pa.Schema) -> pa.Table:
     """A table of one of the schemas; columns that may be null may be absent too.
 

@@ -1,0 +1,67 @@
+"""More dtypes for a run: what is recorded stays, and only what the new pairs lack is computed.
+
+What was begun is finished first. Then a new engine dtype samples its own responses, a new training dtype scores those
+of the engines it is paired with, and a leg that other responses now belong to is given their rows.
+"""
+
+from collections.abc import Sequence
+
+from mismatch_probe.compare.plan import DistributionsStage, LegStage, Plan, Stage, TrainingStage, make_plan
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
+
+Pairs = Sequence[tuple[Dtype, Dtype]]
+
+
+def with_pairs(manifest: Manifest, pairs: Pairs) -> Manifest:
+    """The manifest as it would be had these pairs been asked for; its stages stay."""
+    if tuple(pairs) == manifest.settings.pairs:
+        return manifest
+    settings = manifest.settings.model_copy(update={"pairs": tuple(pairs)})
+    key = content_key(settings.model_dump(mode="json"))
+    return manifest.model_copy(update={"settings": settings, "content_keys": manifest.content_keys | {"settings": key}})
+
+
+def pairs_to_add(manifest: Manifest) -> list[tuple[Dtype, Dtype]]:
+    """The pairs that were asked for later and are not begun."""
+    asked = dict.fromkeys(pair for continuation in manifest.continued for pair in continuation.added)
+    return [pair for pair in asked if pair not in manifest.settings.pairs]
+
+
+def with_added_pairs(manifest: Manifest) -> Manifest:
+    """The manifest of a finished run with every pair that is to be added, and with the stages that they need."""
+    grown = with_pairs(manifest, (*manifest.settings.pairs, *pairs_to_add(manifest)))
+    before, after = make_plan(manifest.settings), make_plan(grown.settings)
+    stages, growing = dict(manifest.stages), {}
+    inputs = {stage.name: _inputs(before, stage) for stage in before.stages}
+    for stage in after.stages:
+        if inputs.get(stage.name) == _inputs(after, stage):
+            continue
+        if stage.name in inputs and stages[stage.name].state != "skipped":
+            growing[stage.name] = stages[stage.name]
+        stages[stage.name] = StageRecord()
+    return grown.model_copy(update={"stages": stages, "growing": growing})
+
+
+def is_recorded(run: RunDirectory, manifest: Manifest, stage: LegStage) -> bool:
+    """Whether the leg of a stage is there, with the rows of every dtype."""
+    return run.leg_path(stage.leg).exists() and stage.name not in manifest.growing
+
+
+def samplers_left(run: RunDirectory, stage: TrainingStage) -> tuple[str, ...]:
+    """The samplers of a stage whose responses its leg has no row of."""
+    path = run.leg_path(stage.leg)
+    if not path.exists():
+        return stage.samplers
+    scored = {row_id.rpartition("@")[2] for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
+    return tuple(sampler for sampler in stage.samplers if sampler not in scored)
+
+
+def _inputs(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """What a stage has to do more for when it grows: samplers that it scores, or stages that read what it leaves."""
+    if isinstance(stage, DistributionsStage):
+        return tuple(reader.name for reader in plan.readers(stage))
+    return stage.samplers if isinstance(stage, TrainingStage) else ()

@@ -1,0 +1,154 @@
+"""A run takes more dtypes: what is recorded stays, and only what the new pairs lack is computed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from mismatch_probe.compare.addition import pairs_to_add, samplers_left, with_added_pairs
+from mismatch_probe.compare.plan import LegStage, SampleStage, ScoreStage, make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.run import execute, resume_run
+from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
+from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
+
+FIRST = Simulation(num_prompts=6, mean_length=20, pairs=(("fp32", "bf16"),))
+ADDED = replace(FIRST, pairs=(("fp32", "fp32"), ("bf16", "bf16")))
+BOTH = replace(FIRST, pairs=(*FIRST.pairs, *ADDED.pairs))
+
+
+def manifest_of(simulation: Simulation) -> Manifest:
+    manifest = simulated_manifest(simulation)
+    key = content_key(manifest.settings.model_dump(mode="json"))
+    return manifest.model_copy(update={"content_keys": manifest.content_keys | {"settings": key}})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = simulated_run(tmp_path / "run", FIRST, with_summary=True)
+    run.write_manifest(manifest_of(FIRST))
+    return run
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> RunDirectory:
+    return simulated_run(tmp_path / "whole", BOTH, with_summary=True)
+
+
+def asked_for(run: RunDirectory, simulation: Simulation) -> None:
+    resume_run(run.path, Preparation(manifest_of(simulation), simulated_prompts(simulation)))
+
+
+def computed(run: RunDirectory, whole: RunDirectory) -> None:
+    """What the children would do, taken from a run that was made in one go: the parts of every stage that has work."""
+    manifest = with_added_pairs(run.read_manifest())
+    for stage in make_plan(manifest.settings).leg_stages:
+        if manifest.stages[stage.name].state != "done":
+            manifest.stages[stage.name] = StageRecord(
+                state="running", batches=1, effective_settings={"dtype": stage.dtype}
+            )
+            parts = run.parts(stage.name, stage.outputs)
+            parts.open()
+            parts.write(0, {output: _rows(run, whole, stage, output) for output in stage.outputs})
+    run.write_manifest(manifest)
+
+
+def _rows(run: RunDirectory, whole: RunDirectory, stage: LegStage, output: str) -> pa.Table:
+    table = read_table(whole.rollouts_path if output == "rollouts" else whole.leg_path(output))
+    samplers = (stage.sampler,) if isinstance(stage, SampleStage) else ()
+    samplers = samplers_left(run, stage) if isinstance(stage, ScoreStage) else samplers
+    return table.filter(pc.is_in(pc.list_element(pc.split_pattern(table["id"], "@"), 1), pa.array(samplers)))
+
+
+def test_a_run_that_was_given_dtypes_is_the_run_that_was_made_in_one_go(run: RunDirectory, whole: RunDirectory) -> None:
+    asked_for(run, ADDED)
+    computed(run, whole)
+    summary = execute(run, lambda event: None)
+    assert [(pair.train_dtype, pair.infer_dtype) for pair in summary.pairs] == list(BOTH.pairs)
+    assert summary.pairs == whole.read_summary().pairs
+    for path in (run.rollouts_path, *map(run.leg_path, ("ref-fp32", "train-fp32", "train-bf16", "infer-fp32-decode"))):
+        assert read_table(path).equals(read_table(whole.path / path.relative_to(run.path)))
+    assert not (run.path / "parts").exists()
+
+
+def test_a_leg_that_needs_no_row_stays_as_it_is_byte_for_byte(run: RunDirectory, whole: RunDirectory) -> None:
+    leg = run.leg_path("infer-bf16-decode")
+    before, changed_at = leg.read_bytes(), leg.stat().st_mtime_ns
+    asked_for(run, ADDED)
+    computed(run, whole)
+    execute(run, lambda event: None)
+    assert (leg.read_bytes(), leg.stat().st_mtime_ns) == (before, changed_at)
+
+
+def test_only_what_is_new_is_to_be_done(run: RunDirectory) -> None:
+    asked_for(run, ADDED)
+    manifest = with_added_pairs(run.read_manifest())
+    plan = make_plan(manifest.settings)
+    work = {stage.name for stage in plan.stages if manifest.stages[stage.name].state == "pending"}
+    assert work == {"sample-fp32", "score-ref-fp32", "score-train-fp32", "score-train-bf16"}
+    left = {stage.leg: samplers_left(run, stage) for stage in plan.stages if isinstance(stage, ScoreStage)}
+    assert left == {"ref-fp32": ("infer-fp32",), "train-fp32": ("infer-fp32",), "train-bf16": ("infer-bf16",)}
+    assert set(manifest.growing) == {"score-ref-fp32", "score-train-fp32"}
+
+
+def test_the_manifest_says_what_was_added_and_when_and_adds_up_the_progress(
+    run: RunDirectory, whole: RunDirectory
+) -> None:
+    asked_for(run, ADDED)
+    [taken_up] = run.read_manifest().continued
+    assert taken_up.added == list(ADDED.pairs)
+    assert taken_up.at.startswith("20")
+    computed(run, whole)
+    execute(run, lambda event: None)
+    manifest = run.read_manifest()
+    assert manifest.settings.pairs == BOTH.pairs
+    assert manifest.content_keys["settings"] == content_key(manifest.settings.model_dump(mode="json"))
+    assert manifest.growing == {}
+    assert {stage.state for stage in manifest.stages.values()} == {"done"}
+    assert manifest.stages["score-ref-fp32"].batches == 2
+    assert manifest.stages["sample-bf16"].batches == 1
+
+
+def test_dtypes_that_the_run_has_are_neither_added_nor_taken_away(run: RunDirectory) -> None:
+    asked_for(run, replace(FIRST, pairs=(("bf16", "bf16"), ("fp32", "bf16"))))
+    asked_for(run, ADDED)
+    assert [one.added for one in run.read_manifest().continued] == [[("bf16", "bf16")], [("fp32", "fp32")]]
+    assert pairs_to_add(run.read_manifest()) == [("bf16", "bf16"), ("fp32", "fp32")]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"sampling": {"temperature": 0.5}}, r"sampling.temperature = 1.0 \(now 0.5\)"), ({"vllm": "0.99"}, "vllm =")],
+)
+def test_whatever_else_differs_is_refused_by_its_name(run: RunDirectory, change: dict[str, Any], words: str) -> None:
+    before = run.manifest_path.read_bytes()
+    with pytest.raises(RunDirectoryError, match=words) as refused:
+        asked_for(run, replace(ADDED, **change))
+    assert "pairs" not in str(refused.value)
+    assert run.manifest_path.read_bytes() == before
+
+
+def test_a_kill_between_a_grown_leg_and_the_manifest_adds_no_row_twice(run: RunDirectory, whole: RunDirectory) -> None:
+    asked_for(run, ADDED)
+    computed(run, whole)
+    for leg in ("ref-fp32", "train-fp32"):
+        whole.leg_path(leg).replace(run.leg_path(leg))
+    whole.rollouts_path.replace(run.rollouts_path)
+    summary = execute(run, lambda event: None)
+    assert summary.pairs == whole.read_summary().pairs
+    assert run.read_manifest().growing == {}
+
+
+def test_a_leg_that_is_lost_while_it_grows_is_scored_whole(run: RunDirectory) -> None:
+    asked_for(run, ADDED)
+    run.leg_path("ref-fp32").unlink()
+    plan = make_plan(with_added_pairs(run.read_manifest()).settings)
+    [stage] = [one for one in plan.stages if isinstance(one, ScoreStage) and one.reference]
+    assert samplers_left(run, stage) == ("infer-bf16", "infer-fp32")
