@@ -5,7 +5,7 @@ from typing import Any
 
 from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.gated_compare import GatedCompare
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import default_run_path, prepare
@@ -64,9 +64,7 @@ def run_compare(
             run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        console.print(
-            f"What was computed is kept. Continue with: mismatch-probe compare --resume --out {path}", soft_wrap=True
-        )
+        tell_how_to_continue(console, "What was computed is kept.", "compare", path)
         raise
     summary = run.read_summary()
     render_terminal(summary, console, run.path)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.cli.noise import noise_in
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
@@ -45,10 +45,7 @@ def run_evaluate(
         run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        console.print(
-            f"What was computed is kept. Continue with: mismatch-probe evaluate --resume --out {run.path}",
-            soft_wrap=True,
-        )
+        tell_how_to_continue(console, "What was computed is kept.", "evaluate", run.path)
         raise
     render_evaluation(found, console)
     if json_output:

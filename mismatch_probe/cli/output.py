@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import BaseModel
@@ -9,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from mismatch_probe.command_line import command_line
 from mismatch_probe.inert import plain
 
 
@@ -45,3 +47,9 @@ def print_json(document: BaseModel) -> None:
     text = document.model_dump_json(indent=2, ensure_ascii=True).replace("##", "#\\u0023")
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def tell_how_to_continue(console: Console, kept: str, command: str, path: Path) -> None:
+    """What was `kept` of the run at `path`, and the command that goes on from there."""
+    how = command_line(command, "--resume", "--out", path)
+    console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.noise import noise_in
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings
@@ -70,11 +70,7 @@ def _test(
             directory.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        console.print(
-            "What was done up to the last checkpoint is kept. Continue with: "
-            f"mismatch-probe sanity --resume --out {directory.path}",
-            soft_wrap=True,
-        )
+        tell_how_to_continue(console, "What was done up to the last checkpoint is kept.", "sanity", directory.path)
         raise
 
 

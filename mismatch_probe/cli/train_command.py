@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.noise import noise_in
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.train import TrainSettings
@@ -64,11 +64,7 @@ def run_train(
         _show(directory, console, json_output=json_output)
         return stop.exit_code
     except (KeyboardInterrupt, MismatchProbeError):
-        console.print(
-            "What was trained up to the last checkpoint is kept. Continue with: "
-            f"mismatch-probe train --resume --out {path}",
-            soft_wrap=True,
-        )
+        tell_how_to_continue(console, "What was trained up to the last checkpoint is kept.", "train", path)
         raise
     _show(directory, console, json_output=json_output)
     return ExitCode.PASS

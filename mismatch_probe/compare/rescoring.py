@@ -17,7 +17,7 @@ from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.grounds import decisive
-from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.provenance.keys import RESPONSES, content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
@@ -135,5 +135,5 @@ def _without_sampling(manifest: Manifest, responses: Path, rollouts: pa.Table) -
     }
     key = content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist())
     return manifest.model_copy(
-        update={"stages": manifest.stages | sampled, "content_keys": manifest.content_keys | {"responses": key}}
+        update={"stages": manifest.stages | sampled, "content_keys": manifest.content_keys | {RESPONSES: key}}
     )

@@ -7,6 +7,7 @@ from mismatch_probe.compare.cases import disagreements, exact_of, sides_of
 from mismatch_probe.compare.close_looks import whole_vocabulary
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Contrast, PairSummary, Summary, TokenInContext
@@ -87,6 +88,7 @@ def _pair_summary(
         exact=exact_of(deviations),
         ids=data.ids,
         preflight=preflight(sides_of(manifest, name, data)),
+        takes_dtypes=RESPONSES not in manifest.content_keys,
     )
     return PairSummary(
         train_dtype=train,

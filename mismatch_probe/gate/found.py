@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.gate.config import SIGNS, FoundCheck
 from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
@@ -27,13 +28,13 @@ def found_results(checks: Sequence[FoundCheck], run: Path, manifest: Manifest) -
 def _results(check: FoundCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
     if check.metric in HEADROOM:
         path = run / HEADROOM_FILE
-        yield _result(check, Findings(run).headroom(), "fp16", path, manifest, f"headroom --run {run}")
+        yield _result(check, Findings(run).headroom(), "fp16", path, manifest, command_line("headroom", "--run", run))
         return
     localizations = Findings(run).localizations()
     for train, infer in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
         pair = train, infer
         one = next((one for one in localizations if pair == (one.settings.train_dtype, one.settings.infer_dtype)), None)
-        again = f"localize --run {run} --train-dtype {train} --infer-dtype {infer}"
+        again = command_line("localize", "--run", run, "--train-dtype", train, "--infer-dtype", infer)
         yield _result(check, one, "/".join(pair), run / localize_file(*pair), manifest, again)
 
 
@@ -41,7 +42,7 @@ def _result(
     check: FoundCheck, document: Headroom | Localization | None, pair: str, path: Path, manifest: Manifest, again: str
 ) -> CheckResult:
     """`pair` is what the check is shown with, `again` the command that makes the document."""
-    made = f"make it with `mismatch-probe {again}`"
+    made = f"make it with `{again}`"
     if document is None:
         raise BrokenRecord(f"the check {check} needs {path}, which is not there: {made}")
     if document.model_fingerprint != manifest.model.fingerprint:

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mismatch_probe import __version__
+from mismatch_probe.command_line import command_line
 from mismatch_probe.difference.changes import version_changes
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile
@@ -139,7 +140,7 @@ def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run_path: Path, 
 
 
 def _command_on(run_path: Path, gate_path: Path) -> str:
-    return f"mismatch-probe compare --resume --out {run_path} --gate {gate_path}"
+    return command_line("compare", "--resume", "--out", run_path, "--gate", gate_path)
 
 
 def _edited(gate_key: str, earlier: GateResult | None) -> list[str]:

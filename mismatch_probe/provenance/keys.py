@@ -2,7 +2,10 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, Final
+
+RESPONSES: Final = "responses"
+"""The content key of a run that was given another run's responses instead of sampling."""
 
 
 def content_key(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
@@ -149,7 +150,7 @@ class RunDirectory:
         return read_document(
             self.summary_path,
             Summary,
-            missing="the run is unfinished; continue it with --resume",
-            mend="make it again with `mismatch-probe report RUN --recompute`",
+            missing=f"the run is unfinished; continue it with `{command_line('compare', '--resume', '--out', self.path)}`",
+            mend=f"make it again with `{command_line('report', self.path, '--recompute')}`",
             version=("schema_version", SCHEMA_VERSION),
         )

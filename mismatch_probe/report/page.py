@@ -12,6 +12,7 @@ from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.names import DETAILED_PAIRS
@@ -40,8 +41,9 @@ def write_report(run: RunDirectory) -> Path:
         BrokenRecord: a record cannot be read.
         StorageError: the disk refused the write.
     """
-    page = render_html(run.read_summary(), run.read_manifest(), Findings(run.path).documents())
-    write_text(run.report_path, page)
+    found = Findings(run.path).documents()
+    summary = with_advice_to_follow(run.read_summary(), run.path, found)
+    write_text(run.report_path, render_html(summary, run.read_manifest(), found))
     return run.report_path
 
 

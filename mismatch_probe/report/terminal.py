@@ -1,7 +1,5 @@
 """The story on one screen, with the same strings as the page; plain text where the output is not a terminal."""
 
-import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +9,12 @@ from rich.text import Text
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
+from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.names import SIGNS, pair_label, verdict_words
 from mismatch_probe.report.pairs import COLUMNS, PairRow, budget_footnote, contrast_sentences, pair_row
 from mismatch_probe.report.screen import full_width, print_line, screen_table
-from mismatch_probe.verdict.closer_look import RUN
 
 _STYLES = {"clean": "green", "precision": "yellow", "undecided": "blue", "bug": "bold red", "broken": "bold magenta"}
 
@@ -32,8 +31,9 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     for line in (budget_footnote(summary), *_troubles(summary)):
         if line:
             print_line(console, line, style="dim")
-    for advice in dict.fromkeys(advice for pair in summary.pairs for advice in pair.verdict.advice):
-        print_line(console, f"Advice: {_to_copy(advice, run)}")
+    followable = with_advice_to_follow(summary, run, Findings(run).documents())
+    for advice in dict.fromkeys(advice for pair in followable.pairs for advice in pair.verdict.advice):
+        print_line(console, f"Advice: {advice}")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,3 @@ def _troubles(summary: Summary) -> list[str]:
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
             )
     return found
-
-
-def _to_copy(advice: str, run: Path) -> str:
-    """A command in an advice, with the folder that it is about."""
-    return re.sub(rf"--run {RUN}\b", lambda _: f"--run {shlex.quote(str(run))}", advice)

@@ -14,7 +14,8 @@ class Case:
     """One pair. `exact` is FP32 against FP32 of the same run (this pair itself where it is that), None where it was not
     run or not usable; `found` is None where nothing was usable.
 
-    `applied_train` and `applied_infer` were read back from the loaded model and the running engine.
+    `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
+    whether the run can be given an FP32 pair later; one with another run's responses cannot.
     """
 
     train_dtype: Dtype
@@ -29,3 +30,4 @@ class Case:
     exact: Disagreement | None
     ids: IdsFound | None = None
     preflight: list[SettingFinding] = field(default_factory=list)
+    takes_dtypes: bool = True

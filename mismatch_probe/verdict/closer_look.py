@@ -1,13 +1,17 @@
-"""Which command looks closer at what a verdict says, where one does."""
+"""Which command goes on from what a verdict says, where one does."""
 
 from typing import Final
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 
 RUN: Final = "RUN"
 """Stands for the folder of the run, which the advice is stored in and can be moved with."""
+
+ADD_EXACT_PAIR: Final = f"mismatch-probe compare --out {RUN} --resume --dtype fp32"
+HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
 
 _INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Code.STALE_WEIGHTS)
 """Bugs whose place is a module. The others lie in ids, prompts, labels and sampling, where no module is at fault."""
@@ -18,25 +22,36 @@ def with_closer_look(case: Case, verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"advice": [*verdict.advice, *_commands(case, verdict)]})
 
 
+def localize_command(train: Dtype, infer: Dtype) -> str:
+    dtypes = f"--dtype {train}" if train == infer else f"--train-dtype {train} --infer-dtype {infer}"
+    return f"mismatch-probe localize --run {RUN} {dtypes}"
+
+
 def _commands(case: Case, verdict: Verdict) -> list[str]:
+    if verdict.kind == "undecided" and case.takes_dtypes:
+        return [f"FP32 against FP32 decides between precision and a bug: `{ADD_EXACT_PAIR}`"]
+    if verdict.kind == "undecided":
+        return [
+            "FP32 against FP32 decides between precision and a bug, and these responses are another run's: give both "
+            "runs that this one was made from an FP32 pair (compare --resume --dtype fp32), and rescore into a new "
+            "folder."
+        ]
     if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:
         shown_in_fp32 = case.exact is not None and case.exact.settled
-        dtypes = "--dtype fp32" if shown_in_fp32 else _dtypes(case)
-        return [f"Find the module that it enters at: `mismatch-probe localize --run {RUN} {dtypes} --modules`"]
+        command = localize_command("fp32", "fp32") if shown_in_fp32 else _localize(case)
+        return [f"Find the module that it enters at: `{command} --modules`"]
     if verdict.kind != "precision":
         return []
     has_bf16 = "bf16" in (case.train_dtype, case.infer_dtype)
     found = []
     if has_bf16 or verdict.advice or verdict.code == Code.ROUTING:
         modules = " --modules" if verdict.code == Code.ROUTING else ""
-        command = f"mismatch-probe localize --run {RUN} {_dtypes(case)}{modules}"
+        command = f"{_localize(case)}{modules}"
         found.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
     if has_bf16:
-        found.append(f"Before a switch to FP16, see whether the checkpoint fits: `mismatch-probe headroom --run {RUN}`")
+        found.append(f"Before a switch to FP16, see whether the checkpoint fits: `{HEADROOM}`")
     return found
 
 
-def _dtypes(case: Case) -> str:
-    if case.train_dtype == case.infer_dtype:
-        return f"--dtype {case.train_dtype}"
-    return f"--train-dtype {case.train_dtype} --infer-dtype {case.infer_dtype}"
+def _localize(case: Case) -> str:
+    return localize_command(case.train_dtype, case.infer_dtype)

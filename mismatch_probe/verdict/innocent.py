@@ -35,7 +35,7 @@ def precision(case: Case, found: Disagreement) -> Verdict:
     if case.exact is None:
         undecided = Code.UNEXPLAINED.cause(
             shown,
-            ["Add --dtype fp32: FP32 against FP32 decides between precision and a bug.", *_length_advice(case)],
+            _length_advice(case),
             what=f"The sides differ by KL {write_estimate(kl).value} a token; without an FP32 pair it may be a bug.",
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())

@@ -11,6 +11,7 @@ from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import render_html, write_report
 from mismatch_probe.report.findings import render_document, write_findings_report
+from mismatch_probe.report.findings.interventions import best_part
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.test_hostile import PAYLOADS
@@ -63,6 +64,20 @@ def test_the_page_says_what_the_document_says() -> None:
     page = render_document(localization(suspect_layer=5))
     for words in ("Layer 5: mlp.down_proj of the engine", "41 % (37 to 45)", "router: the model has none"):
         assert words in page
+
+
+@pytest.mark.parametrize(
+    ("slower", "words"),
+    [(0.12, "takes 12 % more time."), (-0.3, "takes 30 % less time."), (0.004, "takes as long as before.")],
+)
+def test_what_a_part_costs_is_told_in_words(slower: float, words: str) -> None:
+    found = localization()
+    assert found.interventions is not None
+    best, *others = found.interventions.ranked
+    ranked = [best.model_copy(update={"slower": slower}), *others]
+    interventions = found.interventions.model_copy(update={"ranked": ranked})
+    [sentence] = best_part(found.model_copy(update={"interventions": interventions}))
+    assert sentence.endswith(f"of the token KL and {words}")
 
 
 def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:

@@ -84,9 +84,14 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
 def test_a_command_to_copy_names_the_folder_of_the_run() -> None:
     summary = samples.summary((("bf16", "bf16"),))
     pair = summary.pairs[0]
-    advice = ["Look: mismatch-probe localize --run RUN --dtype bf16", "See: mismatch-probe headroom --run RUN"]
+    advice = [
+        "Look: mismatch-probe localize --run RUN --dtype bf16",
+        "See: mismatch-probe headroom --run RUN",
+        "Decide: mismatch-probe compare --out RUN --resume --dtype fp32",
+    ]
     told = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": advice})})
     said = " ".join(printed(summary.model_copy(update={"pairs": [told]}), width=400).split())
     assert "mismatch-probe localize --run 'runs/one two' --dtype bf16" in said
     assert "mismatch-probe headroom --run 'runs/one two'" in said
-    assert "--run RUN" not in said
+    assert "mismatch-probe compare --out 'runs/one two' --resume --dtype fp32" in said
+    assert " RUN" not in said

@@ -258,4 +258,11 @@ def test_two_formats_are_named_side_by_side() -> None:
 
 
 def test_without_an_fp32_pair_that_is_asked_for_first() -> None:
-    assert commands(judge(case(clean(world(), "bf16")))) == []
+    assert commands(judge(case(clean(world(), "bf16")))) == ["compare --out RUN --resume --dtype fp32"]
+
+
+def test_a_run_that_takes_no_dtypes_is_not_told_to() -> None:
+    verdict = judge(replace(case(clean(world(), "bf16")), takes_dtypes=False))
+    assert verdict.kind == "undecided"
+    assert commands(verdict) == []
+    assert "rescore" in " ".join(verdict.advice)

@@ -25,7 +25,7 @@ def best_part(found: Localization) -> list[str]:
     best = sure[0]
     return [
         f"Measured: {best.part} in higher precision on {_whose(best)} removes {write_removed(best.removed)} of the "
-        f"token KL for {_time(best)} time."
+        f"token KL and takes {_time_in_words(best)}."
     ]
 
 
@@ -98,6 +98,13 @@ def _whose(one: Intervention) -> str:
 
 def _time(one: Intervention) -> str:
     return f"{100 * one.slower:+.0f} %"
+
+
+def _time_in_words(one: Intervention) -> str:
+    percent = round(100 * one.slower)
+    if not percent:
+        return "as long as before"
+    return f"{abs(percent)} % {'more' if percent > 0 else 'less'} time"
 
 
 def _weights(num_bytes: int) -> str:

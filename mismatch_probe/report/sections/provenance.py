@@ -63,12 +63,13 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
 
 
 def reproduce(manifest: Manifest) -> Section:
+    added = [continuation.command for continuation in manifest.continued if continuation.added]
     return Section(
         "reproduce",
         "Reproduce",
         "The same command with the same versions, on the same hardware, gives the same numbers where the engine is "
         "deterministic.",
-        [Command(shlex.join(manifest.command))],
+        [Command(shlex.join(command)) for command in (manifest.command, *added)],
     )
 
 

@@ -1,0 +1,8 @@
+"""A command of this tool as it can be copied into a shell."""
+
+import shlex
+
+
+def command_line(*words: object) -> str:
+    """`mismatch-probe` and the words, those quoted that a shell would take apart."""
+    return shlex.join(["mismatch-probe", *map(str, words)])

@@ -1,0 +1,38 @@
+"""The advice of a summary as it can be followed now: with the run's folder, and without what was followed already."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.summary import Summary, Verdict
+from mismatch_probe.verdict.closer_look import HEADROOM, RUN, localize_command
+
+
+def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Headroom | Localization]) -> Summary:
+    """The summary of the run in the folder `run`, in which `filed` lies."""
+    done = [_command(document) for document in filed]
+    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run, done)}) for pair in summary.pairs]
+    return summary.model_copy(update={"verdict": _to_follow(summary.verdict, run, done), "pairs": pairs})
+
+
+def _to_follow(verdict: Verdict, run: Path, done: Sequence[str]) -> Verdict:
+    left = [advice for advice in verdict.advice if not any(_asks_for(command, advice) for command in done)]
+    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in left]})
+
+
+def _command(document: Headroom | Localization) -> str:
+    """What files such a document."""
+    if isinstance(document, Headroom):
+        return HEADROOM
+    return localize_command(document.settings.train_dtype, document.settings.infer_dtype)
+
+
+def _asks_for(command: str, advice: str) -> bool:
+    return re.search(rf"`{re.escape(command)}( --modules)?`", advice) is not None
+
+
+def _in_folder(advice: str, run: Path) -> str:
+    return re.sub(rf"(--run|--out) {RUN}\b", lambda found: f"{found[1]} {shlex.quote(str(run))}", advice)

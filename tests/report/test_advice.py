@@ -1,0 +1,54 @@
+"""Advice as it can be followed: with the folder of the run, and not what was done already."""
+
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import write_report
+from mismatch_probe.report.advice import with_advice_to_follow
+from mismatch_probe.verdict.closer_look import ADD_EXACT_PAIR, HEADROOM, localize_command
+from tests.report import samples
+from tests.report.documents import headroom, localization
+
+BF16 = localize_command("bf16", "bf16")
+FP16 = localize_command("fp16", "fp16")
+ADVICE = [f"Fits: `{HEADROOM}`", f"Where: `{BF16} --modules`", f"Where: `{FP16}`", f"Decide: `{ADD_EXACT_PAIR}`"]
+
+
+def advised() -> samples.Summary:
+    summary = samples.summary((("bf16", "bf16"),))
+    verdict = summary.verdict.model_copy(update={"advice": ADVICE})
+    pairs = [pair.model_copy(update={"verdict": verdict}) for pair in summary.pairs]
+    return summary.model_copy(update={"verdict": verdict, "pairs": pairs})
+
+
+@pytest.mark.parametrize(
+    ("filed", "left"),
+    [
+        ([], [0, 1, 2, 3]),
+        ([headroom()], [1, 2, 3]),
+        ([localization("bf16")], [0, 2, 3]),
+        ([headroom(), localization("bf16"), localization("fp16")], [3]),
+    ],
+)
+def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], left: list[int]) -> None:
+    summary = with_advice_to_follow(advised(), Path("runs/mine"), filed)
+    expected = [ADVICE[number].replace("RUN", "runs/mine") for number in left]
+    assert summary.verdict.advice == expected
+    assert [pair.verdict.advice for pair in summary.pairs] == [expected]
+
+
+def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "one two")
+    run.create()
+    run.write_manifest(samples.manifest((("bf16", "bf16"),)))
+    run.write_summary(advised())
+    page = write_report(run).read_text()
+    assert "<span>headroom</span>" in page
+    assert "<span>RUN</span>" not in page
+    Findings(run.path).write(headroom())
+    assert "<span>headroom</span>" not in write_report(run).read_text()
