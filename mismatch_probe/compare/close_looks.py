@@ -10,7 +10,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
 from mismatch_probe.stats.results import FullVocabularyCheck
-from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair
+from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable
 
 FloatVector = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def _leg(run: RunDirectory, name: str, key_of: dict[str, int]) -> dict[str, Real
     table = read_table(path, columns=["id", "ids_key", "logprobs"])
     rows = zip(table["id"].to_pylist(), table["ids_key"].to_pylist(), table["logprobs"].to_pylist(), strict=True)
     found = {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
-    return {row_id: logprobs for row_id, logprobs in found.items() if np.isfinite(logprobs).all()}
+    return {row_id: logprobs for row_id, logprobs in found.items() if is_usable(logprobs).all()}
 
 
 def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:

@@ -16,7 +16,7 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
-from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair
+from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair, is_missing, is_usable
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
 
 MOST_ROUNDED_UP: Final = 0.25
@@ -145,8 +145,8 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
         num_sequences=len(rows),
         num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
         num_tokens=sum(len(mu.logprobs[row]) for row in rows),
-        missing_mu=_count(mu, np.isnan),
-        missing_pi=_count(pi, np.isnan),
+        missing_mu=_count(mu, is_missing),
+        missing_pi=_count(pi, is_missing),
         nonfinite_mu=_count(mu, np.isinf),
         nonfinite_pi=_count(pi, np.isinf),
         positive_mu=_count(mu, _above_zero),
@@ -206,7 +206,7 @@ def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
 
 
 def _are_log_probs(values: Reals) -> bool:
-    return bool(np.isfinite(values).all() and not _above_zero(values).any())
+    return bool(is_usable(values).all() and not _above_zero(values).any())
 
 
 def _above_zero(values: Reals) -> npt.NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.headline import headline, overall
+from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
@@ -141,7 +141,11 @@ def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
 
 
 def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
-    """Every pair with the same 16-bit dtype on both sides over every other such pair."""
+    """Every pair with the same 16-bit dtype on both sides over every other such pair; none where a pair of the run is a
+    bug or broken.
+    """
+    if not all(measures_precision(pair.verdict) for pair in pairs):
+        return []
     same = {pair.train_dtype: pair for pair in pairs if pair.train_dtype == pair.infer_dtype}
     found = []
     for metric in CONTRASTED_METRICS:

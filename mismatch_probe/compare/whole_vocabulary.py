@@ -19,6 +19,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.records.tables import WHOLE_VOCABULARY
 from mismatch_probe.stats.full_vocabulary import divergences
+from mismatch_probe.stats.sequences import is_missing
 from mismatch_probe.training_path.scorer import Scorer
 
 _SEQUENCES_PER_BATCH: Final = 16
@@ -69,4 +70,5 @@ def _compared(recorded: pa.Table, of_id: dict[str, TokenSequence], scorer: Score
     kl, tv = divergences(log_mu, log_pi)
     sampled = np.arange(len(positions)), [sequence.token_ids[position] for position in positions]
     diff = np.subtract(log_pi[sampled], log_mu[sampled], dtype=np.float64)
+    diff[is_missing(log_pi[sampled]) | is_missing(log_mu[sampled])] = np.nan
     return {"id": sequence.id, "positions": positions, "full_kl": kl, "full_tv": tv, "diff": diff}

@@ -41,6 +41,7 @@ class PairDifference(Record):
 
     comparison: `paired` where every response has the same token ids in both runs. moved: by side (`pi`, `mu`), how far
     its log-probs lie from its own in the other run, mean abs in nats, on the same tokens; empty where there are none.
+    no_ratio: why the metrics have no ratio, where one of the two is a bug or broken.
     """
 
     first_pair: str
@@ -52,6 +53,7 @@ class PairDifference(Record):
     first_counts: Counts
     second_counts: Counts
     sentence: str
+    no_ratio: str = ""
     moved: dict[str, Estimate]
     metrics: dict[str, MetricDifference]
     by_position: list[BinDifference]

@@ -18,6 +18,7 @@ from mismatch_probe.stats.bins import log_ends
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
+from mismatch_probe.verdict.headline import measures_precision
 
 HEADLINE = "abs_logprob_diff"
 
@@ -47,7 +48,15 @@ def difference_of(
         second=_side(second, new),
         rescored_with=None if rescored_with is None else str(rescored_with.path),
         changes=changes(old, new),
-        pairs=[_pair(_usable(old_samples[a], first), _usable(new_samples[b], second), level) for a, b in matches],
+        pairs=[
+            _pair(
+                _usable(old_samples[a], first),
+                _usable(new_samples[b], second),
+                level,
+                "; ".join((*_faults("first", first, old_samples[a]), *_faults("second", second, new_samples[b]))),
+            )
+            for a, b in matches
+        ],
         only_first=[pair_text(name) for name in old_samples if name not in {a for a, _ in matches}],
         only_second=[pair_text(name) for name in new_samples if name not in {b for _, b in matches}],
     )
@@ -73,6 +82,16 @@ def _usable(sample: Sample, run: RunDirectory) -> Sample:
     return sample
 
 
+def _faults(which: str, run: RunDirectory, sample: Sample) -> Iterator[str]:
+    """Why a pair's numbers are no measure of precision: what its data lacks, or what its run's summary says of it."""
+    pairs = run.read_summary().pairs if run.summary_path.exists() else []
+    verdict = next((one.verdict for one in pairs if (one.train_dtype, one.infer_dtype) == sample.name), None)
+    if sample.data.counts.has_faults:
+        yield f"the data of the {which} run is broken"
+    elif verdict is not None and not measures_precision(verdict):
+        yield f"the {which} run is {'a bug' if verdict.kind == 'bug' else 'broken'} ({verdict.code.replace('_', ' ')})"
+
+
 def _side(run: RunDirectory, manifest: Manifest) -> Side:
     return Side(
         run=str(run.path),
@@ -83,11 +102,20 @@ def _side(run: RunDirectory, manifest: Manifest) -> Side:
     )
 
 
-def _pair(first: Sample, second: Sample, level: float) -> PairDifference:
+def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDifference:
     meeting = meet(first, second)
     old, _ = traced_metrics(meeting.first, level)
     new, _ = traced_metrics(meeting.second, level)
-    metrics = {name: _metric(old[name], new[name], level) for name in old if name in new}
+
+    def against(one: Estimate, other: Estimate) -> MetricDifference:
+        return MetricDifference(
+            first=plain(one),
+            second=plain(other),
+            difference=difference(one, other, level),
+            ratio=None if no_ratio else ratio(one, other, level),
+        )
+
+    metrics = {name: against(old[name], new[name]) for name in old if name in new}
     return PairDifference(
         first_pair=pair_text(first.name),
         second_pair=pair_text(second.name),
@@ -97,11 +125,12 @@ def _pair(first: Sample, second: Sample, level: float) -> PairDifference:
         same_responses=meeting.overlap.same_responses,
         first_counts=first.data.counts,
         second_counts=second.data.counts,
-        sentence=_sentence(metrics[HEADLINE]),
+        sentence=_sentence(metrics[HEADLINE], no_ratio),
+        no_ratio=no_ratio,
         moved=_moved(first, second, level),
         metrics=metrics,
-        by_position=list(_bins(meeting, 0, lambda pair, span: part_of(pair, position=span), level)),
-        by_response_length=list(_bins(meeting, 1, lambda pair, span: part_of(pair, length=span), level)),
+        by_position=list(_bins(meeting, 0, lambda pair, span: part_of(pair, position=span), against, level)),
+        by_response_length=list(_bins(meeting, 1, lambda pair, span: part_of(pair, length=span), against, level)),
     )
 
 
@@ -110,21 +139,19 @@ def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
     return {side: plain(estimate) for side, estimate in found.items() if estimate is not None}
 
 
-def _metric(old: Estimate, new: Estimate, level: float) -> MetricDifference:
-    return MetricDifference(
-        first=plain(old), second=plain(new), difference=difference(old, new, level), ratio=ratio(old, new, level)
-    )
-
-
 def _bins(
-    meeting: Meeting, start: int, part: Callable[[TokenPair, Span], TokenPair | None], level: float
+    meeting: Meeting,
+    start: int,
+    part: Callable[[TokenPair, Span], TokenPair | None],
+    against: Callable[[Estimate, Estimate], MetricDifference],
+    level: float,
 ) -> Iterator[BinDifference]:
     """Ranges that double, from `start` on."""
     longest = max(int(pair.sequences.lengths.max()) for pair in (meeting.first, meeting.second))
     for span in pairwise(end + start for end in (0, *log_ends(longest, per_octave=1))):
         old, new = (_mean_deviation(part(pair, span), level) for pair in (meeting.first, meeting.second))
         if old is not None and new is not None:
-            yield BinDifference(low=span[0], high=span[1], abs_logprob_diff=_metric(old, new, level))
+            yield BinDifference(low=span[0], high=span[1], abs_logprob_diff=against(old, new))
 
 
 def _mean_deviation(pair: TokenPair | None, level: float) -> Estimate | None:
@@ -133,8 +160,11 @@ def _mean_deviation(pair: TokenPair | None, level: float) -> Estimate | None:
     return TracingEstimator(pair.sequences, level).mean(pair.abs_diff, "token", Scale.POSITIVE)
 
 
-def _sentence(found: MetricDifference) -> str:
+def _sentence(found: MetricDifference, no_ratio: str) -> str:
     what = "the mean deviation of a token, abs(d),"
+    if no_ratio:
+        values = f"{found.first.value:.3g} nats in the first run and {found.second.value:.3g} in the second"
+        return f"no ratio, because {no_ratio}; {what} is {values}"
     if found.ratio is None or found.ratio.low is None or found.ratio.high is None:
         return f"{what} is {found.first.value:.3g} nats in the first run and {found.second.value:.3g} in the second"
     times = f"{found.ratio.value:.3g} times the first run's [{found.ratio.low:.3g}, {found.ratio.high:.3g}]"

@@ -51,8 +51,8 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
     faults = (
         (sample.num_sampled == 0, "holds no response at all"),
         (counts.mismatched_ids, f"has {counts.mismatched_ids} responses scored on other token ids than were sampled"),
-        (counts.missing_mu, f"lacks {counts.missing_mu} log-probs of the engine (NaN)"),
-        (counts.missing_pi, f"lacks {counts.missing_pi} log-probs of the training path (NaN)"),
+        (counts.missing_mu, f"lacks {counts.missing_mu} log-probs of the engine (NaN, or -9999)"),
+        (counts.missing_pi, f"lacks {counts.missing_pi} log-probs of the training path (NaN, or -9999)"),
         (counts.nonfinite_mu, f"has {counts.nonfinite_mu} infinite log-probs of the engine"),
         (counts.nonfinite_pi, f"has {counts.nonfinite_pi} infinite log-probs of the training path"),
         (counts.positive_mu, f"has {counts.positive_mu} log-probs of the engine above 0, and none can be"),

@@ -36,7 +36,7 @@ from mismatch_probe.records.place_errors import read_sums
 from mismatch_probe.records.rows import prompts_table, sequences_of
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.sequences import Floats, is_usable
 
 Tell = Callable[[str], None]
 
@@ -156,7 +156,17 @@ def _interventions(
 
 
 def _logprobs(workspace: Workspace, leg: str) -> Floats:
-    """All response tokens' log-probs in the order of the rollouts [T]."""
+    """All response tokens' log-probs in the order of the rollouts [T].
+
+    Raises:
+        EngineError: one is missing or not finite.
+    """
     column: Any = read_table(workspace.leg(leg), columns=["logprobs"])["logprobs"]
     flat: pa.Array = column.combine_chunks().flatten()
-    return np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float64)
+    found = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float64)
+    if not (usable := is_usable(found)).all():
+        raise EngineError(
+            f"{(~usable).sum()} of {usable.size} log-probs in the leg {leg} are missing or not finite: there is no "
+            "deviation to look into; see with compare which responses lack them"
+        )
+    return found

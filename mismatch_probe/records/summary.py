@@ -97,6 +97,12 @@ class Counts(Record):
     mismatched_ids: int
     truncated_responses: int
 
+    @property
+    def has_faults(self) -> bool:
+        """Whether anything was not usable."""
+        sides = (self.missing_mu, self.missing_pi, self.nonfinite_mu, self.nonfinite_pi, self.positive_mu)
+        return any((*sides, self.positive_pi, self.void_checks, self.mismatched_ids))
+
 
 class PairSummary(Record):
     """One training dtype against one inference dtype, on responses sampled by the latter."""

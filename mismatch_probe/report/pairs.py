@@ -12,6 +12,7 @@ from mismatch_probe.notation import (
 from mismatch_probe.records.summary import Contrast, PairSummary, Summary, Verdict
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.headline import measures_precision
 
 COLUMNS = ("dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu")
 """What `PairRow` holds, in order."""
@@ -74,7 +75,11 @@ def budget_footnote(summary: Summary) -> str:
 
 
 def contrast_sentences(summary: Summary) -> list[str]:
-    """`kl_k3 of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller."""
+    """`kl_k3 of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller; none where a pair is a bug or
+    broken.
+    """
+    if not all(measures_precision(pair.verdict) for pair in summary.pairs):
+        return []
     return [_contrast_sentence(contrast) for contrast in summary.contrasts if contrast.ratio.value >= 1]
 
 

@@ -87,7 +87,7 @@ def _troubles(summary: Summary) -> list[str]:
         counts = pair.counts
         missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
         positive = counts.positive_mu + counts.positive_pi
-        if missing or nonfinite or positive or counts.void_checks or counts.mismatched_ids:
+        if counts.has_faults:
             found.append(
                 f"{pair_label(pair)}: {missing:,} log-probs missing, {nonfinite:,} not finite, {positive:,} above 0, "
                 f"{counts.void_checks:,} responses with void prefill or reference log-probs, "

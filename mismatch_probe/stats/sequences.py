@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,19 @@ Array = npt.NDArray[Any]
 
 HIGHEST_LOG_PROB = 1.0
 """Low precision puts log-probs a little above 0; nothing puts them here."""
+
+MISSING_LOG_PROB: Final = -9999.0
+"""vLLM writes this in the place of a log-prob of minus infinity, or of none: at or below it there is no value."""
+
+
+def is_missing(log_probs: Reals) -> Mask:
+    """Where no log-prob was delivered: NaN, or a number at or below MISSING_LOG_PROB; infinity is another fault."""
+    return np.isnan(log_probs) | (np.isfinite(log_probs) & (log_probs <= MISSING_LOG_PROB))
+
+
+def is_usable(log_probs: Reals) -> Mask:
+    """Where a log-prob is finite and not missing."""
+    return np.asarray(np.isfinite(log_probs) & (log_probs > MISSING_LOG_PROB))
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ class Repeat:
     `sequences` lays out these tokens alone.
 
     Raises:
-        ValueError: an array has another length or is not finite.
+        ValueError: an array has another length, is not finite, or lacks a log-prob.
     """
 
     sequences: Sequences
@@ -103,7 +116,7 @@ class Repeat:
 
     def __post_init__(self) -> None:
         for values in (self.first, self.second):
-            if values.shape != (self.sequences.num_tokens,) or not np.isfinite(values).all():
+            if values.shape != (self.sequences.num_tokens,) or not is_usable(values).all():
                 raise ValueError(f"a repeated leg must hold {self.sequences.num_tokens} finite log-probs")
 
     @property
@@ -145,6 +158,8 @@ class TokenPair:
             if np.issubdtype(values.dtype, np.floating):
                 if not np.isfinite(values).all():
                     raise ValueError(f"{name} holds NaN or infinity; leave those rows out, and count them")
+                if is_missing(values).any():
+                    raise ValueError(f"{name} lacks log-probs; leave those rows out, and count them")
                 if name != "entropy_pi" and values.max() > HIGHEST_LOG_PROB:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
+from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair, is_usable
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.rollouts import Rollout
 
@@ -50,7 +50,7 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
     one of them is NaN, and `mismatch/nonfinite_tokens` counts them.
     """
     log_mu = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
-    usable = np.isfinite(log_mu) & np.isfinite(log_pi) & np.isfinite(entropy)
+    usable = is_usable(log_mu) & is_usable(log_pi) & np.isfinite(entropy)
     found: Metrics = {"mismatch/nonfinite_tokens": float((~usable).sum())}
     names = [f"mismatch/{name}" for name in (*_MISMATCH, "drift_per_1000", "temperature_fit", "surprise_excess")]
     if not usable.all():

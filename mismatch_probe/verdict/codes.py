@@ -29,7 +29,7 @@ class Code(StrEnum):
     MISSING_LOGPROBS = (
         "missing_logprobs",
         "broken",
-        "The data is broken: {count} log-probs are missing (NaN) on {side}.",
+        "The data is broken: {count} log-probs are missing on {side} (NaN, or vLLM's floor of -9999).",
     )
     NONFINITE = "nonfinite", "broken", "The data is broken: {count} log-probs are infinite on {side}."
     POSITIVE_LOGPROBS = (

@@ -6,6 +6,7 @@ from mismatch_probe.notation import write_estimate, write_token_count, write_tok
 from mismatch_probe.records.summary import Contrast, PairSummary, Verdict
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
+_NO_MEASURE_OF_PRECISION = ("broken", "bug")
 
 
 def overall(pairs: Sequence[PairSummary]) -> Verdict:
@@ -13,10 +14,15 @@ def overall(pairs: Sequence[PairSummary]) -> Verdict:
     return min((pair.verdict for pair in pairs), key=lambda verdict: _SEVERITY.index(verdict.kind))
 
 
+def measures_precision(verdict: Verdict) -> bool:
+    """Whether the pair's numbers say what its formats do, so that they can be so many times those of another."""
+    return verdict.kind not in _NO_MEASURE_OF_PRECISION
+
+
 def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str:
     """What an engineer reads first: size, length budget, cause, and what another dtype of this run would change."""
     verdict = overall(pairs)
-    if verdict.kind in ("broken", "bug", "clean"):
+    if verdict.kind == "clean" or not measures_precision(verdict):
         return verdict.sentence
     worst = max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
     parts = [f"{_name(worst)} differs from the engine by KL {write_estimate(worst.metrics['kl_k3']).value} a token"]

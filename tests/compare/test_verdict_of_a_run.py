@@ -8,12 +8,15 @@ import pytest
 
 from mismatch_probe.compare.starts import START_TOKENS, scored_with_starts
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table
+from mismatch_probe.report.pairs import contrast_sentences
+from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
 TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
@@ -89,6 +92,52 @@ def test_log_probs_above_0_break_the_verdict_and_are_left_out(
     assert pair.counts.num_sequences == 23
     if code == "positive_logprobs":
         assert pair.verdict.sentence.startswith("The data is broken: 2 log-probs are above 0")
+
+
+@pytest.mark.parametrize(
+    ("leg", "code"),
+    [("train-bf16", "missing_logprobs"), ("infer-bf16-decode", "missing_logprobs"), ("ref-fp32", "void_checks")],
+)
+@pytest.mark.parametrize("value", [MISSING_LOG_PROB, -12345.0])
+def test_vllms_floor_is_a_missing_log_prob_and_never_averaged(
+    run: RunDirectory, leg: str, code: str, value: float
+) -> None:
+    """One token in fifty; taken for values, they were called truncated support of 200 nats a token."""
+
+    def lose_tokens(columns: dict[str, Any]) -> None:
+        for row, logprobs in enumerate(columns["logprobs"]):
+            if row % 2:
+                logprobs[::50] = [value] * len(logprobs[::50])
+
+    before = judged(run).pairs[0]
+    edit_leg(run, leg, lose_tokens)
+    pair = judged(run).pairs[0]
+    assert (pair.verdict.kind, pair.verdict.code, pair.verdict.also) == ("broken", code, [])
+    assert (before.counts.num_sequences, pair.counts.num_sequences) == (24, 12)
+    assert pair.metrics["abs_logprob_diff_max"].value < 1
+    if code == "missing_logprobs":
+        lost = pair.counts.missing_pi + pair.counts.missing_mu
+        assert lost >= 12
+        assert f"{lost} log-probs are missing" in pair.verdict.sentence
+
+
+@pytest.mark.parametrize("lost", ["train-fp32", "train-bf16"])
+def test_no_ratio_stands_beside_a_pair_that_is_broken(tmp_path: Path, lost: str) -> None:
+    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=24, pairs=pairs))
+    sound = judged(run)
+    assert contrast_sentences(sound)
+    assert "times closer" in sound.headline
+
+    def lose_a_token(columns: dict[str, Any]) -> None:
+        columns["logprobs"][0][0] = MISSING_LOG_PROB
+
+    edit_leg(run, lost, lose_a_token)
+    broken = judged(run)
+    assert broken.contrasts == []
+    assert "times" not in broken.headline
+    recorded_before = sound.model_copy(update={"pairs": broken.pairs})
+    assert contrast_sentences(recorded_before) == []
 
 
 def test_a_log_prob_rounded_up_a_little_is_measured(run: RunDirectory) -> None:

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,8 +9,9 @@ from mismatch_probe.difference.result import Difference
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
 from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.gate.cli import CommandLine
-from tests.simulated_run import Simulation, simulated_run
+from tests.simulated_run import Simulation, edit_leg, simulated_run
 
 SMALL = Simulation(num_prompts=48)
 
@@ -36,6 +38,33 @@ def test_a_worse_run_is_found_worse_and_the_other_way_round_better(tmp_path: Pat
     assert ahead is not None
     assert behind is not None
     assert ahead.value == pytest.approx(1 / behind.value)
+
+
+def lose_a_token(columns: dict[str, Any]) -> None:
+    columns["logprobs"][0][0] = MISSING_LOG_PROB
+
+
+def test_broken_data_has_no_ratio_to_the_other_run(tmp_path: Path) -> None:
+    first, second = simulated_run(tmp_path / "a", SMALL), simulated_run(tmp_path / "b", replace(SMALL, worse=3.0))
+    edit_leg(second, "train-bf16", lose_a_token)
+    [pair] = difference_of(first, second).pairs
+    assert pair.sentence.startswith("no ratio, because the data of the second run is broken; ")
+    assert all(metric.ratio is None for metric in pair.metrics.values())
+    assert all(one.abs_logprob_diff.ratio is None for one in (*pair.by_position, *pair.by_response_length))
+    assert pair.metrics["abs_logprob_diff"].difference is not None
+
+
+def test_a_bug_has_no_ratio_to_the_other_run(tmp_path: Path) -> None:
+    first = simulated_run(tmp_path / "a", SMALL, with_summary=True)
+    second = simulated_run(tmp_path / "b", SMALL, with_summary=True)
+    summary = second.read_summary()
+    verdict = summary.pairs[0].verdict.model_copy(update={"kind": "bug", "code": "label_offset"})
+    second.write_summary(
+        summary.model_copy(update={"pairs": [summary.pairs[0].model_copy(update={"verdict": verdict})]})
+    )
+    [pair] = difference_of(first, second).pairs
+    assert pair.no_ratio == "the second run is a bug (label offset)"
+    assert pair.metrics["kl_k3"].ratio is None
 
 
 def test_the_side_that_moved_is_named_where_the_tokens_are_the_same(tmp_path: Path) -> None:

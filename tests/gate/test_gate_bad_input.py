@@ -15,6 +15,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.gate.cli import GATE, GOOD, REGRESSION, CommandLine, check, gate_file
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
@@ -35,6 +36,10 @@ def _infinite(row: list[float]) -> None:
 
 def _positive(row: list[float]) -> None:
     row[1] = 3.0
+
+
+def _floor(row: list[float]) -> None:
+    row[1] = MISSING_LOG_PROB
 
 
 def _engine_nan(run: RunDirectory) -> None:
@@ -151,6 +156,7 @@ def _no_stage(manifest: Manifest) -> None:
 
 BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "a missing log-prob of the training path": (_first_row(_nan), "lacks 1 log-probs of the training path"),
+    "a log-prob at vLLM's floor": (_first_row(_floor), "lacks 1 log-probs of the training path"),
     "an infinite log-prob": (_first_row(_infinite), "1 infinite log-probs of the training path"),
     "a log-prob above 0": (_first_row(_positive), "1 log-probs of the training path above 0"),
     "a missing log-prob of the engine": (_engine_nan, "lacks 1 log-probs of the engine"),

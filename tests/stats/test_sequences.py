@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
+from mismatch_probe.stats.sequences import MISSING_LOG_PROB, Repeat, Sequences, TokenPair, is_missing, is_usable
 
 
 def test_sums_follow_the_sequences_and_then_their_clusters():
@@ -28,7 +28,7 @@ def test_clusters_of_another_number_are_refused():
 
 
 @pytest.mark.parametrize("leg", ["log_pi", "log_mu", "log_ref", "entropy_pi", "log_mu_prefill", "log_ref_rounded_mu"])
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, MISSING_LOG_PROB])
 def test_a_non_finite_value_in_any_leg_is_refused_and_named(leg: str, poison: float):
     legs = {name: np.full(3, -1.0) for name in ("log_pi", "log_mu", leg)}
     legs[leg][1] = poison
@@ -39,6 +39,12 @@ def test_a_non_finite_value_in_any_leg_is_refused_and_named(leg: str, poison: fl
 def test_a_non_finite_value_in_a_repeated_leg_is_refused():
     with pytest.raises(ValueError, match="2 finite log-probs"):
         Repeat(Sequences.of_lengths([2]), np.zeros(2), np.array([0.0, np.nan]))
+
+
+def test_what_is_missing_is_no_value_and_infinity_is_another_fault():
+    values = np.float32([-0.5, -9998.0, MISSING_LOG_PROB, -2e4, np.nan, -np.inf])
+    assert is_missing(values).tolist() == [False, False, True, True, True, False]
+    assert is_usable(values).tolist() == [True, True, False, False, False, False]
 
 
 def test_a_leg_of_another_length_is_refused():

@@ -8,6 +8,7 @@ import numpy as np
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.stats.sequences import is_missing
 
 _FINISHED: Final = ("stop", "length")
 
@@ -48,7 +49,7 @@ def scores(sequence_id: str, token_ids: list[int], flat: Any, *, first: int) -> 
     """Log-probs and arg-max ids of `token_ids` out of a `FlatLogprobs` whose position `first` is the first token's.
 
     Each position holds the token asked for, then the most probable one where that is another. A position that is absent
-    gives NaN and id -1.
+    gives NaN and id -1, a log-prob that vLLM calls missing NaN.
 
     Raises:
         EngineError: a position holds another token than the one asked for.
@@ -66,6 +67,7 @@ def scores(sequence_id: str, token_ids: list[int], flat: Any, *, first: int) -> 
                 f"(response position {index})"
             )
         logprobs[index], top1_ids[index] = flat.logprobs[start], flat.token_ids[min(start + 1, end - 1)]
+    logprobs[is_missing(logprobs)] = np.nan
     return ScoredSequence(sequence_id, logprobs, top1_ids)
 
 
