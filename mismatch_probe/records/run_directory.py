@@ -147,10 +147,11 @@ class RunDirectory:
             BrokenRecord: it is damaged or of another schema version.
         """
         require_kind(self.path, *COMPARISONS)
+        go_on = command_line("compare", "--resume", "--out", self.path)
         return read_document(
             self.summary_path,
             Summary,
-            missing=f"the run is unfinished; continue it with `{command_line('compare', '--resume', '--out', self.path)}`",
+            missing=f"the run is unfinished; continue it with `{go_on}`",
             mend=f"make it again with `{command_line('report', self.path, '--recompute')}`",
             version=("schema_version", SCHEMA_VERSION),
         )
