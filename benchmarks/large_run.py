@@ -47,7 +47,7 @@ def write_run(path: Path, num_tokens: int) -> RunDirectory:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     token_ids = random.integers(0, 1000, offsets[-1], dtype=np.int32)
     run = RunDirectory(path)
-    run.create()
+    run.path.mkdir(parents=True)
     write_table(run.prompts_path, prompts_table(prompts))
     ids = [f"{prompt.prompt_id}/0@infer-bf16" for prompt in prompts]
     responses = np.split(token_ids, offsets[1:-1])

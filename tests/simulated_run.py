@@ -62,7 +62,7 @@ def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = Fa
     prompts = simulated_prompts(simulation)[simulation.first_prompt :]
     plan = make_plan(settings)
     run = RunDirectory(path)
-    run.create()
+    run.path.mkdir(parents=True)
     write_table(run.prompts_path, prompts_table(prompts))
     rollouts, sequences = [], {}
     for stage in plan.sample_stages:

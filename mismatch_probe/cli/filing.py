@@ -1,5 +1,7 @@
 """Where `headroom` and `localize` take their settings from and put what they found."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -52,18 +54,20 @@ class Filing:
         """Those of the run."""
         return None if self.manifest is None else self.manifest.settings
 
-    def reserve(self, name: str) -> None:
-        """Make sure that a document of this name can be written, before it is computed.
+    @contextmanager
+    def reserved(self, name: str) -> Iterator[None]:
+        """Make sure that a document of this name can be written, before it is computed; hold a folder of its own.
 
         Raises:
             RunDirectoryError: it is there, or the folder is in use.
             StorageError: no folder can be made there.
         """
-        if self.folder is None:
-            return
-        if self.manifest is None:
-            RunDirectory(self.folder).create()
-        require_absent(self.folder / name)
+        with ExitStack() as held:
+            if self.folder is not None and self.manifest is None:
+                held.enter_context(RunDirectory(self.folder).created())
+            elif self.folder is not None:
+                require_absent(self.folder / name)
+            yield
 
     def file(self, document: Headroom | Localization) -> Path | None:
         """Write the document, and the page that shows it; returns the page, None where nothing was to be written.

@@ -19,6 +19,7 @@ from mismatch_probe.gate.reading import open_run
 from mismatch_probe.gate.result import GateResult
 from mismatch_probe.gate.run import answer_of, refused, run_gate
 from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.regular_files import require_regular
 from mismatch_probe.records.run_directory import RunDirectory
 
 
@@ -43,6 +44,7 @@ def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -
     earlier = answer_of(run)
     for path in _files(run, outputs):
         with storage_errors(path):
+            require_regular(path)
             path.unlink(missing_ok=True)
     try:
         result = run_gate(run, gate_file, baseline, earlier)

@@ -28,9 +28,9 @@ def run_headroom(
     if "model" not in values:
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
-    filing.reserve(HEADROOM_FILE)
-    found = examine(settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False))
-    report = filing.file(found)
+    with filing.reserved(HEADROOM_FILE):
+        found = examine(settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False))
+        report = filing.file(found)
     render_headroom(found, console)
     if report is not None:
         console.print(f"Report: {report}", soft_wrap=True)

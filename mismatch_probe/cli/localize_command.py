@@ -32,12 +32,12 @@ def run_localize(
     settings = parse_settings(LocalizeSettings, values)
     if filing.settings is not None:
         _require_pair(filing.settings, values)
-    filing.reserve(localize_file(settings.train_dtype, settings.infer_dtype))
-    with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
-        found = localize(
-            settings, Path(folder), lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
-        )
-    report = filing.file(found)
+    with filing.reserved(localize_file(settings.train_dtype, settings.infer_dtype)):
+        with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
+            found = localize(
+                settings, Path(folder), lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
+            )
+        report = filing.file(found)
     render_localization(found, console)
     if report is not None:
         console.print(f"Report: {report}", soft_wrap=True)

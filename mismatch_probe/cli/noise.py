@@ -11,6 +11,7 @@ from rich.console import Console
 from mismatch_probe.cli.output import PeopleConsole
 from mismatch_probe.cli.streams import for_people
 from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.regular_files import open_to_append
 
 
 @contextmanager
@@ -24,7 +25,8 @@ def noise_in(log: Path) -> Iterator[Console]:
     """
     with storage_errors(log):
         log.parent.mkdir(parents=True, exist_ok=True)
-        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with open_to_append(log) as file:
+            target = os.dup(file.fileno())
     saved = {stream: os.dup(stream) for stream in (1, 2)}
     try:
         _redirect(dict.fromkeys(saved, target))

@@ -13,6 +13,7 @@ from mismatch_probe.compare.events import AnyEvent, Failure, parse
 from mismatch_probe.compare.plan import Job
 from mismatch_probe.errors import EngineError, OutOfMemory
 from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.regular_files import open_to_append, read_text
 from mismatch_probe.records.run_directory import RunDirectory
 
 _GRACE_SECONDS = 10.0
@@ -30,8 +31,8 @@ def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -
     reading, writing = os.pipe()
     with storage_errors(log_path):
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        log_path.touch()
-    with log_path.open("ab") as log:
+        log = open_to_append(log_path)
+    with log:
         child = subprocess.Popen(
             [sys.executable, "-m", "mismatch_probe.compare.worker", str(run.path), job.name, str(writing)],
             stdin=subprocess.PIPE,
@@ -90,7 +91,7 @@ def _died(job: Job, code: int, log_path: Path) -> EngineError:
             f"{job.name} was killed, most likely by the system for want of memory: lower --max-new-tokens, "
             "training.batch_tokens or the engine's cache, then continue with --resume"
         )
-    lines = [line for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line for line in read_text(log_path, errors="replace").splitlines() if line.strip()]
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     tail = " | ".join(lines[-_LOG_LINES:]) or "its log is empty"
     return EngineError(f"{job.name} ended with {how}: {tail} (whole log: {log_path})")

@@ -27,9 +27,9 @@ def start_run(path: Path, preparation: Preparation) -> RunDirectory:
         StorageError: the disk refused.
     """
     run = RunDirectory(path)
-    run.create()
-    run.write_manifest(preparation.manifest)
-    write_table(run.prompts_path, prompts_table(preparation.prompts))
+    with run.created():
+        run.write_manifest(preparation.manifest)
+        write_table(run.prompts_path, prompts_table(preparation.prompts))
     return run
 
 

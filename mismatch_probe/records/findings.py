@@ -10,6 +10,7 @@ from mismatch_probe.records.documents import read_document
 from mismatch_probe.records.headroom import HEADROOM_VERSION, Headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE, LOCALIZATIONS
 from mismatch_probe.records.localize import LOCALIZE_VERSION, Localization
+from mismatch_probe.records.regular_files import require_regular
 
 _Document = TypeVar("_Document", Headroom, Localization)
 _VERSIONS = {Headroom: HEADROOM_VERSION, Localization: LOCALIZE_VERSION}
@@ -79,6 +80,7 @@ def require_absent(path: Path) -> None:
 
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
+    require_regular(path)
     return read_document(
         path,
         kind,

@@ -6,6 +6,7 @@ from typing import Final
 
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError, UsageError
 from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, read_json
+from mismatch_probe.records.regular_files import require_regular_files
 
 MANIFEST: Final = "manifest.json"
 EVALUATION: Final = "evaluation.json"
@@ -38,10 +39,12 @@ def kind_of(folder: Path) -> Kind | None:
     """What the folder holds; None where it is not there, or holds nothing of this tool.
 
     Raises:
-        BrokenRecord: it holds a manifest that cannot be read.
+        BrokenRecord: it holds a manifest that cannot be read, or what is neither a folder nor a regular file.
     """
     path = folder / MANIFEST
     try:
+        if is_there(path):
+            require_regular_files(folder)
         manifest = as_object(read_json(path))
     except FileNotFoundError:
         if is_there(folder / HEADROOM_FILE):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.tables import read_table, write_table
 
 
@@ -18,11 +18,9 @@ class Parts:
         self._outputs = tuple(outputs)
 
     def open(self) -> None:
-        """Make the folder and drop what a killed process left half-written."""
+        """Make the folder."""
         with storage_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self._folder.glob(f"{TEMPORARY_PREFIX}*"):
-                leftover.unlink()
 
     def is_done(self, batch: int) -> bool:
         return all(self._path(batch, output).exists() for output in self._outputs)

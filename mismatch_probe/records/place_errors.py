@@ -69,12 +69,12 @@ def write_sums(path: Path, places: list[PlaceSums], routers: list[RouterSums]) -
     for kind, records in (("place", places), ("router", routers)):
         for number, record in enumerate(records):
             _flatten(record, f"{kind}-{number}", arrays)
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
-    with np.load(path) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         flat = {name: arrays[name] for name in arrays.files}
     return _records(flat, "place", _place), _records(flat, "router", _router)
 

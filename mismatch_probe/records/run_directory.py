@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock, Timeout
 
@@ -17,7 +18,10 @@ from mismatch_probe.records.documents import read_document
 from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, require_kind
 from mismatch_probe.records.manifest import MANIFEST_VERSION, Manifest
 from mismatch_probe.records.parts import Parts
+from mismatch_probe.records.regular_files import require_regular_files
 from mismatch_probe.records.summary import SCHEMA_VERSION, Summary
+
+_LOCK: Final = ".lock"
 
 
 class RunDirectory:
@@ -59,11 +63,22 @@ class RunDirectory:
     def is_run(self) -> bool:
         return is_there(self.manifest_path)
 
-    def create(self) -> None:
-        """Make an empty run directory; the folders below it appear with their first file. Raises as `require_free`."""
+    @contextmanager
+    def created(self) -> Iterator[None]:
+        """Make the run directory, and hold it while its first files are written: of many starts, one gets it.
+
+        The folders below it appear with their first file.
+
+        Raises:
+            RunDirectoryError: something is there already, or another process is writing there.
+            StorageError: no directory can be made there.
+        """
         self.require_free()
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        with self._held():
+            self.require_free()
+            yield
 
     def require_free(self) -> None:
         """
@@ -85,8 +100,9 @@ class RunDirectory:
                 raise PermissionError(errno.EACCES, f"{above} may not be written to")
 
     def _is_empty(self) -> bool:
-        """Nothing is here but what a process killed at its first write left half-written."""
-        return all(entry.name.startswith(TEMPORARY_PREFIX) for entry in self.path.iterdir())
+        """Nothing is here but a lock, and what a process killed at its first write left half-written."""
+        names = (entry.name for entry in self.path.iterdir())
+        return all(name == _LOCK or name.startswith(TEMPORARY_PREFIX) for name in names)
 
     def discard_without_results(self) -> None:
         """Remove a run that ended before anything was computed, so that the same command can be given again, mended."""
@@ -99,12 +115,19 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: there is no run here, or another process is writing it.
+            BrokenRecord: something in it is neither a folder nor a regular file.
         """
         if not self.is_run:
             raise RunDirectoryError(
                 f"{self.manifest_path} does not exist: it is not a run directory; give the folder that --out named"
             )
-        lock = FileLock(self.path / ".lock")
+        require_regular_files(self.path)
+        with self._held():
+            yield
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        lock = FileLock(self.path / _LOCK)
         with storage_errors(self.path):
             try:
                 lock.acquire(timeout=0)

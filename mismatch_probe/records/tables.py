@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.regular_files import open_to_read
 
 PROMPTS = pa.schema(
     [
@@ -87,10 +88,8 @@ def write_table(path: Path, table: pa.Table) -> None:
             split.append(leaf)
         else:
             dictionary.append(leaf)
-    with replacing(path) as temporary:
-        pq.write_table(
-            table, temporary, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False
-        )
+    with replacing(path) as file:
+        pq.write_table(table, file, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False)
 
 
 def with_rows(path: Path, new: pa.Table) -> pa.Table:
@@ -137,10 +136,11 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read a table of a run.
 
     Raises:
-        BrokenRecord: the file is missing, truncated or not parquet.
+        BrokenRecord: the file is missing, truncated, not parquet, or no regular file.
     """
     try:
-        return pq.read_table(path, columns=columns)
+        with open_to_read(path) as file:
+            return pq.read_table(file, columns=columns)
     except FileNotFoundError as error:
         raise BrokenRecord(f"{path} is missing: the run is unfinished; continue it with --resume") from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:

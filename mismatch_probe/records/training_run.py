@@ -14,6 +14,7 @@ from mismatch_probe.records.documents import read_document
 from mismatch_probe.records.kinds import TRAININGS, require_kind
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_lines
 from mismatch_probe.records.manifest import Entry, ModelIdentity
+from mismatch_probe.records.regular_files import open_to_append
 from mismatch_probe.records.run_directory import RunDirectory
 
 TRAINING_VERSION = 1
@@ -79,8 +80,8 @@ class TrainingDirectory(RunDirectory):
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
         """Add one line of JSON, written whole before anything else happens."""
-        with storage_errors(path), path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record, allow_nan=False) + "\n")
+        with storage_errors(path), open_to_append(path) as lines:
+            lines.write(f"{json.dumps(record, allow_nan=False)}\n".encode())
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step's metrics; those that are not finite are null and named under `nonfinite`."""

@@ -31,8 +31,8 @@ def start_training(path: Path, preparation: TrainingPreparation) -> TrainingDire
     """
     directory = TrainingDirectory(path)
     if is_main():
-        directory.create()
-        directory.write_training_manifest(preparation.manifest)
+        with directory.created():
+            directory.write_training_manifest(preparation.manifest)
     while not directory.is_run:
         time.sleep(_WAIT_SECONDS)
     return directory

@@ -13,8 +13,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     write_text(path, "old")
 
     def write_half() -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("ha")
+        with replacing(path) as file:
+            file.write(b"ha")
             raise RuntimeError("killed here")
 
     with pytest.raises(RuntimeError):

@@ -35,8 +35,9 @@ def test_what_a_killed_writer_left_is_dropped_and_never_read(tmp_path: Path) -> 
     leftover = tmp_path / "stage" / f"{TEMPORARY_PREFIX}000000-leg.parquet"
     leftover.write_bytes(b"half")
     assert not parts.is_done(0)
-    parts.open()
+    parts.write(0, {"leg": table(0)})
     assert not leftover.exists()
+    assert parts.read(1, "leg")["id"].to_pylist() == ["0"]
 
 
 def test_a_missing_batch_is_an_error_not_a_shorter_table(tmp_path: Path) -> None:

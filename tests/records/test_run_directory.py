@@ -7,28 +7,34 @@ from mismatch_probe.errors import BrokenRecord, RunDirectoryError, StorageError
 from mismatch_probe.records.run_directory import RunDirectory
 
 
+def make(run: RunDirectory) -> None:
+    with run.created():
+        pass
+
+
 def test_a_directory_with_something_in_it_is_never_reused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(RunDirectoryError, match=r"not empty.*another --out"):
-        RunDirectory(tmp_path).create()
+        make(RunDirectory(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_directory_that_holds_a_run_says_how_to_continue(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="--resume"):
-        RunDirectory(tmp_path).create()
+        make(RunDirectory(tmp_path))
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
-    RunDirectory(tmp_path / "run").create()
-    RunDirectory(tmp_path / "run").create()
-    assert not any((tmp_path / "run").iterdir())
+    make(RunDirectory(tmp_path / "run"))
+    make(RunDirectory(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_what_a_kill_at_the_first_write_left_does_not_bar_the_directory(tmp_path: Path) -> None:
     (tmp_path / ".writing-manifest.json").write_text("{")
     run = RunDirectory(tmp_path)
-    run.create()
+    make(run)
     assert not run.is_run
 
 
@@ -41,7 +47,7 @@ def test_locking_what_is_no_run_makes_no_directory(tmp_path: Path) -> None:
 def test_a_path_below_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((StorageError, RunDirectoryError), match=r"cannot write|not empty"):
-        RunDirectory(tmp_path / "file" / "run").create()
+        make(RunDirectory(tmp_path / "file" / "run"))
 
 
 def test_two_writers_cannot_hold_one_run(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_the_page_of_the_largest_run_stays_small() -> None:
 
 def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:
     run = RunDirectory(tmp_path / "run")
-    run.create()
+    run.path.mkdir(parents=True)
     run.write_summary(samples.summary())
     run.write_manifest(samples.manifest())
     assert write_report(run) == run.report_path

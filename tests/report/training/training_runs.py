@@ -55,7 +55,7 @@ def firing(step: int, actions: list[str], **changes: Any) -> dict[str, Any]:
 def training_run(path: Path, sample: TrainingSample = TrainingSample()) -> TrainingDirectory:
     """Write the run's files."""
     directory = TrainingDirectory(path)
-    directory.create()
+    directory.path.mkdir(parents=True)
     directory.write_training_manifest(_manifest(sample))
     for step in range(1, sample.steps + 1):
         directory.append_metrics(step, step_metrics(step, sample))
