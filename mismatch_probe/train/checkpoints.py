@@ -7,23 +7,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from mismatch_probe.errors import BrokenRecord, StorageError
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
+from mismatch_probe.records.regular_files import read_text, require_regular_files
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.state import Adjustments
+from mismatch_probe.train.tensor_files import read_tensors, write_tensors
 from mismatch_probe.train.updater import Trained
 
 _STATE = "state"
 _MODEL = "model"
 _REST = "trainer.json"
+_State = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+"""Of each network: weights by name, and the optimizer's moments and settings."""
 
 
 class Checkpoints:
@@ -56,7 +59,7 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             dist.barrier()
-            save(_state(trained), checkpoint_id=temporary / _STATE)
+            write_tensors(temporary / _STATE, _tensors(trained, _state(trained)))
             policy.save(temporary / _MODEL)
             if is_main():
                 tokenizer.save_pretrained(temporary / _MODEL)
@@ -70,19 +73,36 @@ class Checkpoints:
         """Put weights and moments back; returns the rest.
 
         Raises:
-            BrokenRecord: a file of the checkpoint is missing or damaged.
+            BrokenRecord: as `require_readable`.
         """
+        self.require_readable(step)
         path = self._path(step)
         state = _state(trained)
         rest = self._rest(step)
         try:
-            load(state, checkpoint_id=path / _STATE)
-        except (OSError, ValueError, CheckpointException) as error:
+            read_tensors(path / _STATE, _tensors(trained, state))
+        except CheckpointException as error:
             raise _broken(path, error) from error
         for name, one in trained.items():
-            weights, moments = state[name]["model"], state[name]["optimizer"]
+            weights, moments = state[name]
             set_state_dict(one.module, one.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
         return rest
+
+    def require_readable(self, step: int) -> None:
+        """Found out before a model is loaded.
+
+        Raises:
+            BrokenRecord: a file of the checkpoint is missing, damaged, no regular file, or in the format of an earlier
+                version, which runs code of whoever wrote it.
+        """
+        path = self._path(step)
+        require_regular_files(path)
+        if any(file.suffix != ".safetensors" for file in (path / _STATE).glob("*")):
+            raise BrokenRecord(
+                f"the checkpoint {path} is in the format of an earlier version, which runs code of whoever wrote it, "
+                f"and is not read: train on from its weights with --model {path / _MODEL} and another --out"
+            )
+        self._rest(step)
 
     def newest_before(self, step: int) -> int:
         """The newest checkpoint older than that of `step`, or the oldest.
@@ -117,7 +137,7 @@ class Checkpoints:
     def _rest(self, step: int) -> dict[str, Any]:
         path = self._path(step)
         try:
-            rest: dict[str, Any] = json.loads((path / _REST).read_text(encoding="utf-8"))
+            rest: dict[str, Any] = json.loads(read_text(path / _REST))
         except (OSError, ValueError) as error:
             raise _broken(path, error) from error
         return rest
@@ -182,12 +202,26 @@ def _unwritable(path: Path, error: BaseException) -> StorageError:
     )
 
 
-def _state(trained: Mapping[str, Trained]) -> dict[str, Any]:
-    pairs = {name: get_state_dict(one.module, one.optimizer.adamw) for name, one in trained.items()}
-    return {name: {"model": weights, "optimizer": moments} for name, (weights, moments) in pairs.items()}
+def _state(trained: Mapping[str, Trained]) -> _State:
+    return {name: get_state_dict(one.module, one.optimizer.adamw) for name, one in trained.items()}
+
+
+def _tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
+    """Every tensor of a state once: a weight that is tied to another is stored under the name of one of them."""
+    found: dict[str, torch.Tensor] = {}
+    for network, (weights, moments) in state.items():
+        module = trained[network].module
+        distinct = {name for name, _ in module.named_parameters()}
+        tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - distinct
+        found |= {f"{network}.{name}": weight for name, weight in weights.items() if name not in tied}
+        for name, of_weight in moments["state"].items():
+            found |= {f"{network}.{name}@{moment}": tensor for moment, tensor in of_weight.items()}
+    return found
 
 
 def _broken(path: Path, error: BaseException) -> BrokenRecord:
+    if isinstance(error, CheckpointException):
+        error, _ = next(iter(error.failures.values()))
     reason = str(error).splitlines()[0]
     return BrokenRecord(
         f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}); remove it to resume from the one "

@@ -44,6 +44,7 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     Raises:
         RunDirectoryError: there is none, it is of another model, other settings, problems or guards, or it has taken
             more steps than are asked for.
+        BrokenRecord: its newest checkpoint cannot be read.
     """
     directory = TrainingDirectory(path)
     recorded = directory.read_training_manifest()
@@ -59,12 +60,15 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "
             "manifest.json), or give another --out"
         )
-    done = max(Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep).steps(), default=0)
+    checkpoints = Checkpoints(directory.checkpoints_path, keep=preparation.settings.checkpoint.keep)
+    done = max(checkpoints.steps(), default=0)
     if done > preparation.settings.steps:
         raise RunDirectoryError(
             f"{path} has taken {done} steps, and --steps asks for {preparation.settings.steps}; give at least "
             f"{done}, or another --out for a shorter run"
         )
+    if done in checkpoints.steps():
+        checkpoints.require_readable(done)
     return directory
 
 

@@ -46,7 +46,7 @@ def test_a_model_that_does_not_fit_is_a_sentence(llama: Path, home: Path, monkey
     def leave_out(*_: Any, **__: Any) -> None:
         """The larger file before it."""
 
-    monkeypatch.setattr("mismatch_probe.train.checkpoints.save", leave_out)
+    monkeypatch.setattr("mismatch_probe.train.checkpoints.write_tensors", leave_out)
     with no_file_above(150_000), pytest.raises(StorageError, match=r"cannot write .*step-000000.* give .*--out"):
         train(home / "run", quick_settings(llama, home, 2))
     assert not list((home / "run" / "checkpoints").iterdir())
