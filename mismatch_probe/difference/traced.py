@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from mismatch_probe.stats.effective_share import relative_excess
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, squared_variation, variance
 from mismatch_probe.stats.metrics import metrics_of
@@ -71,10 +72,10 @@ class TracingEstimator(Estimator):
         assert found is not None, "a share always exists"
         return found
 
-    def effective_share(self, excess: Floats, by: Unit) -> Traced | None:
-        units = self.counts(by)
+    def effective_share(self, log_ratios: Floats, by: Unit) -> Traced | None:
+        units, excess = self.counts(by), relative_excess(log_ratios)
         totals = self._totals(_effective_share, [units, self.totals(excess, by), self.totals(excess**2, by)], units)
-        return self._traced(lambda other: other.effective_share(excess, by), totals)
+        return self._traced(lambda other: other.effective_share(log_ratios, by), totals)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
         found = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.notation import write_percent
+from mismatch_probe.stats.effective_share import relative_excess
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences
-from mismatch_probe.stats.weights import relative_excess
 
 ENOUGH_ESS: Final = 0.5
 """Least effective share of the responses to tell accuracy under pi from."""
@@ -65,7 +65,7 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     """
     estimator = answers.estimator(level)
     excess = relative_excess(log_ratio)
-    ess = estimator.effective_share(excess, "sequence")
+    ess = estimator.effective_share(log_ratio, "sequence")
     if ess is None or ess.value < ENOUGH_ESS:
         left = "nothing" if ess is None else write_percent(ess.value)
         return Reweighted(

@@ -5,6 +5,7 @@ applied minus true weight (a rejected unit's applied weight is 0) and the absolu
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -96,6 +97,7 @@ def _token_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid) ->
 
 
 def _sequence_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid) -> list[CorrectionResult]:
+    """The first rule leaves every weight as it is, so its `ess_seq` is the metric of that name."""
     lengths = pair.sequences.lengths
     log_ratio = np.cumsum(grid.sums(pair.diff), axis=1)
     k3 = np.cumsum(grid.sums(k3_terms(pair.diff)), axis=1)
@@ -120,7 +122,8 @@ def _sequence_results(pair: TokenPair, estimator: Estimator, grid: PositionGrid)
         results.append(
             _result(rule.name, rule.also_known_as, "sequence", estimator, columns, columns * lengths, by_length)
         )
-    return results
+    unchanged, *others = results
+    return [replace(unchanged, ess_seq=estimator.effective_share(whole.log_ratio, "sequence")), *others]
 
 
 def _at_length(num_tokens: int, columns: Floats, num_sequences: int) -> CorrectionAtLength:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from mismatch_probe.stats.effective_share import relative_excess, with_hidden_tail
 from mismatch_probe.stats.intervals import (
     Function,
     Interval,
@@ -103,14 +104,22 @@ class Estimator:
         columns = [self.counts(by), *(self.totals(values, by) for values in (x, y, x * x, y * y, x * y))]
         return self.smooth(correlation, columns, by, Scale.CORRELATION)
 
-    def effective_share(self, excess: Floats, by: Unit) -> Estimate | None:
-        """ESS / n = (sum w)^2 / (n sum w^2) of weights w = 1 + excess [Kish 1965, Survey Sampling, section 11.7].
+    def effective_share(self, log_ratios: Floats, by: Unit) -> Estimate | None:
+        """ESS / n = (sum w)^2 / (n sum w^2) of weights w = e^d [Kish 1965, Survey Sampling, section 11.7].
 
-        The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits.
+        The interval is taken on the log of the squared coefficient of variation, so ESS of 0.999999 keeps its digits;
+        of sequences it is widened by what the logs show of the tail.
         """
-        return self.effective_share_of_totals(
+        excess = relative_excess(log_ratios)
+        share = self.effective_share_of_totals(
             [self.counts(by), self.totals(excess, by), self.totals(excess**2, by)], by
         )
+        if share is None or by == "token":
+            return share
+        centred = log_ratios - log_ratios.mean()
+        columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
+        spread = self.smooth(variance, columns, by, Scale.POSITIVE)
+        return None if spread is None else with_hidden_tail(share, spread, self.sequences.num_clusters)
 
     def effective_share_of_totals(self, columns: Sequence[Floats], by: Unit) -> Estimate | None:
         """ESS / n from the totals of each cluster [G]: units, excess and its square."""

@@ -12,7 +12,6 @@ from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import AtLength, CurveBin, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES, fit_spread
-from mismatch_probe.stats.weights import relative_excess
 
 
 def length_law(pair: TokenPair, ess: float = 0.5, level: float = 0.95) -> LengthLaw:
@@ -105,8 +104,7 @@ def _ess_by_length(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats
     for number, end in enumerate(grid.ends):
         reached = grid.reached[:, number]
         if reached.sum() >= FEWEST_SEQUENCES:
-            excess = relative_excess(prefix_sums[reached, number])
-            ess = _prefixes(estimator, grid, number).effective_share(excess, "sequence")
+            ess = _prefixes(estimator, grid, number).effective_share(prefix_sums[reached, number], "sequence")
             if ess is not None:
                 found.append(AtLength(int(end), ess))
     return found

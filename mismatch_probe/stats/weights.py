@@ -6,11 +6,10 @@ usable correction lets through. An effective share needs none: only the weights'
 
 import numpy as np
 
+from mismatch_probe.stats.effective_share import LOG_BOUND
 from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.sequences import Floats, TokenPair
-
-LOG_BOUND = 20.0
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
@@ -24,28 +23,21 @@ def weight_excess(log_ratios: Floats) -> Floats:
     return np.asarray(np.expm1(bounded(log_ratios)))
 
 
-def relative_excess(log_ratios: Floats) -> Floats:
-    """w / c - 1 for w = e^d, where only the weights' shares matter: c is 1, exact for tiny d, and the largest weight
-    where one lies beyond e^20, so that no sum overflows and no weight is bounded.
-    """
-    beyond = np.abs(log_ratios).max(initial=0.0) > LOG_BOUND
-    return np.asarray(np.expm1(log_ratios - log_ratios.max() if beyond else log_ratios))
-
-
 def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     """Mean weight, perplexity ratio, effective sample share, and shares of rho outside bands.
 
     `is_ratio_mean_*` is 1 in expectation when both policies normalise over the same support. `ess_*` is Kish's
     effective sample size over n [Kish 1965; Liu 2001, Monte Carlo Strategies in Scientific Computing, section 2.5.3].
-    The few largest e^S decide `ess_seq`, and a sample may hold none of them: its lower bound lies far below for that.
+    The few largest e^S decide `ess_seq`, and a sample may hold none of them: its interval also holds that of log-normal
+    weights, and its lower bound lies far below for that.
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
     log_ppl_diff = -pair.diff_sums / pair.sequences.lengths
     found: Metrics = {
         "is_ratio_mean_token": estimator.mean(1 + weight_excess(pair.diff), "token"),
         "is_ratio_mean_seq": estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
-        "ess_token": estimator.effective_share(relative_excess(pair.diff), "token"),
-        "ess_seq": estimator.effective_share(relative_excess(pair.diff_sums), "sequence"),
+        "ess_token": estimator.effective_share(pair.diff, "token"),
+        "ess_seq": estimator.effective_share(pair.diff_sums, "sequence"),
         "log_ppl_diff": estimator.mean(log_ppl_diff, "sequence"),
         "ppl_ratio": estimator.mean(1 + weight_excess(log_ppl_diff), "sequence"),
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mismatch_probe.stats.weights import LOG_BOUND
+from mismatch_probe.stats.effective_share import LOG_BOUND
 from mismatch_probe.train.objectives.batch import Responses
 from mismatch_probe.train.objectives.choices import Ratio
 
