@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
 from mismatch_probe.report.names import PairStyle, dtypes_label, dtypes_style
+from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.stats.sequences import Floats
 
 _MILD = frozenset({"log", "warn"})
@@ -75,7 +76,7 @@ class Course:
 
 
 def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
-    """Runs in the order given, told apart by dtypes where these differ, else by folder.
+    """Runs in the order given, told apart by dtypes where these alone differ, else by folder.
 
     Raises:
         RunDirectoryError: a folder holds no training run.
@@ -83,7 +84,8 @@ def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
     """
     manifests = [directory.read_training_manifest() for directory in directories]
     dtypes = [(one.settings.train_dtype, one.settings.infer_dtype) for one in manifests]
-    by_dtypes = len(set(dtypes)) == len(dtypes)
+    same = not any(what_differs(manifests[0], other) for other in manifests[1:])
+    by_dtypes = same and len(set(dtypes)) == len(dtypes)
     folders = _folders(directories)
     courses = []
     for number, (directory, manifest, pair) in enumerate(zip(directories, manifests, dtypes, strict=True)):

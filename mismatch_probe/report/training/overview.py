@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
 from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
+from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.plots import OVERVIEW
@@ -184,7 +185,13 @@ def _footnote(runs: Runs) -> str:
 
 
 def _contrast(one: Course, other: Course) -> list[str]:
-    """By how much the mismatch of one run is that of the other, at the steps that both have."""
+    """How many times the mismatch of one run is that of the other, at the steps that both have, or why that is open."""
+    differing = what_differs(one.manifest, other.manifest)
+    if differing:
+        return [
+            f"{one.label} and {other.label} do not learn the same, so their mismatch is given no ratio: "
+            + "; ".join(differing)
+        ]
     _, rows, other_rows = np.intersect1d(one.steps, other.steps, return_indices=True)
     first, second = one.metric(MISMATCH)[rows], other.metric(MISMATCH)[other_rows]
     usable = (first > 0) & (second > 0) & np.isfinite(first) & np.isfinite(second)

@@ -2,10 +2,21 @@
 
 import json
 import re
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mismatch_probe.config.train import (
+    CheckpointSettings,
+    LoraSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    PolicySettings,
+    RolloutSettings,
+    TaskSettings,
+)
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.training import summarise_training, write_training_report
@@ -177,6 +188,42 @@ def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> N
     ratio = re.search(r"kl_k3 of BF16 is (\S+) times that of FP16 \(median over 60 shared steps", pair)
     assert ratio is not None
     assert 30 < float(ratio[1]) < 120
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fingerprint": "9" * 16, "model": "other"}, "model = demo against other"),
+        ({"problems": "9" * 16}, "the problems themselves"),
+        (
+            {"settings": {"task": TaskSettings(source="sums:terms=9")}},
+            "task.source = sums:terms=3 against sums:terms=9",
+        ),
+        ({"settings": {"objective": ObjectiveSettings(name="gspo")}}, "objective.name = grpo against gspo"),
+        ({"settings": {"rollout": RolloutSettings(temperature=0.5)}}, "rollout.temperature = 1.0 against 0.5"),
+        ({"settings": {"optimizer": OptimizerSettings(learning_rate=1e-5)}}, "optimizer.learning_rate = 1e-06 against"),
+        ({"settings": {"policy": PolicySettings(lora=LoraSettings(rank=4))}}, "policy.lora = null against"),
+    ],
+)
+def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    page = unescape(page_of(tmp_path, TrainingSample("bf16"), TrainingSample("fp16", **change)))
+    assert not re.search("times that of", page)
+    assert re.search(f"0 and 1 do not learn the same.*{re.escape(words)}", page)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1, "problems": "9" * 16},
+        {"asked": 90},
+        {"settings": {"checkpoint": CheckpointSettings(every=7), "policy": PolicySettings(micro_batch_tokens=99)}},
+    ],
+)
+def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, change: dict[str, Any]) -> None:
+    page = page_of(tmp_path, TrainingSample("bf16"), TrainingSample("fp16", **change))
+    assert re.search(r"kl_k3 of BF16 is (\S+) times that of FP16", page)
 
 
 def test_runs_of_the_same_dtypes_are_told_apart_by_folder_and_style(tmp_path: Path) -> None:

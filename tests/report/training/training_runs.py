@@ -35,6 +35,9 @@ class TrainingSample:
     changes: dict[int, dict[str, float]] = field(default_factory=dict)
     firings: tuple[dict[str, Any], ...] = ()
     model: str = "demo"
+    fingerprint: str = "0" * 16
+    problems: str = "1" * 16
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def firing(step: int, actions: list[str], **changes: Any) -> dict[str, Any]:
@@ -124,23 +127,31 @@ def _manifest(sample: TrainingSample) -> TrainingManifest:
         created_at="2026-01-02T03:04:05+00:00",
         command=["mismatch-probe", "train", "--model", sample.model, "--train-dtype", sample.dtype],
         settings=TrainSettings(
-            model=ModelSettings(path=sample.model),
-            task=TaskSettings(source="sums:terms=3"),
-            train_dtype=sample.dtype,
-            infer_dtype=sample.dtype,
-            steps=sample.asked,
-            seed=sample.seed,
+            **{
+                "model": ModelSettings(path=sample.model),
+                "task": TaskSettings(source="sums:terms=3"),
+                "train_dtype": sample.dtype,
+                "infer_dtype": sample.dtype,
+                "steps": sample.asked,
+                "seed": sample.seed,
+                **sample.settings,
+            }
         ),
         model=ModelIdentity(
             name=sample.model,
             folder="/models/demo",
-            fingerprint="0" * 16,
+            fingerprint=sample.fingerprint,
             architecture="Qwen3ForCausalLM",
             context_length=2048,
             checkpoint_dtype="bfloat16",
             weight_bytes=3_671_208,
         ),
-        content_keys={"settings": sample.dtype, "model": "0" * 16, "problems": "1" * 16, "guards": "2" * 16},
+        content_keys={
+            "settings": sample.dtype,
+            "model": sample.fingerprint,
+            "problems": sample.problems,
+            "guards": "2" * 16,
+        },
         versions={"python": "3.11.7", "torch": "2.13.0", "vllm": "0.32.0"},
         hardware={"cpu": "a CPU", "cpu_cores": 2, "memory_bytes": 2**34, "gpus": []},
         git=None,
