@@ -18,6 +18,7 @@ from mismatch_probe.gate.result import Look
 from mismatch_probe.gate.run import open_gate
 from mismatch_probe.records.findings import Findings, file_name
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.tasks import num_held
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,17 @@ class GatedCompare:
         how many it has by now is the gate's doing, whatever the flags say.
 
         Raises:
-            UsageError: the gate asks for what `compare` does not find, and it is not filed with the run yet.
+            UsageError: the gate asks for what `compare` does not find, and it is not filed with the run yet; or the
+                prompts are too few for its first look, or for a pass.
         """
         if self.gate.found:
             self._require_filed(recorded)
         if recorded is None:
-            return self._with_sequences(settings, self.gate.settings.looks[0], console)
+            looks = self.gate.settings.looks
+            self._require_prompts(settings, looks[0])
+            if missing := self._missing(settings, looks[-1]):
+                console.print(f"The last look cannot be reached: {missing}", soft_wrap=True)
+            return self._with_sequences(settings, looks[0], console)
         return _with_prompts(settings, recorded.read_manifest().settings.prompts.num_prompts)
 
     def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> ExitCode:
@@ -65,6 +71,7 @@ class GatedCompare:
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
                 return result.exit_code
             try:
+                self._require_prompts(settings, wanted)
                 settings = self._with_sequences(settings, wanted, console)
                 preparation = prepare(settings)
             except UsageError as error:
@@ -93,14 +100,43 @@ class GatedCompare:
 
     def _with_sequences(self, settings: CompareSettings, wanted: int, console: Console) -> CompareSettings:
         given = settings.prompts.num_prompts
-        least = self.gate.settings.min_prompts
-        needed = max(math.ceil(wanted / settings.sampling.samples_per_prompt), least)
+        needed = self._needed(settings, wanted)
         if given is not None and needed <= given:
             return settings
         instead = "" if given is None else f" instead of {given}"
-        what = f"looks at {wanted} sequences and passes from {least} prompts on"
+        what = f"looks at {wanted} sequences and passes from {self.gate.settings.min_prompts} prompts on"
         console.print(f"The gate {what}: {needed} prompts{instead}", soft_wrap=True)
         return _with_prompts(settings, needed)
+
+    def _needed(self, settings: CompareSettings, num_sequences: int) -> int:
+        return self.gate.settings.prompts_for(num_sequences, settings.sampling.samples_per_prompt)
+
+    def _require_prompts(self, settings: CompareSettings, wanted: int) -> None:
+        """
+        Raises:
+            UsageError: the source holds fewer prompts than a look at so many sequences takes.
+        """
+        missing = self._missing(settings, wanted)
+        if missing:
+            raise UsageError(missing)
+
+    def _missing(self, settings: CompareSettings, wanted: int) -> str:
+        """What a look at so many sequences lacks and how it is mended; empty where it lacks nothing."""
+        source, least = settings.prompts.source, self.gate.settings.min_prompts
+        needed = self._needed(settings, wanted)
+        held = num_held(source, needed)
+        if held is None or held >= needed:
+            return ""
+        if held < least:
+            return (
+                f"{source} holds {held} prompts, and a pass of {self.path} needs {least}, however many responses they "
+                "have; give --prompts a source of more, or lower min_prompts and be wrong more often"
+            )
+        given, enough = held * settings.sampling.samples_per_prompt, math.ceil(wanted / held)
+        return (
+            f"{self.path} looks at {wanted} sequences, and the {held} prompts of {source} give {given}; start with "
+            f"--samples-per-prompt {enough}, or give --prompts a source of more"
+        )
 
 
 def _with_prompts(settings: CompareSettings, num_prompts: int | None) -> CompareSettings:

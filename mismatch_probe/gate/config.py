@@ -1,5 +1,6 @@
 """The gate file: what is asked, parsed strictly."""
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -221,6 +222,10 @@ class GateSettings(Settings):
         if self.on_inconclusive != "extend":
             return [self.min_sequences]
         return declared_looks(self.min_sequences, self.max_sequences)
+
+    def prompts_for(self, num_sequences: int, samples_per_prompt: int) -> int:
+        """How many prompts a look at so many sequences takes, where it may end in a pass."""
+        return max(math.ceil(num_sequences / samples_per_prompt), self.min_prompts)
 
 
 class GateFile(Settings):

@@ -43,7 +43,7 @@ def run_gate(
         tool_version=__version__,
         answer=decision.answer,
         exit_code=decision.exit_code(gate.settings),
-        sentence=_sentence(decision, gate, run_path, gate_path),
+        sentence=_sentence(decision, gate, run, gate_path),
         run=str(run_path),
         gate_file=str(gate_path),
         gate_key=gate_key,
@@ -99,7 +99,7 @@ def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateR
     )
 
 
-def _sentence(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
+def _sentence(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
     size = f"{look.num_sequences} sequences of {look.num_prompts} prompts"
@@ -112,27 +112,38 @@ def _sentence(decision: Decision, gate: GateFile, run_path: Path, gate_path: Pat
     if decision.answer == "fail":
         return f"Fail: {len(answered['fail'])} of {_limits(blocking, 'is', 'are')} broken {at}."
     text = f"Inconclusive: {len(answered['inconclusive'])} of {_limits(blocking, 'is', 'are')} undecided {at}"
-    return f"{text}; {_what_next(decision, gate, run_path, gate_path)}."
+    return f"{text}; {_what_next(decision, gate, run, gate_path)}."
 
 
 def _limits(checks: Sequence[CheckResult], one: str = "is", many: str = "are") -> str:
     return f"{len(checks)} {f'limit {one}' if len(checks) == 1 else f'limits {many}'}"
 
 
-def _what_next(decision: Decision, gate: GateFile, run_path: Path, gate_path: Path) -> str:
+def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
-        return _more_prompts(short, gate, run_path, gate_path)
+        return _more_prompts(short, gate, run.path, gate_path)
     if on_inconclusive in ("warn", "pass") and not decision.look.number:
-        return f"no setting passes what was not tested: {_command_on(run_path, gate_path)}"
+        return f"no setting passes what was not tested: {_following(decision, gate, run, gate_path)}"
     if on_inconclusive != "extend":
         result = "failed" if decision.exit_code(gate.settings) == ExitCode.GATE_FAILED else "passed"
         return f'{result}, because on_inconclusive = "{on_inconclusive}"'
     if following is None:
         return "that was the last look: move the limit, or raise max_sequences"
-    return f"the next look is at {following} sequences: {_command_on(run_path, gate_path)}"
+    return _following(decision, gate, run, gate_path)
+
+
+def _following(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:
+    """The next look, what it takes of the run's prompts, and the command that goes there."""
+    wanted, settings = decision.look.next_sequences, run.manifest.settings
+    assert wanted is not None
+    num_prompts = gate.settings.prompts_for(wanted, settings.sampling.samples_per_prompt)
+    return (
+        f"the next look is at {wanted} sequences, which takes {num_prompts} prompts of {settings.prompts.source}: "
+        f"{_command_on(run.path, gate_path)}"
+    )
 
 
 def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run_path: Path, gate_path: Path) -> str:

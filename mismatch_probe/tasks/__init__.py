@@ -4,7 +4,7 @@ from mismatch_probe.tasks.encoding import check_lengths, encode_prompts
 from mismatch_probe.tasks.model import load_tokenizer, resolve_model
 from mismatch_probe.tasks.procedural import verify
 from mismatch_probe.tasks.prompt import Prompt
-from mismatch_probe.tasks.source import Asking, load_prompts
+from mismatch_probe.tasks.source import Asking, load_prompts, num_held
 
 __all__ = [
     "Asking",
@@ -13,6 +13,7 @@ __all__ = [
     "encode_prompts",
     "load_prompts",
     "load_tokenizer",
+    "num_held",
     "resolve_model",
     "verify",
 ]

@@ -64,6 +64,18 @@ def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPA
     return prompts
 
 
+def num_held(source: str, most: int) -> int | None:
+    """How many prompts a source has, counted up to `most`; None for one that makes as many as are asked for.
+
+    Raises:
+        UsageError: the source does not exist or is malformed.
+        MissingExtra: a hub data set is asked for, and its package is not installed.
+    """
+    if source.partition(":")[0] in TASKS or source.startswith(GYM_PREFIX):
+        return None
+    return sum(1 for _ in islice(_rows(source, COMPARING.flag), most))
+
+
 def parse_problem_set(source: str, seed: int, flag: str) -> ProblemSet:
     """The problems that `TASK`, `TASK:SPLIT`, `TASK:terms=N` or `TASK:terms=N-M` names; `TASK` is its medium split.
 
