@@ -5,4 +5,9 @@ import shlex
 
 def command_line(*words: object) -> str:
     """`mismatch-probe` and the words, those quoted that a shell would take apart."""
-    return shlex.join(["mismatch-probe", *map(str, words)])
+    return words_line("mismatch-probe", *words)
+
+
+def words_line(*words: object) -> str:
+    """The words, those quoted that a shell would take apart."""
+    return shlex.join(map(str, words))

@@ -10,6 +10,7 @@ from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import default_run_path, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
+from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
@@ -64,7 +65,7 @@ def run_compare(
             run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(console, "What was computed is kept.", "compare", path)
+        tell_how_to_continue(console, "What was computed is kept.", "compare", path, settings.model_dump())
         raise
     summary = run.read_summary()
     render_terminal(summary, console, run.path)
@@ -75,10 +76,9 @@ def run_compare(
 
 
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
-    base = recorded.read_manifest().settings.model_dump(mode="json") if recorded else {}
-    if config is not None:
-        base = merged(base, read_settings_file(config))
-    values = merged(base, flags)
+    values = merged({} if config is None else read_settings_file(config), flags)
+    if recorded is not None:
+        values = going_on(recorded.path, recorded.read_manifest().settings.model_dump(mode="json"), values)
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)

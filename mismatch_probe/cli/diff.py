@@ -14,6 +14,9 @@ def diff(
         typer.Option("--rescore", help="Score A's responses with B's settings first: the same tokens on both sides."),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory that --rescore writes, or continues.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="--rescore may run the code that B's settings name.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
@@ -31,7 +34,7 @@ def diff(
     else:
         from mismatch_probe.cli.rescoring import rescored
 
-        found = difference_of(old, rescored(old, new, out), rescored_with=new)
+        found = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
     render_difference(found, people())
     if json_output:
         print_json(found)

@@ -7,6 +7,7 @@ from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
@@ -31,6 +32,7 @@ def run_evaluate(
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
     comparison = parse_settings(CompareSettings, values)
+    asked = {**comparison.model_dump(), "evaluation": settings.model_dump()}
     if not resume:
         run.require_free()
     preparation = prepare_evaluation(comparison, settings)
@@ -45,7 +47,7 @@ def run_evaluate(
         run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(console, "What was computed is kept.", "evaluate", run.path)
+        tell_how_to_continue(console, "What was computed is kept.", "evaluate", run.path, asked)
         raise
     render_evaluation(found, console)
     if json_output:
@@ -55,13 +57,13 @@ def run_evaluate(
 
 def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDirectory | None) -> dict[str, Any]:
     """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
-    base = dict(DEFAULTS)
-    if recorded is not None:
+    given = merged({} if config is None else read_settings_file(config), flags)
+    if recorded is None:
+        values = merged(DEFAULTS, given)
+    else:
         base = recorded.read_manifest().settings.model_dump(mode="json")
         base["evaluation"] = recorded.read_evaluation().settings.model_dump(mode="json")
-    if config is not None:
-        base = merged(base, read_settings_file(config))
-    values = merged(base, flags)
+        values = going_on(recorded.path, base, given)
     if "model" not in values:
         raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")
     return values

@@ -1,11 +1,12 @@
 """Where `headroom` and `localize` take their settings from and put what they found."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
@@ -39,7 +40,7 @@ class Filing:
             return cls(out, None)
         if out is not None:
             raise UsageError("--run files the result with the run; leave --out out")
-        if "model" in flags:
+        if "model" in flags and flags["model"] != {"trust_remote_code": True}:
             raise UsageError("--run looks at the run's own model; leave --model out, or give --out instead of --run")
         manifest = RunDirectory(run).read_manifest()
         folder = Path(manifest.model.folder)
@@ -53,6 +54,16 @@ class Filing:
     def settings(self) -> CompareSettings | None:
         """Those of the run."""
         return None if self.manifest is None else self.manifest.settings
+
+    def values(self, of_run: Callable[[CompareSettings], dict[str, Any]], written: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings `written`, laid over what `of_run` makes of the run's.
+
+        Raises:
+            UsageError: the run's own run code and are not given now.
+        """
+        if self.folder is None or self.manifest is None:
+            return dict(written)
+        return going_on(self.folder, of_run(self.manifest.settings), written)
 
     @contextmanager
     def reserved(self, name: str) -> Iterator[None]:

@@ -24,7 +24,7 @@ def run_headroom(
     console = people()
     written = merged({} if config is None else read_settings_file(config), flags)
     filing = Filing.open(out, run, written)
-    values = merged({} if filing.settings is None else headroom_values(filing.settings), written)
+    values = filing.values(headroom_values, written)
     if "model" not in values:
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)

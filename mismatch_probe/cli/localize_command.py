@@ -26,7 +26,7 @@ def run_localize(
     console = people()
     written = merged({} if config is None else read_settings_file(config), flags)
     filing = Filing.open(out, run, written)
-    values = merged({} if filing.settings is None else localize_values(filing.settings), written)
+    values = filing.values(localize_values, written)
     if "model" not in values:
         raise UsageError("no model to look into; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(LocalizeSettings, values)

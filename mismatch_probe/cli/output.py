@@ -1,7 +1,7 @@
 """Machine-readable output: one JSON document on stdout, everything for people on stderr."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,6 +11,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mismatch_probe.command_line import command_line
+from mismatch_probe.config.given_now import code_flags
 from mismatch_probe.inert import plain
 
 
@@ -49,7 +50,7 @@ def print_json(document: BaseModel) -> None:
     sys.stdout.flush()
 
 
-def tell_how_to_continue(console: Console, kept: str, command: str, path: Path) -> None:
-    """What was `kept` of the run at `path`, and the command that goes on from there."""
-    how = command_line(command, "--resume", "--out", path)
+def tell_how_to_continue(console: Console, kept: str, command: str, path: Path, settings: Mapping[str, Any]) -> None:
+    """What was `kept` of the run at `path`, and the command that goes on from there with its `settings`."""
+    how = command_line(command, "--resume", "--out", path, *code_flags(settings))
     console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)

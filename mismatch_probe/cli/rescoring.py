@@ -10,7 +10,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import write_report
 
 
-def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path) -> RunDirectory:
+def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, trust_remote_code: bool) -> RunDirectory:
     """A run at `out` of one run's responses with the other's settings, with its report.
 
     Raises:
@@ -18,7 +18,7 @@ def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path) -> R
         KeyboardInterrupt: passed on after saying how to continue.
     """
     console = people()
-    run = open_rescoring(out, responses, settings_of)
+    run = open_rescoring(out, responses, settings_of, trust_remote_code=trust_remote_code)
     try:
         with progress_listener(console, run) as listener:
             rescore(run, listener)

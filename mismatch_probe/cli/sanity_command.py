@@ -70,7 +70,13 @@ def _test(
             directory.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(console, "What was done up to the last checkpoint is kept.", "sanity", directory.path)
+        tell_how_to_continue(
+            console,
+            "What was done up to the last checkpoint is kept.",
+            "sanity",
+            directory.path,
+            preparation.settings.model_dump(),
+        )
         raise
 
 

@@ -10,6 +10,7 @@ from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.training_watch import watched
+from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import (
@@ -64,7 +65,9 @@ def run_train(
         _show(directory, console, json_output=json_output)
         return stop.exit_code
     except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(console, "What was trained up to the last checkpoint is kept.", "train", path)
+        tell_how_to_continue(
+            console, "What was trained up to the last checkpoint is kept.", "train", path, settings.model_dump()
+        )
         raise
     _show(directory, console, json_output=json_output)
     return ExitCode.PASS
@@ -87,12 +90,11 @@ def training_values(
     """Settings before they are checked: those recorded, below the configuration file's, below the flags'.
 
     Raises:
-        UsageError: the file cannot be read, or nothing names a model.
+        UsageError: the file cannot be read, nothing names a model, or what was recorded runs code and is not given now.
     """
-    base = recorded.read_training_manifest().settings.model_dump(mode="json") if recorded else {}
-    if config is not None:
-        base = merged(base, read_settings_file(config))
-    values = merged(base, flags)
+    values = merged({} if config is None else read_settings_file(config), flags)
+    if recorded is not None:
+        values = going_on(recorded.path, recorded.read_training_manifest().settings.model_dump(mode="json"), values)
     if "model" not in values:
         raise UsageError("no model to train; give --model FOLDER, a hub id, or `--model demo`")
     return values

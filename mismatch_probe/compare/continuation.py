@@ -39,6 +39,15 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
             raise RunDirectoryError(f"{path} was made with {what}: resume with the same, or give another --out")
 
 
+def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
+    """What was recorded, with the checkpoint and the settings that were just resolved and checked.
+
+    The keys say that they are the same; what the jobs read of them is then none of whoever made the run directory.
+    """
+    settings = with_pairs(now, recorded.settings.pairs).settings
+    return recorded.model_copy(update={"model": now.model, "settings": settings})
+
+
 def continuation(recorded: Manifest, now: Manifest) -> Continuation:
     """The record of going on with a run: what is another now that changes no number, and which dtypes are added."""
     names = {"environment", "versions", "hardware", "git"}

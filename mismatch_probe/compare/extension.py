@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from mismatch_probe.compare.continuation import as_prepared
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener
@@ -74,14 +75,17 @@ def _check_continues(
 
 def _open(extension: RunDirectory, preparation: Preparation, prompts: list[EncodedPrompt]) -> None:
     """Continue an extension to the same prompts, or start it."""
+    manifest = preparation.manifest
     if extension.is_run:
-        if extension.read_manifest().content_keys == preparation.manifest.content_keys:
-            return
-        shutil.rmtree(extension.path)
+        recorded = extension.read_manifest()
+        if recorded.content_keys == manifest.content_keys:
+            manifest = as_prepared(recorded, manifest)
+        else:
+            shutil.rmtree(extension.path)
     with storage_errors(extension.path):
         extension.path.mkdir(exist_ok=True)
     write_table(extension.prompts_path, prompts_table(prompts))
-    extension.write_manifest(preparation.manifest)
+    extension.write_manifest(manifest)
 
 
 def _merge(run: RunDirectory, extension: RunDirectory, manifest: Manifest) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_probe.command_line import words_line
 from mismatch_probe.compare.plan import ReplayStage, SampleStage
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.recorder import Listener
 from mismatch_probe.compare.run import advance, resume_run, start_run, write_summary
+from mismatch_probe.config.given_now import code_flags
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
@@ -26,16 +28,27 @@ from mismatch_probe.records.tables import read_table, write_table
 _SHAPE_MU = ("temperature", "top_p", "top_k")
 
 
-def open_rescoring(path: Path, responses: RunDirectory, settings_of: RunDirectory) -> RunDirectory:
+def open_rescoring(
+    path: Path, responses: RunDirectory, settings_of: RunDirectory, *, trust_remote_code: bool = False
+) -> RunDirectory:
     """Make, or continue, the run at `path`: the responses of one run, to be scored with the settings of another.
 
+    `trust_remote_code` is given now, by whoever asks for this.
+
     Raises:
-        UsageError: the settings do not fit the responses, or belong to other packages than are installed.
+        UsageError: the settings run code that is not trusted now, do not fit the responses, or belong to other packages
+            than are installed.
         RunDirectoryError: a run is not there, or `path` holds something else.
         BrokenRecord: the responses cannot be read.
     """
     first, second = responses.read_manifest(), settings_of.read_manifest()
     settings = _settings(first, second, responses.path, settings_of.path)
+    runs_code = code_flags(settings.model_dump())
+    if runs_code and not trust_remote_code:
+        raise UsageError(
+            f"{settings_of.path} was made with {words_line(*runs_code)}: what runs code is not taken from a run "
+            "directory; give --trust-remote-code if you trust it"
+        )
     sources = {infer: _source(first, infer, responses) for infer in settings.infer_dtypes}
     preparation = prepare(settings)
     _check_same_prompts(first, preparation, responses.path, settings_of.path)

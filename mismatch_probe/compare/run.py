@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs
 from mismatch_probe.compare.children import run_job
-from mismatch_probe.compare.continuation import continuation, require_same
+from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
 from mismatch_probe.compare.plan import DistributionsStage, Plan, Stage, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener, Recorder
@@ -43,6 +43,7 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     with run.locked():
         recorded, now = run.read_manifest(), preparation.manifest
         require_same(path, recorded, now)
+        recorded = as_prepared(recorded, now)
         recorded.continued.append(continuation(recorded, now))
         write_table(run.prompts_path, prompts_table(preparation.prompts))
         run.write_manifest(recorded)

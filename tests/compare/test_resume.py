@@ -144,3 +144,16 @@ def test_the_same_continues(tmp_path: Path) -> None:
     simulated_run(tmp_path / "run", MADE)
     run = resume_run(tmp_path / "run", Preparation(simulated_manifest(MADE), simulated_prompts(MADE)))
     assert run.read_manifest().content_keys == simulated_manifest(MADE).content_keys
+
+
+def test_a_run_goes_on_with_what_was_prepared_and_not_with_what_its_manifest_says(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", MADE)
+    manifest, now = run.read_manifest(), simulated_manifest(MADE)
+    model = manifest.model.model_copy(update={"folder": "/of/a/stranger"})
+    trusted = manifest.settings.model.model_copy(update={"trust_remote_code": True})
+    settings = manifest.settings.model_copy(update={"model": trusted})
+    run.write_manifest(manifest.model_copy(update={"model": model, "settings": settings}))
+    resume_run(run.path, Preparation(now, simulated_prompts(MADE)))
+    found = run.read_manifest()
+    assert (found.model, found.settings) == (now.model, now.settings)
+    assert not found.settings.model.trust_remote_code
