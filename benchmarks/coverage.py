@@ -1,16 +1,20 @@
 """How often the intervals of `stats` hold the truth, by simulation with clustered, heavy-tailed tokens.
 
-    python benchmarks/coverage.py [--repeats 1000] [--sequences 64 256] [--processes 2]
+    python benchmarks/coverage.py [tokens] [few-prompts] [heavy-weights] [--repeats 1000] [--designs 0 1 2 3 4]
 
-Each design draws sequences of many lengths whose tokens share a scale; the truth is the estimate from 40,000 sequences
-(so its own error is far below an interval's width at 256). Printed: the percentage of 95 % intervals that hold it.
+`tokens`: sequences of many lengths whose heavy-tailed tokens share a scale, one a prompt, 64 and 256 of them.
+`few-prompts`: the same where prompts have a scale of their own too, as many samples of few prompts. The truth of both
+is the estimate from 40,000 prompts (so its own error is far below an interval's width). `heavy-weights`: log-normal
+weights of sequences, whose effective share is known exactly. Printed: the percentage of 95 % intervals that hold the
+truth, and how often it lies below and above them.
 """
 
 import argparse
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import Pool
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.pool import Pool
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +22,7 @@ import numpy.typing as npt
 from mismatch_probe.stats.bins import PositionGrid, log_ends
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
@@ -56,13 +61,17 @@ EFFECTIVE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Design:
-    """noise: unit-scale token noise; spread: sd of the log scale between sequences; lengths: sd of the log length."""
+    """noise: unit-scale token noise; spread, prompts: sd of the log scale between the sequences of a prompt and between
+    prompts; lengths: sd of the log length; samples: of each prompt.
+    """
 
     name: str
     noise: Callable[[np.random.Generator, int], Vector]
     spread: float
     lengths: float
     growth: float = 0.0
+    prompts: float = 0.0
+    samples: int = 1
 
 
 def _laplace(random: np.random.Generator, size: int) -> Vector:
@@ -89,6 +98,14 @@ DESIGNS = (
     Design("student, unlike sequences", _student, 0.5, 0.8),
 )
 
+UNLIKE_PROMPTS = Design("unlike prompts", _student, 0.3, 0.5, prompts=0.5)
+SHAPES = ((8, 1), (8, 8), (8, 32), (32, 32), (64, 4))
+"""Prompts, and samples of each."""
+
+HEAVY_SHAPES = ((64, 1), (256, 1), (8, 8), (8, 1), (32, 8))
+TRUE_SHARES = (0.5, 0.3)
+HEAVY_LENGTH = 96
+
 
 def draw(
     design: Design, num_sequences: int, random: np.random.Generator, noise: np.random.Generator | None = None
@@ -98,8 +115,11 @@ def draw(
     noise: draws the errors, `random` the sequences; two calls with an equal `random` are of the same tokens.
     """
     lengths = np.clip(random.lognormal(5, design.lengths, num_sequences), 10, 2000).astype(np.int64)
-    sequences = Sequences.of_lengths(lengths)
+    prompts = np.arange(num_sequences) // design.samples
+    sequences = Sequences.of_lengths(lengths, prompts)
     scale = 0.01 * np.exp(random.normal(0, design.spread, num_sequences)) * (lengths / 150) ** design.growth
+    if design.prompts:
+        scale *= np.exp(random.normal(0, design.prompts, prompts[-1] + 1))[prompts]
     log_ref = -3.0 - random.exponential(0.5, sequences.num_tokens) * (random.random(sequences.num_tokens) < 0.5)
     sides = [np.repeat(scale, lengths) * design.noise(noise or random, sequences.num_tokens) for _ in range(2)]
     return TokenPair(sequences, log_ref + sides[0], log_ref + 0.5 * sides[1], log_ref)
@@ -117,20 +137,43 @@ def estimates(pair: TokenPair) -> dict[str, Estimate | None]:
     )
 
 
-def misses(task: tuple[int, int, int, dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """Whether each truth lies below, and above, one sample's interval; NaN where the sample gives none."""
-    number, num_sequences, repeat, truths = task
-    found = estimates(draw(DESIGNS[number], num_sequences, np.random.default_rng([99, number, num_sequences, repeat])))
-    sides = dict.fromkeys(truths, (math.nan, math.nan))
-    for name, estimate in found.items():
-        if estimate is not None and estimate.low is not None and estimate.high is not None:
-            sides[name] = (truths[name] < estimate.low, truths[name] > estimate.high)
-    return sides
+Sides = dict[str, tuple[float, float]]
+"""Whether each truth lies below, and above, one sample's interval; NaN where the sample gives none."""
 
 
-def truth(number: int) -> dict[str, float]:
+def misses(design: Design, num_sequences: int, truths: dict[str, float], seed: Sequence[int]) -> Sides:
+    found = estimates(draw(design, num_sequences, np.random.default_rng(seed)))
+    return {name: side(found[name], true) for name, true in truths.items()}
+
+
+def side(estimate: Estimate | None, true: float) -> tuple[float, float]:
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return math.nan, math.nan
+    return true < estimate.low, true > estimate.high
+
+
+def heavy_misses(share: float, num_prompts: int, samples: int, seed: Sequence[int]) -> Sides:
+    """The effective share of whole responses, and at the length budget where that lies within them: d is normal, so
+    that the share at a length is exp(-Var(S)).
+    """
+    random = np.random.default_rng(seed)
+    num_sequences, variance = num_prompts * samples, -math.log(share) / HEAVY_LENGTH
+    prompts = np.arange(num_sequences) // samples
+    sequences = Sequences.of_lengths(np.full(num_sequences, HEAVY_LENGTH), prompts)
+    log_mu = np.full(sequences.num_tokens, -5.0)
+    pair = TokenPair(sequences, log_mu + random.normal(-variance / 2, math.sqrt(variance), log_mu.size), log_mu)
+    law = length_law(pair)
+    at_budget = math.nan if law.budget_tokens is None else math.exp(-variance * int(law.budget_tokens.value))
+    return {
+        "ess_seq": side(pair_metrics(pair)[0]["ess_seq"], share),
+        "ess_at_budget": side(law.ess_at_budget, at_budget),
+    }
+
+
+def truth(design: Design, number: int) -> dict[str, float]:
+    one_a_prompt = replace(design, samples=1)
     batches = [
-        estimates(draw(DESIGNS[number], TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([number, batch])))
+        estimates(draw(one_a_prompt, TRUTH_SEQUENCES // TRUTH_BATCHES, np.random.default_rng([number, batch])))
         for batch in range(TRUTH_BATCHES)
     ]
     values: dict[str, list[float]] = {name: [] for name in batches[0]}
@@ -141,31 +184,68 @@ def truth(number: int) -> dict[str, float]:
     return {name: float(np.mean(found)) for name, found in values.items()}
 
 
+def show(title: str, columns: dict[str, list[Sides]]) -> None:
+    """One line an estimate: of each column the percentage that holds the truth, and where the others have it."""
+    print(f"{title:<32}" + "".join(f"{name:>10} (below, above)      " for name in columns), flush=True)
+    for estimate in next(iter(columns.values()))[0]:
+        cells = ""
+        for samples in columns.values():
+            of_samples = np.array([sample[estimate] for sample in samples])
+            none = 100 * np.isnan(of_samples[:, 0]).mean()
+            below, above = 100 * np.nanmean(of_samples, axis=0) if none < 100 else (math.nan, math.nan)
+            note = f"none: {none:.1f} %" if none else ""
+            cells += f"{100 - below - above:>10.1f} ({below:>4.1f}, {above:>4.1f}) {note:<14}"
+        print(f"  {estimate:<30}{cells}", flush=True)
+
+
+def of_tokens(pool: Pool, repeats: int, designs: Sequence[int], sizes: Sequence[int]) -> None:
+    for number in designs:
+        truths = truth(DESIGNS[number], number)
+        columns = {}
+        for n in sizes:
+            tasks = [(DESIGNS[number], n, truths, (99, number, n, repeat)) for repeat in range(repeats)]
+            columns[f"{n} seq."] = pool.starmap(misses, tasks, chunksize=16)
+        show(DESIGNS[number].name, columns)
+
+
+def of_few_prompts(pool: Pool, repeats: int) -> None:
+    truths = truth(UNLIKE_PROMPTS, len(DESIGNS))
+    columns = {}
+    for prompts, samples in SHAPES:
+        design = replace(UNLIKE_PROMPTS, samples=samples)
+        tasks = [(design, prompts * samples, truths, (98, prompts, samples, repeat)) for repeat in range(repeats)]
+        columns[f"{prompts} x {samples}"] = pool.starmap(misses, tasks, chunksize=16)
+    show(UNLIKE_PROMPTS.name, columns)
+
+
+def of_heavy_weights(pool: Pool, repeats: int) -> None:
+    for share in TRUE_SHARES:
+        columns = {}
+        for prompts, samples in HEAVY_SHAPES:
+            tasks = [(share, prompts, samples, (97, prompts, samples, repeat)) for repeat in range(repeats)]
+            columns[f"{prompts} x {samples}"] = pool.starmap(heavy_misses, tasks, chunksize=16)
+        show(f"true effective share {share:g}", columns)
+
+
+PARTS = ("tokens", "few-prompts", "heavy-weights")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    for number, design in enumerate(DESIGNS):
-        print(
-            f"{design.name:<32}" + "".join(f"{n:>8} seq. (below, above)      " for n in arguments.sequences), flush=True
-        )
-        truths = truth(number)
-        sides = {}
-        with Pool(arguments.processes) as pool:
-            for n in arguments.sequences:
-                tasks = [(number, n, repeat, truths) for repeat in range(arguments.repeats)]
-                sides[n] = pool.map(misses, tasks, chunksize=16)
-        for name in truths:
-            cells = ""
-            for n in arguments.sequences:
-                of_samples = np.array([sample[name] for sample in sides[n]])
-                below, above = 100 * np.nanmean(of_samples, axis=0)
-                none = 100 * np.isnan(of_samples).mean()
-                note = f"none: {none:.1f} %" if none else ""
-                cells += f"{100 - below - above:>10.1f} ({below:>4.1f}, {above:>4.1f}) {note:<14}"
-            print(f"  {name:<30}{cells}", flush=True)
+    asked = parser.parse_args()
+    parts = asked.parts or PARTS
+    with multiprocessing.Pool(asked.processes) as pool:
+        if "tokens" in parts:
+            of_tokens(pool, asked.repeats, asked.designs, asked.sequences)
+        if "few-prompts" in parts:
+            of_few_prompts(pool, asked.repeats)
+        if "heavy-weights" in parts:
+            of_heavy_weights(pool, asked.repeats)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """How often the gate is wrong, by gating again and again: simulated samples, or subsets of a real run's responses.
 
-    python -m benchmarks.gate_power [--repeats 400] [--run RUN ...] [--processes 2]
+    python -m benchmarks.gate_power [--repeats 400] [--designs 0 1 2] [--few-prompts | --run RUN ...]
 
 The truth is the estimate from 200,000 simulated sequences, or the whole real run. The limit is put so that the truth is
 0.95, 1, 1.15 and 1.3 times the limit. "Of four" puts three checks beside it that always pass; "any of four" puts the
 limits of four metrics there at once. With several looks the sample is extended while the answer is open. "Paired" sets
-two runs on the same simulated tokens against each other, a tenth worse being the limit. Printed,
-in percent of gatings: failed / inconclusive / passed.
+two runs on the same simulated tokens against each other, a tenth worse being the limit. With `--few-prompts` many
+samples of few prompts are gated that have a scale of their own, with the least number of prompts that a pass needs and
+without it. Printed, in percent of gatings: failed / inconclusive / passed.
 """
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from multiprocessing import Pool
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.coverage import DESIGNS, Design, draw
+from benchmarks.coverage import DESIGNS, UNLIKE_PROMPTS, Design, draw
 from mismatch_probe.difference.samples import pair_text, read_samples
 from mismatch_probe.difference.slices import part_of
 from mismatch_probe.dtypes import Dtype
@@ -71,6 +72,10 @@ PLANS = (
     *(Plan(ANY, looks, FAMILY) for looks in LOOKS),
 )
 
+FEW_PROMPTS = (("8 x 32", 32, FIRST), ("32 x 32", 32, LAST), ("64 x 16", 16, LAST), ("64 x 4", 4, FIRST))
+"""Prompts and samples of each, samples of a prompt, sequences of the last look."""
+LEAST_PROMPTS = {"64 prompts for a pass": 64, "the bounds alone": 1}
+
 Key = tuple[str, str, float]
 """What is watched, the looks, and the truth over the limit."""
 
@@ -92,11 +97,14 @@ class Source:
     def truths(self, num_batches: int = TRUTH_BATCHES) -> dict[str, float]:
         if self.design is None:
             return _values(_recorded(self))
-        batches = [
-            _values(draw(DESIGNS[self.design], TRUTH_SEQUENCES, np.random.default_rng([7, batch])))
-            for batch in range(num_batches)
-        ]
-        return {metric: float(np.mean([batch[metric] for batch in batches])) for metric in FAMILY}
+        return _truths(DESIGNS[self.design], num_batches)
+
+
+def _truths(design: Design, num_batches: int = TRUTH_BATCHES) -> dict[str, float]:
+    batches = [
+        _values(draw(design, TRUTH_SEQUENCES, np.random.default_rng([7, batch]))) for batch in range(num_batches)
+    ]
+    return {metric: float(np.mean([batch[metric] for batch in batches])) for metric in FAMILY}
 
 
 @cache
@@ -122,8 +130,9 @@ def _chosen(pair: TokenPair, rows: Ints) -> TokenPair:
     return TokenPair(sequences, log_pi=pair.log_pi[tokens], log_mu=pair.log_mu[tokens])
 
 
-def _gate(last: int, checks: list[dict[str, object]]) -> GateFile:
-    return parse_gate({"gate": {"min_sequences": FIRST, "max_sequences": last, "check": checks}}, "a plan")
+def _gate(last: int, checks: list[dict[str, object]], least_prompts: int = 64) -> GateFile:
+    settings = {"min_sequences": FIRST, "max_sequences": last, "min_prompts": least_prompts}
+    return parse_gate({"gate": {**settings, "check": checks}}, "a plan")
 
 
 def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> Answer:
@@ -151,6 +160,27 @@ def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, An
     return found if source.design is None else found | _paired(DESIGNS[source.design], repeat)
 
 
+def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
+    """Samples of few prompts gated on each metric."""
+    found: dict[Key, Answer] = {}
+    for number, (name, samples, last) in enumerate(FEW_PROMPTS):
+        whole = draw(replace(UNLIKE_PROMPTS, samples=samples), last, np.random.default_rng([19, number, repeat]))
+        measurers = {
+            size: Measurer({("bf16", "bf16"): Evidence(_chosen(whole, np.arange(size)), size)})
+            for size in (FIRST, 2 * FIRST, LAST)
+            if size <= last
+        }
+        for metric in CHECKED:
+            for needed, least in LEAST_PROMPTS.items():
+                for over in OVER_LIMIT:
+                    gate = _gate(last, [{"metric": metric, "clip": CLIP, "max": truths[metric] / over}], least)
+                    watched = f"{metric}, {needed}"
+                    found[watched, f"{name}, {len(gate.settings.looks)} looks", over] = _answer(
+                        gate, measurers.__getitem__
+                    )
+    return found
+
+
 def _paired(design: Design, repeat: int) -> dict[Key, Answer]:
     """A run against a baseline of the same tokens, its metric so many times the baseline's and a tenth more."""
     first, second = (
@@ -167,9 +197,9 @@ def _paired(design: Design, repeat: int) -> dict[Key, Answer]:
     return found
 
 
-def _sources(runs: Sequence[Path]) -> Iterator[Source]:
+def _sources(runs: Sequence[Path], designs: Sequence[int]) -> Iterator[Source]:
     if not runs:
-        yield from (Source(design.name, design=number) for number, design in enumerate(DESIGNS))
+        yield from (Source(DESIGNS[number].name, design=number) for number in designs)
     for path in runs:
         for name in RunDirectory(path).read_manifest().settings.pairs:
             source = Source(f"{path.name}, {pair_text(name)}", run=path, pair=name)
@@ -181,19 +211,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=400)
     parser.add_argument("--run", type=Path, nargs="*", default=[])
+    parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
+    parser.add_argument("--few-prompts", action="store_true")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     heads = ("sample", "limit on", "looks at", *(f"truth at {over:g}x the limit" for over in OVER_LIMIT))
     print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
     with Pool(asked.processes) as pool:
-        for source in _sources(asked.run):
-            answers: dict[Key, Counter[Answer]] = {}
-            for found in pool.imap_unordered(partial(gated, source, source.truths()), range(asked.repeats)):
-                for key, answer in found.items():
-                    answers.setdefault(key, Counter())[answer] += 1
-            for watched, looks in dict.fromkeys((watched, looks) for watched, looks, _ in answers):
-                cells = [_cell(answers[watched, looks, over]) for over in OVER_LIMIT]
-                print(f"| {source.name} | {watched} | {looks} | " + " | ".join(cells) + " |", flush=True)
+        if asked.few_prompts:
+            gating = partial(few_prompts_gated, _truths(UNLIKE_PROMPTS))
+            _show(UNLIKE_PROMPTS.name, pool.imap_unordered(gating, range(asked.repeats)))
+            return
+        for source in _sources(asked.run, asked.designs):
+            _show(source.name, pool.imap_unordered(partial(gated, source, source.truths()), range(asked.repeats)))
+
+
+def _show(name: str, gatings: Iterable[dict[Key, Answer]]) -> None:
+    answers: dict[Key, Counter[Answer]] = {}
+    for found in gatings:
+        for key, answer in found.items():
+            answers.setdefault(key, Counter())[answer] += 1
+    for watched, looks in dict.fromkeys((watched, looks) for watched, looks, _ in answers):
+        cells = [_cell(answers[watched, looks, over]) for over in OVER_LIMIT]
+        print(f"| {name} | {watched} | {looks} | " + " | ".join(cells) + " |", flush=True)
 
 
 def _cell(counts: Counter[Answer]) -> str:
