@@ -117,8 +117,7 @@ class Estimator:
         if share is None or by == "token":
             return share
         centred = log_ratios - log_ratios.mean()
-        columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
-        spread = self.smooth(variance, columns, by, Scale.POSITIVE)
+        spread = self.mean(centred**2, by, Scale.POSITIVE)
         return None if spread is None else with_hidden_tail(share, spread, self.sequences.num_clusters)
 
     def effective_share_of_totals(self, columns: Sequence[Floats], by: Unit) -> Estimate | None:
