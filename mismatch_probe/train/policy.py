@@ -47,6 +47,7 @@ class Policy(ShardedModel[TokenLogprobs]):
         return {
             **describe_model(self._model),
             "compute_dtype": self.dtype,
+            "shares_prefixes": self.shares_prefixes,
             "reduce_dtype": "fp32",
             "trainable_parameters": sum(parameter.numel() for parameter in self.trainable()),
             "ranks": world_size(),

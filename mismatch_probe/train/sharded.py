@@ -16,11 +16,13 @@ from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.adapters import add_adapters
 from mismatch_probe.train.distributed import world_size
 from mismatch_probe.training_path.arithmetic import torch_dtype
-from mismatch_probe.training_path.batching import pad_batch
+from mismatch_probe.training_path.batching import pad_batch, require_scorable
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.prefixes import StateBatch, share_prefixes
 from mismatch_probe.training_path.products import CpuProducts
+from mismatch_probe.training_path.shared_attention import can_share_prefixes
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -61,6 +63,7 @@ class ShardedModel(Generic[Module]):
         )
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
+        self.shares_prefixes = can_share_prefixes(model)
         layers = decoder_layers(model)
         if settings.lora is not None:
             add_adapters(model, settings.lora, seed=seed)
@@ -97,17 +100,23 @@ class ShardedModel(Generic[Module]):
             UsageError: a sequence has no prompt token, or an id outside the vocabulary.
             OutOfMemory: it does not fit.
         """
-        padded = pad_batch(sequences, vocab_size=self._vocab_size)
-        num_rows, width = padded.input_ids_BS.shape
+        for sequence in sequences:
+            require_scorable(sequence, self._vocab_size)
+        longest = max(sequence.num_tokens for sequence in sequences)
         with memory_errors_named(
-            f"computing {num_rows} sequences of up to {width} tokens",
+            f"computing {len(sequences)} sequences of up to {longest} tokens",
             f"halve policy.micro_batch_tokens (now {self._micro_batch_tokens}), or set policy.gradient_checkpointing",
         ):
-            computed = self.module(padded)
+            computed = self.module(self._laid_out(sequences))
         if not torch.is_grad_enabled():
             # FSDP keeps its root gathered in `dtype` for a backward pass, and until then that is what parameters read.
             cast(FSDPModule, self.module).reshard()
         return computed
+
+    def _laid_out(self, sequences: list[TokenSequence]) -> StateBatch:
+        if self.shares_prefixes:
+            return share_prefixes(sequences)
+        return StateBatch.padded(pad_batch(sequences, vocab_size=self._vocab_size))
 
 
 def _checkpoint_gradients(model: PreTrainedModel) -> None:

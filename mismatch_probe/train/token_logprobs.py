@@ -6,8 +6,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from mismatch_probe.training_path.batching import PaddedBatch
 from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.prefixes import StateBatch
 
 _CHUNK_BYTES: Final = 256 * 2**20
 
@@ -23,31 +23,35 @@ class TokenLogprobs(torch.nn.Module):
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
 
-    def forward(self, batch: PaddedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: StateBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs with gradient and entropies without, of the batch's response tokens [T], in nats and FP32.
 
         Logits are divided by the sampling temperature in FP32, as vLLM does. Chunks of logits are computed again in
         the backward pass where more than one chunk is needed.
         """
         device = self.model.device
-        hidden_BSD = self._head.body(batch.input_ids_BS.to(device))
-        hidden_TD = hidden_BSD[batch.rows_T.to(device), batch.positions_T.to(device)]
-        targets_T = batch.targets_T.to(device)
+        hidden_BSD = self._head.body(**batch.model_inputs(device))
+        hidden_QD = hidden_BSD.flatten(0, 1)[batch.states_Q.to(device)]
+        logprobs_Q, entropy_Q = self._answer(hidden_QD, batch.targets_Q.to(device))
+        questions_T = batch.questions_T.to(device)
+        return logprobs_Q[questions_T], entropy_Q[questions_T]
+
+    def _answer(self, hidden_QD: torch.Tensor, targets_Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         size = max(1, _CHUNK_BYTES // (8 * self._vocab_size))
-        if len(targets_T) <= size:
-            return self._score(hidden_TD, targets_T)
+        if len(targets_Q) <= size:
+            return self._score(hidden_QD, targets_Q)
         chunks = [
             checkpoint(self._score, hidden, targets, use_reentrant=False)
-            for hidden, targets in zip(hidden_TD.split(size), targets_T.split(size), strict=True)
+            for hidden, targets in zip(hidden_QD.split(size), targets_Q.split(size), strict=True)
         ]
         logprobs, entropies = zip(*chunks, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _score(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_TV = self._head.logits(hidden_TD).float()
+    def _score(self, hidden_QD: torch.Tensor, targets_Q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_QV = self._head.logits(hidden_QD).float()
         if self._temperature != 1:
-            logits_TV = logits_TV / self._temperature
-        log_softmax_TV = torch.log_softmax(logits_TV, dim=-1)
+            logits_QV = logits_QV / self._temperature
+        log_softmax_QV = torch.log_softmax(logits_QV, dim=-1)
         with torch.no_grad():
-            entropy_T = torch.special.entr(log_softmax_TV.exp()).sum(dim=-1)
-        return log_softmax_TV.take_along_dim(targets_T[:, None], dim=-1).flatten().clone(), entropy_T
+            entropy_Q = torch.special.entr(log_softmax_QV.exp()).sum(dim=-1)
+        return log_softmax_QV.take_along_dim(targets_Q[:, None], dim=-1).flatten().clone(), entropy_Q

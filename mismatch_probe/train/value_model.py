@@ -10,7 +10,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.adapters import whole
 from mismatch_probe.train.sharded import ShardedModel
-from mismatch_probe.training_path.batching import PaddedBatch
+from mismatch_probe.training_path.prefixes import StateBatch
 
 
 class TokenValues(torch.nn.Module):
@@ -26,13 +26,13 @@ class TokenValues(torch.nn.Module):
         self.head_D = torch.nn.Parameter(torch.zeros(hidden_size, device=model.device))
         self.bias = torch.nn.Parameter(torch.zeros(1, device=model.device))
 
-    def forward(self, batch: PaddedBatch) -> torch.Tensor:
+    def forward(self, batch: StateBatch) -> torch.Tensor:
         """Values [T] of the states before the batch's response tokens; the head's product is in FP32."""
         device = self.head_D.device
-        hidden_BSD = self.body(input_ids=batch.input_ids_BS.to(device), use_cache=False).last_hidden_state
-        hidden_TD = hidden_BSD[batch.rows_T.to(device), batch.positions_T.to(device)]
-        values_T: torch.Tensor = hidden_TD.float() @ self.head_D.float() + self.bias.float()
-        return values_T
+        hidden_BSD = self.body(**batch.model_inputs(device), use_cache=False).last_hidden_state
+        hidden_QD = hidden_BSD.flatten(0, 1)[batch.states_Q.to(device)]
+        values_Q: torch.Tensor = hidden_QD.float() @ self.head_D.float() + self.bias.float()
+        return values_Q[batch.questions_T.to(device)]
 
 
 class ValueModel(ShardedModel[TokenValues]):

@@ -55,7 +55,7 @@ def pad_batch(batch: Sequence[TokenSequence], *, vocab_size: int, pad_id: int = 
             model has no embedding for.
     """
     for sequence in batch:
-        _require_scorable(sequence, vocab_size)
+        require_scorable(sequence, vocab_size)
     width = max(max(sequence.num_tokens - 1, 1) for sequence in batch)
     input_ids_BS = torch.full((len(batch), width), pad_id, dtype=torch.long)
     rows, positions, targets = [], [], []
@@ -75,7 +75,11 @@ def pad_batch(batch: Sequence[TokenSequence], *, vocab_size: int, pad_id: int = 
     )
 
 
-def _require_scorable(sequence: TokenSequence, vocab_size: int) -> None:
+def require_scorable(sequence: TokenSequence, vocab_size: int) -> None:
+    """
+    Raises:
+        UsageError: as `pad_batch`.
+    """
     if not sequence.prompt_token_ids:
         raise UsageError(
             f"sequence {sequence.id} has no prompt token, so nothing predicts its first response token; "

@@ -32,8 +32,8 @@ class ChunkedHead:
                 "in chunks; use a causal language model of transformers"
             )
 
-    def body(self, input_ids_BS: torch.Tensor) -> torch.Tensor:
-        """Final hidden states [B, S, D]."""
+    def body(self, input_ids: torch.Tensor, **others: Any) -> torch.Tensor:
+        """Final hidden states [B, S, D] of ids [B, S]; `others` are further arguments of the model's forward."""
         base_forward = self._base.forward
         hidden_states: list[torch.Tensor] = []
 
@@ -45,7 +45,7 @@ class ChunkedHead:
             return outputs
 
         with _forward_exchanged(self._base, forward):
-            self._model(input_ids=input_ids_BS, use_cache=False)
+            self._model(input_ids=input_ids, use_cache=False, **others)
         return hidden_states[0]
 
     def logits(self, hidden_TD: torch.Tensor) -> torch.Tensor:
