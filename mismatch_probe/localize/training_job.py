@@ -66,7 +66,7 @@ def _score_and_record(workspace: Workspace, task: Task, sequences: list[TokenSeq
 
 def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], notes: JobNotes) -> None:
     settings = task.settings
-    model, arithmetic = load_reference_model(
+    model, arithmetic, _ = load_reference_model(
         Path(task.folder),
         "fp32",
         settings.training,

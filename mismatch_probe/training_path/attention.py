@@ -1,7 +1,8 @@
-"""The reference's attention: the model's own eager formula, a block of queries at a time.
+"""The reference's attention: the model's own eager formula a block of queries at a time, or PyTorch's fused kernels.
 
 Eager attention is the definition of each architecture, soft caps and attention sinks included, which fused kernels may
-drop; blocks bound its memory, and keys after a block's last query are left out where the mask is plainly causal.
+drop; blocks bound its memory, and keys after a block's last query are left out where the mask is plainly causal. Fused
+kernels are several times faster on long sequences; `attention_choice` says where they compute the same formula.
 """
 
 import sys
@@ -12,7 +13,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-REFERENCE_ATTENTION: Final = "eager_in_blocks"
+EAGER_IN_BLOCKS: Final = "eager_in_blocks"
+FUSED: Final = "fused_sdpa"
 _MIN_QUERIES: Final = 64
 _SCORES_PER_BLOCK: Final = {"cpu": 2**20, "cuda": 2**26}
 
@@ -20,7 +22,7 @@ _SCORES_PER_BLOCK: Final = {"cpu": 2**20, "cuda": 2**26}
 def use_reference_kernels(model: PreTrainedModel) -> None:
     """Attention in blocks and experts one by one; a model loaded with `eager` that cannot have blocks keeps that."""
     if hasattr(sys.modules[type(model).__module__], "eager_attention_forward"):
-        model.set_attn_implementation(REFERENCE_ATTENTION)
+        model.set_attn_implementation(EAGER_IN_BLOCKS)
     model.set_experts_implementation("eager")
 
 
@@ -70,5 +72,31 @@ def _causal(queries: slice, num_keys: int, offset: int, device: torch.device) ->
     return (torch.arange(num_keys, device=device)[None, :] <= query_index)[None, None]
 
 
-AttentionInterface.register(REFERENCE_ATTENTION, eager_in_blocks)
-AttentionMaskInterface.register(REFERENCE_ATTENTION, sdpa_mask)
+def fused_sdpa(
+    module: torch.nn.Module,
+    query_BHSD: torch.Tensor,
+    key_BHSD: torch.Tensor,
+    value_BHSD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Plain softmax attention [B, S, H, D] by `scaled_dot_product_attention`; the mask is that of `eager_in_blocks`.
+
+    Keys and values are repeated for the heads that share them: with `enable_gqa`, PyTorch has no fused FP32 kernel on
+    CUDA and would hold a matrix of tokens by tokens for each head.
+    """
+    groups = query_BHSD.shape[1] // key_BHSD.shape[1]
+    if groups > 1:
+        key_BHSD, value_BHSD = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_BHSD, value_BHSD))
+    output_BHSD = torch.nn.functional.scaled_dot_product_attention(
+        query_BHSD, key_BHSD, value_BHSD, attn_mask=attention_mask, is_causal=attention_mask is None, scale=scaling
+    )
+    return output_BHSD.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(EAGER_IN_BLOCKS, eager_in_blocks)
+AttentionMaskInterface.register(EAGER_IN_BLOCKS, sdpa_mask)
+AttentionInterface.register(FUSED, fused_sdpa)
+AttentionMaskInterface.register(FUSED, sdpa_mask)

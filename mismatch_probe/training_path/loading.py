@@ -51,7 +51,7 @@ def choose_attention(folder: Path, asked: Attention | None, *, trust_remote_code
         UsageError: the folder holds no causal language model, or one without SDPA attention where that is asked for.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code)
-    if asked == "sdpa" and not _has_sdpa(config):
+    if asked == "sdpa" and not has_sdpa(config):
         raise UsageError(
             f"{folder} is a {config.model_type} model, which has no sdpa attention in transformers; leave it "
             "unset, or set training.attention (train: policy.attention) to eager"
@@ -63,6 +63,14 @@ def sdpa_leaves_out(config: PreTrainedConfig) -> str | None:
     """What transformers' SDPA attention drops of the architecture without a word."""
     cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return None if cap is None else f"the soft cap of attention scores (attn_logit_softcapping = {cap:g})"
+
+
+def has_sdpa(config: PreTrainedConfig) -> bool:
+    """Whether transformers has SDPA attention for the architecture; code that a checkpoint brings is not asked."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return True
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return bool(model._supports_sdpa)
 
 
 def load_model(
@@ -154,14 +162,7 @@ def _brings_its_code(config: PreTrainedConfig, trust_remote_code: bool) -> bool:
 
 
 def _default_attention(config: PreTrainedConfig) -> Attention:
-    return "sdpa" if _has_sdpa(config) and sdpa_leaves_out(config) is None else "eager"
-
-
-def _has_sdpa(config: PreTrainedConfig) -> bool:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return True
-    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return bool(model._supports_sdpa)
+    return "sdpa" if has_sdpa(config) and sdpa_leaves_out(config) is None else "eager"
 
 
 def _require_complete(folder: Path, report: dict[str, Any]) -> None:

@@ -16,7 +16,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
+from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
 from mismatch_probe.training_path.loading import load_model
+from mismatch_probe.training_path.memory import memory_errors_named
 
 _SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
 
@@ -60,7 +62,7 @@ def load_reference_model(
     *,
     rounded_to: Dtype | None,
     trust_remote_code: bool,
-) -> tuple[PreTrainedModel, Arithmetic]:
+) -> tuple[PreTrainedModel, Arithmetic, AttentionChoice]:
     """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`."""
     target = torch_dtype(dtype)
     model = load_model(
@@ -77,7 +79,11 @@ def load_reference_model(
     for buffer in model.buffers():
         if buffer.dtype in _SIXTEEN_BIT:
             buffer.data = buffer.data.to(target)
-    return model, Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
+    arithmetic = Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
+    advice = "use a smaller model, or a training.device with more memory"
+    with memory_errors_named("trying the reference's attention on a short probe", advice):
+        choice = choose_reference_attention(model, arithmetic)
+    return model, arithmetic, choice
 
 
 class HeadInDtype(torch.nn.Module):

@@ -1,7 +1,7 @@
 """A short forward pass at load: which formats the products take, and whether the chunked head is the model's own."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from transformers import PreTrainedModel
@@ -24,13 +24,13 @@ class Probe:
     head_difference: float
 
 
-def probe(model: PreTrainedModel, head: ChunkedHead, vocab_size: int) -> Probe:
+def probe(model: PreTrainedModel, head: ChunkedHead) -> Probe:
     """Run a few tokens in the arithmetic that is active.
 
     Raises:
         EngineError: logits in chunks differ from those of one pass by more than the order of summation explains.
     """
-    input_ids = (torch.arange(_PROBE_TOKENS, device=model.device) * _ID_STRIDE % vocab_size)[None]
+    input_ids = probe_ids(model, _PROBE_TOKENS)
     plain = model(input_ids=input_ids, use_cache=False).logits[0]
     with ProductFormats() as body_formats:
         hidden = head.body(input_ids)[0]
@@ -43,6 +43,13 @@ def probe(model: PreTrainedModel, head: ChunkedHead, vocab_size: int) -> Probe:
             "trusted; use a causal language model whose forward is its base model followed by its head"
         )
     return Probe(body_formats, head_formats, difference)
+
+
+def probe_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
+    """Token ids [1, S] from all over the vocabulary."""
+    embeddings: Any = model.get_input_embeddings()
+    vocab_size: int = embeddings.weight.shape[0]
+    return (torch.arange(num_tokens, device=model.device) * _ID_STRIDE % vocab_size)[None]
 
 
 def _relative_difference(plain: torch.Tensor, chunked: torch.Tensor) -> float | None:

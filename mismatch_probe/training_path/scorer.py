@@ -16,6 +16,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.attention_choice import AttentionChoice
 from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
@@ -39,8 +40,10 @@ class Scorer:
         *,
         temperature: float,
         weights_dtype: Dtype,
+        attention_choice: AttentionChoice | None = None,
     ) -> None:
-        """
+        """`attention_choice` is the reference's.
+
         Raises:
             EngineError: the model's log-probs cannot be computed in chunks.
             OutOfMemory: not even a short probe fits.
@@ -51,6 +54,7 @@ class Scorer:
         self._settings = settings
         self._temperature = temperature
         self._weights_dtype = weights_dtype
+        self._attention_choice = attention_choice
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
         self._head = ChunkedHead(model)
@@ -59,7 +63,7 @@ class Scorer:
         self._description = describe_model(model)
         advice = "use a smaller model, or a training.device with more memory"
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
-            self._probe = probe(model, self._head, self._vocab_size)
+            self._probe = probe(model, self._head)
 
     @classmethod
     def load(
@@ -88,13 +92,14 @@ class Scorer:
         if not folder.is_dir():
             raise UsageError(f"checkpoint {checkpoint} is not a folder; give --model a checkpoint's folder or a hub id")
         device = choose_device(settings.device)
+        attention_choice = None
         if reference:
             if dtype not in ("fp32", "fp64"):
                 raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
             settings = TrainingPathSettings(
                 device=settings.device, device_map=settings.device_map, batch_tokens=settings.batch_tokens
             )
-            model, arithmetic = load_reference_model(
+            model, arithmetic, attention_choice = load_reference_model(
                 folder, dtype, settings, device, rounded_to=rounded_to, trust_remote_code=trust_remote_code
             )
         elif rounded_to is not None:
@@ -106,7 +111,15 @@ class Scorer:
                 folder, dtype, settings, device, trust_remote_code=trust_remote_code
             )
         weights_dtype = rounded_to or dtype
-        return cls(folder, model, arithmetic, settings, temperature=temperature, weights_dtype=weights_dtype)
+        return cls(
+            folder,
+            model,
+            arithmetic,
+            settings,
+            temperature=temperature,
+            weights_dtype=weights_dtype,
+            attention_choice=attention_choice,
+        )
 
     def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
         """Scores of each response of one batch of `plan_batches`, in order; FP32, or FP64 where the arithmetic is.
@@ -164,6 +177,7 @@ class Scorer:
             "multiplications_by_dtype": dict(formats.multiplications),
             "precision": "reference" if self._arithmetic.is_reference else self._settings.precision,
             **self._description,
+            "attention_choice": None if self._attention_choice is None else self._attention_choice.as_dict(),
             **describe_arithmetic(self._arithmetic),
             "lm_head_dtype": self._probe.head_formats.prevailing,
             "log_softmax_dtype": short_name(self._log_softmax_dtype),

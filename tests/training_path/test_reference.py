@@ -14,6 +14,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.arithmetic import true_fp32
+from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat, mean_error
 
@@ -37,6 +38,7 @@ def test_attention_in_blocks_is_the_models_own_eager_attention(
     sequence = TokenSequence("long", [1], random.integers(0, 256, 200).tolist())
     monkeypatch.setitem(_blocks(), "cpu", 1)
     with Scorer.load(checkpoint(family), "fp32", DEFAULTS, reference=True) as scorer:
+        scorer._model.set_attn_implementation(EAGER_IN_BLOCKS)
         (scores,) = scorer.score_batch([sequence])
     model = AutoModelForCausalLM.from_pretrained(checkpoint(family), attn_implementation="eager").eval()
     ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids])
