@@ -13,6 +13,15 @@ INSTALL_ENGINES: Final = (
 )
 
 
+def said(error: BaseException) -> str:
+    """What another program's exception says, for a sentence: its first line, or its kind where it says nothing.
+
+    A line that ends with a colon only announces the next one, which is then added.
+    """
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"{first} {others[0]}" if others and first.endswith(":") else first
+
+
 class ExitCode(IntEnum):
     PASS = 0
     GATE_FAILED = 1

@@ -36,7 +36,7 @@ class GatedCompare:
         Raises:
             UsageError: it cannot be used, or asks for a baseline that is not given.
         """
-        return cls(path, baseline, open_gate(path, baseline))
+        return cls(path, baseline, open_gate(path, baseline, "--gate"))
 
     def settings_to_start(
         self, settings: CompareSettings, recorded: RunDirectory | None, console: Console

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
 from mismatch_probe.verdict.ids import doubled_first_token
@@ -21,10 +23,20 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
     return Sides(
         train_dtype=train,
         infer_dtype=infer,
-        train=manifest.stages[f"score-train-{train}"].effective_settings,
-        infer=manifest.stages[f"sample-{infer}"].effective_settings,
+        train=_effective_settings(manifest, f"score-train-{train}"),
+        infer=_effective_settings(manifest, f"sample-{infer}"),
         doubled_first_token=doubled_first_token(data.rollouts["prompt_token_ids"].to_pylist()),
     )
+
+
+def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
+    """
+    Raises:
+        BrokenRecord: the manifest knows no such stage.
+    """
+    if stage not in manifest.stages:
+        raise BrokenRecord(f"the manifest says nothing of the stage {stage}, so it is damaged: compare again")
+    return manifest.stages[stage].effective_settings
 
 
 def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict[PairName, Disagreement]:

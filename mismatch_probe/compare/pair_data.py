@@ -126,8 +126,8 @@ class RunReader:
         foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets) != lengths)
         return _Leg(
             logprobs=np.split(values, offsets[1:-1]),
-            top1=_optional(table, "top1_ids"),
-            entropy=_optional(table, "entropy_nats"),
+            top1=_beside_logprobs(name, table, "top1_ids"),
+            entropy=_beside_logprobs(name, table, "entropy_nats"),
             starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=scored,
             foreign=foreign,
@@ -231,9 +231,19 @@ def _flat(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(pa.compute.list_flatten(column).to_numpy())
 
 
-def _optional(table: pa.Table, name: str) -> list[npt.NDArray[Any]] | None:
-    """The lists of a column; None where it is absent or has gaps."""
-    return None if name not in table.column_names or table[name].null_count else _rows(table[name])
+def _beside_logprobs(leg: str, table: pa.Table, name: str) -> list[npt.NDArray[Any]] | None:
+    """The lists of a column; None where it is absent or has gaps.
+
+    Raises:
+        BrokenRecord: it has more or fewer values than there are log-probs.
+    """
+    if name not in table.column_names or table[name].null_count:
+        return None
+    if not np.array_equal(_offsets(table[name]), _offsets(table["logprobs"])):
+        raise BrokenRecord(
+            f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
+        )
+    return _rows(table[name])
 
 
 def _of_rows(values: list[npt.NDArray[Any]] | None, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:

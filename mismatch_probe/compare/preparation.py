@@ -54,6 +54,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
+    from mismatch_probe.training_path.fit import require_fit
     from mismatch_probe.training_path.loading import choose_attention, choose_device
 
     check_sides(settings)
@@ -81,7 +82,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         attention = choose_attention(
             folder, settings.training.attention, trust_remote_code=settings.model.trust_remote_code
         )
-        prompts = _encoded(settings, str(folder), context_length)
+        require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
+        prompts = _encoded(settings, str(folder), context_length, checkpoint.vocabulary(config))
     hardware = environment.hardware()
     on_gpu = choose_device(settings.training.device).type == "cuda"
     resolved = _resolved(settings, len(prompts), attention, on_gpu=on_gpu)
@@ -107,14 +109,16 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
     return Preparation(manifest, prompts)
 
 
-def _encoded(settings: CompareSettings, folder: str, context_length: int | None) -> list[EncodedPrompt]:
+def _encoded(
+    settings: CompareSettings, folder: str, context_length: int | None, vocabulary: int | None
+) -> list[EncodedPrompt]:
     """The prompts as ids, each with room for a response."""
     tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
     loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
-    prompts = encode_prompts(loaded, tokenizer, settings.prompts.chat_template)
+    prompts = encode_prompts(loaded, tokenizer, settings.prompts.chat_template, vocabulary)
     check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    check_room(settings.engine, longest.prompt_id, len(longest.token_ids))
+    check_room(settings.engine, longest.label, len(longest.token_ids))
     return prompts
 
 

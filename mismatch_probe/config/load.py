@@ -65,6 +65,8 @@ def _sentence(kind: type[BaseModel], problem: Any) -> str:
         return f"setting {place!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
     if problem["type"] == "missing":
         return f"setting {place!r} is missing"
+    if problem["type"] == "model_type":
+        return f"setting {place!r} is not usable: it must be a table"
     message = problem["msg"].removeprefix("Value error, ")
     return f"setting {place!r} is not usable: {message}" if place else message
 

@@ -17,6 +17,7 @@ Count = Annotated[int, Field(gt=0, lt=2**31)]
 CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
 NumPrompts = Annotated[int, Field(gt=0, le=10_000_000)]
 NumSamples = Annotated[int, Field(gt=0, le=100_000)]
+Temperature = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 ListAsTuple = Field(strict=False)
 """Files know lists, settings keep tuples; what stands in one is as strict as anywhere."""
@@ -65,7 +66,7 @@ class SamplingSettings(Settings):
 
     samples_per_prompt: NumSamples = 1
     max_new_tokens: Count = 1024
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    temperature: Temperature = 1.0
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: CountOrNone = 0
     seed: Seed = 0

@@ -17,6 +17,7 @@ from mismatch_probe.config.model import (
     NumSamples,
     Seed,
     Settings,
+    Temperature,
 )
 from mismatch_probe.dtypes import Dtype
 
@@ -52,7 +53,7 @@ class RolloutSettings(Settings):
     prompts: Count = 32
     samples: NumSamples = 8
     max_new_tokens: Count = 1024
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     updates: Count = 1
 
 

@@ -15,6 +15,8 @@ from mismatch_probe.engines.vllm.limits import check_limits
 from mismatch_probe.errors import EngineError, UsageError
 
 _LOG_LINES = 3
+_UNLIMITED = -1
+"""vLLM's word for as long a context as fits."""
 
 
 def check_engine(dtypes: Sequence[Dtype], engine: EngineSettings, sampling: SamplingSettings) -> None:
@@ -28,15 +30,15 @@ def check_engine(dtypes: Sequence[Dtype], engine: EngineSettings, sampling: Samp
     engine_arguments(engine.args, known_arguments())
 
 
-def check_room(engine: EngineSettings, prompt_id: str, num_prompt_tokens: int) -> None:
+def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> None:
     """
     Raises:
         UsageError: the engine arguments leave the prompt no room for a response and the token that a replay adds.
     """
     given = engine_arguments(engine.args, known_arguments()).get("max_model_len")
-    if given is not None and 0 <= given < num_prompt_tokens + 2:
+    if given is not None and given != _UNLIMITED and given < num_prompt_tokens + 2:
         raise UsageError(
-            f"--vllm.max_model_len {given} leaves prompt {prompt_id} of {num_prompt_tokens} tokens no room for a "
+            f"--vllm.max_model_len {given} leaves {label} of {num_prompt_tokens} tokens no room for a "
             f"response; give at least {num_prompt_tokens + 2}"
         )
 

@@ -23,7 +23,7 @@ PresetName = Literal["nemo-rl", "prime-rl", "verl", "tinker", "bitwise"]
 
 def _span(value: object) -> object:
     """`0:256`, `512:`, `:256` -> a range of whole numbers, the end left out."""
-    match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"\s*(\d{0,9})\s*:\s*(\d{0,9})\s*", value, flags=re.ASCII) if isinstance(value, str) else None
     if match is None or not (match[1] or match[2]):
         raise ValueError(f'{value!r} is no range; write "0:256", or "512:" for everything from 512 on')
     low, high = int(match[1] or 0), int(match[2]) if match[2] else None
@@ -86,18 +86,22 @@ class Check(Settings):
         reason = why_never_blocking(self.name, self.clip)
         if self.level == "error" and reason:
             raise ValueError(f'{self.name} never blocks: {reason}, or set level = "warn" to have it shown')
-        self._check_can_be_broken()
+        self._check_can_be_kept_and_broken()
         if self.kind == "max_regression" and not has_regression(self.name):
             raise ValueError(f"{self.name} has no relative regression: it may be 0 or change sign; use max or min")
         return self
 
-    def _check_can_be_broken(self) -> None:
+    def _check_can_be_kept_and_broken(self) -> None:
         least, most = range_of(self.name, self.clip)
         clip = "" if self.clip is None else f" with clip = {self.clip:g}"
         if self.min is not None and self.min <= least:
             raise ValueError(f"{self.name} is never below {least:g}{clip}, so the limit asks for nothing; raise min")
         if self.max is not None and self.max >= most:
             raise ValueError(f"{self.name} is never above {most:g}{clip}, so the limit asks for nothing; lower max")
+        if self.min is not None and self.min > most:
+            raise ValueError(f"{self.name} is never above {most:g}{clip}, so the limit cannot be kept; lower min")
+        if self.max is not None and self.max < least:
+            raise ValueError(f"{self.name} is never below {least:g}{clip}, so the limit cannot be kept; raise max")
         if self.max_regression is not None and self.higher_is_better and self.max_regression >= 1:
             raise ValueError(f"{self.name} can only be worse by less than 1, its whole; lower max_regression")
 

@@ -15,13 +15,13 @@ from mismatch_probe.gate.presets import PRESETS
 _Kind = TypeVar("_Kind", Check, FoundCheck)
 
 
-def load_gate(path: Path) -> GateFile:
-    """The gate file of the contract: `[gate]`, and `[[gate.check]]` for each limit.
+def load_gate(path: Path, flag: str = "--config") -> GateFile:
+    """The gate file of the contract: `[gate]`, and `[[gate.check]]` for each limit; `flag` is what named it.
 
     Raises:
         UsageError: the file cannot be read, a key or a metric is unknown, a limit cannot be decided, or none is given.
     """
-    return parse_gate(read_settings_file(path), str(path))
+    return parse_gate(read_settings_file(path, flag=flag), str(path))
 
 
 def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
@@ -57,15 +57,20 @@ def _of(kind: type[_Kind], checks: Sequence[Check | FoundCheck]) -> Iterator[_Ki
 def _check(table: Mapping[str, Any], where: str) -> Check | FoundCheck:
     _known_metric(table, where)
     try:
-        return parse_settings(FoundCheck, table) if table.get("metric") in FOUND else parse_settings(Check, table)
+        return parse_settings(FoundCheck, table) if _is_found(table) else parse_settings(Check, table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
+
+
+def _is_found(table: Mapping[str, Any]) -> bool:
+    metric = table.get("metric")
+    return isinstance(metric, str) and metric in FOUND
 
 
 def _known_metric(table: Mapping[str, Any], where: str) -> None:
     """Before anything else about a check is judged, its metric must exist."""
     metric, aggregate = table.get("metric"), table.get("agg", "mean")
-    if not isinstance(metric, str) or metric in FOUND or aggregate not in AGGREGATES:
+    if not isinstance(metric, str) or metric in FOUND or not isinstance(aggregate, str) or aggregate not in AGGREGATES:
         return
     if full_name(metric, aggregate) in known_metrics():
         return

@@ -59,14 +59,14 @@ def run_gate(
     )
 
 
-def open_gate(gate_path: Path, baseline_path: Path | None) -> GateFile:
-    """The gate file, with what it needs beside it; found out before a run is read, or made.
+def open_gate(gate_path: Path, baseline_path: Path | None, flag: str = "--config") -> GateFile:
+    """The gate file that `flag` named, with what it needs beside it; found out before a run is read, or made.
 
     Raises:
         UsageError: the file cannot be used, or compares with a baseline that is not given.
         RunDirectoryError: the baseline is no run.
     """
-    gate = load_gate(gate_path)
+    gate = load_gate(gate_path, flag)
     regression = next((check for check in gate.checks if check.kind == "max_regression"), None)
     if baseline_path is not None:
         RunDirectory(baseline_path).read_manifest()

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from mismatch_probe.config.headroom import DEFAULT_NUM_PROMPTS, HeadroomSettings
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom.computing import computing
+from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer
 from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
@@ -43,7 +44,7 @@ class Responses:
     stand_in: bool
 
 
-def load_problems(folder: Path, settings: HeadroomSettings, context_length: int | None) -> Problems:
+def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
     """
     Raises:
         UsageError: the prompts, the tokenizer or the reward cannot be used.
@@ -54,8 +55,9 @@ def load_problems(folder: Path, settings: HeadroomSettings, context_length: int 
     prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:wanted]
     has_reward = settings.reward is not None or prompts[0].task is not None
     reward = load_reward(settings.reward, prompts) if has_reward else None
-    encoded = encode_prompts(prompts, tokenizer, settings.prompts.chat_template)
-    check_lengths(encoded, settings.sampling.max_new_tokens, context_length)
+    config = checkpoint.read_config(folder)
+    encoded = encode_prompts(prompts, tokenizer, settings.prompts.chat_template, checkpoint.vocabulary(config))
+    check_lengths(encoded, settings.sampling.max_new_tokens, checkpoint.context_length(config))
     return Problems(encoded, tokenizer, reward)
 
 

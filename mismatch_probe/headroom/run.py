@@ -23,6 +23,7 @@ from mismatch_probe.headroom.workload import Workload
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.tasks import resolve_model
+from mismatch_probe.training_path.fit import require_fit
 from mismatch_probe.training_path.loading import choose_device
 
 Tell = Callable[[str], None]
@@ -55,11 +56,11 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
     stages = _Stages(tell)
     objective = load_objective(settings)
     folder = resolve_model(settings.model)
-    context = checkpoint.context_length(checkpoint.read_config(folder))
     problems = None
     if not settings.weights_only:
         choose_device(settings.device)
-        problems = load_problems(folder, settings, context)
+        require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
+        problems = load_problems(folder, settings)
     with stages("weights", "weights: reading every tensor"):
         weights = scan_weights(folder)
     found = Headroom(

@@ -26,22 +26,29 @@ _DESCRIPTIONS = (
     "chat_template.jinja",
     "adapter_config.json",
 )
+_OTHER_OBJECTS = ("generation_config.json", "tokenizer_config.json")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json.
+    """The checkpoint's config.json; what else describes it must be readable too.
 
     Raises:
-        UsageError: it is missing or not JSON.
+        UsageError: it is missing, or one of the files holds no JSON object.
     """
-    path = folder / "config.json"
+    config = _read_object(folder / "config.json")
+    if config is None:
+        raise UsageError(f"{folder} is not a checkpoint: it has no config.json; give --model a folder that has one")
+    for name in _OTHER_OBJECTS:
+        _read_object(folder / name)
+    return config
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
     try:
         return as_object(read_json(path, constants=True))
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{folder} is not a checkpoint: it has no config.json; give --model a folder that has one"
-        ) from error
+    except FileNotFoundError:
+        return None
     except Unreadable as error:
         raise UsageError(
             f"{path} cannot be read ({error}): the checkpoint is damaged; give --model an intact one"
@@ -161,16 +168,28 @@ def num_parameters(folder: Path) -> int:
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """Longest sequence the architecture was made for, None where the config does not say."""
+    """Longest sequence the architecture was made for, None where the config does not say.
+
+    Raises:
+        UsageError: it says that there is no room for a token.
+    """
     text = text_config(config)
-    lengths = (text.get(key) for key in _CONTEXT_KEYS)
-    return next((length for length in lengths if type(length) is int and length > 0), None)
+    name = next((key for key in _CONTEXT_KEYS if type(text.get(key)) is int), None)
+    if name is not None and text[name] < 1:
+        raise UsageError(f"config.json gives {name} = {text[name]}, which leaves no room for a token; mend it")
+    return None if name is None else int(text[name])
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The part that describes the language model, of one that sees or hears too."""
     part = config.get("text_config")
     return part if isinstance(part, dict) else config
+
+
+def vocabulary(config: dict[str, Any]) -> int | None:
+    """How many token ids the model knows, None where the config does not say."""
+    size = text_config(config).get("vocab_size")
+    return size if type(size) is int and size > 0 else None
 
 
 def architecture(config: dict[str, Any]) -> str:

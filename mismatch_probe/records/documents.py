@@ -1,7 +1,8 @@
 """The JSON documents of a run directory, read in one way: strictly, and refused in one sentence."""
 
+import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,10 +26,8 @@ def read_document(
     try:
         text = read_text(path)
         content = as_object(parse_json(text))
-        if version is not None and content.get(version[0]) != version[1]:
-            raise Unreadable(
-                f"it has {version[0].replace('_', ' ')} {content.get(version[0])!r}, this version reads {version[1]}"
-            )
+        if version is not None:
+            _require_version(content, *version)
         return kind.model_validate_json(text)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} does not exist: {missing}") from error
@@ -36,6 +35,12 @@ def read_document(
         raise BrokenRecord(f"{path} cannot be read ({first_problem(error)}); {mend}") from error
     except Unreadable as error:
         raise BrokenRecord(f"{path} cannot be read ({error}); {mend}") from error
+
+
+def _require_version(content: dict[str, Any], field: str, read_here: int) -> None:
+    found = content.get(field)
+    if type(found) is not int or found != read_here:
+        raise Unreadable(f"it has {field.replace('_', ' ')} {json.dumps(found)[:20]}, this version reads {read_here}")
 
 
 def first_problem(error: ValidationError) -> str:

@@ -1,6 +1,6 @@
 """The token sequences that pass between stages: what was asked, what was sampled, what was scored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,23 @@ FloatArray = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt whose ids are fixed once and are the same on every leg."""
+    """A prompt whose ids are fixed once and are the same on every leg. where: it was read from, `line 3 of FILE`."""
 
     prompt_id: str
     token_ids: list[int]
     text: str
     answer: str | None = None
+    where: str | None = field(default=None, compare=False)
+
+    @property
+    def label(self) -> str:
+        """How a sentence names it."""
+        return prompt_label(self.prompt_id, self.where)
+
+
+def prompt_label(prompt_id: str, where: str | None) -> str:
+    """`prompt row-2 (line 3 of FILE)`."""
+    return f"prompt {prompt_id}" + (f" ({where})" if where else "")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.errors import BrokenRecord, said
 from mismatch_probe.records.atomic import replacing
 from mismatch_probe.records.regular_files import open_to_read
 
@@ -145,6 +145,6 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise BrokenRecord(f"{path} is missing: the run is unfinished; continue it with --resume") from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise BrokenRecord(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): it is truncated or not parquet; "
+            f"{path} cannot be read ({said(error)}): it is truncated or not parquet; "
             "remove it and continue the run with --resume"
         ) from error

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, said
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks.prompt import Message, Prompt
 
@@ -17,12 +17,16 @@ _LEAST_ROOM = 2
 
 
 def encode_prompts(
-    prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate
+    prompts: list[Prompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    chat_template: ChatTemplate,
+    vocabulary: int | None = None,
 ) -> list[EncodedPrompt]:
     """Apply the chat template where it belongs and encode; `text` of the result is what its ids decode to.
 
     Messages always take the template. Text becomes one user message with `always`, stays plain with `never`; `auto`
-    wraps it exactly if the tokenizer has a template. Recorded ids are taken as they are.
+    wraps it exactly if the tokenizer has a template. Recorded ids are taken as they are. `vocabulary` is the number of
+    ids that the model knows, which may be more or fewer than its tokenizer makes; None where its config does not say.
 
     Raises:
         UsageError: no template where one is needed, one that fails, text that has been templated already, ids outside
@@ -31,7 +35,8 @@ def encode_prompts(
     wrap_text = chat_template == "always" or (chat_template == "auto" and tokenizer.chat_template is not None)
     if chat_template == "always":
         _require_template(tokenizer)
-    return [_encode(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
+    known = len(tokenizer) if vocabulary is None else vocabulary
+    return [_encode(prompt, tokenizer, chat_template, known, wrap_text=wrap_text) for prompt in prompts]
 
 
 def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_length: int | None) -> None:
@@ -47,16 +52,21 @@ def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_len
     room = context_length - num_tokens
     mend = f"give --max-new-tokens {room} or less" if room >= _LEAST_ROOM else "shorten it or leave it out"
     raise UsageError(
-        f"prompt {longest.prompt_id} has {num_tokens} tokens, which with {max_new_tokens} new ones exceeds the model's "
+        f"{longest.label} has {num_tokens} tokens, which with {max_new_tokens} new ones exceeds the model's "
         f"context of {context_length}; {mend}"
     )
 
 
 def _encode(
-    prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate, *, wrap_text: bool
+    prompt: Prompt,
+    tokenizer: "PreTrainedTokenizerBase",
+    chat_template: ChatTemplate,
+    vocabulary: int,
+    *,
+    wrap_text: bool,
 ) -> EncodedPrompt:
     if prompt.token_ids is not None:
-        token_ids = _known_ids(prompt.label, prompt.token_ids, len(tokenizer))
+        token_ids = prompt.token_ids
     elif prompt.messages is not None:
         if chat_template == "never":
             raise UsageError(
@@ -69,7 +79,10 @@ def _encode(
         token_ids = _encode_text(prompt.label, prompt.text, tokenizer, wrap=wrap_text)
     if not token_ids:
         raise UsageError(f"{prompt.label} has no tokens, so nothing can follow it; give it text, or remove it")
-    return EncodedPrompt(prompt.prompt_id, token_ids, str(tokenizer.decode(token_ids)), prompt.answer)
+    _require_known(prompt, token_ids, vocabulary)
+    return EncodedPrompt(
+        prompt.prompt_id, token_ids, str(tokenizer.decode(token_ids)), prompt.answer, where=prompt.where
+    )
 
 
 def _encode_text(label: str, text: str, tokenizer: "PreTrainedTokenizerBase", *, wrap: bool) -> list[int]:
@@ -90,7 +103,7 @@ def _apply_template(label: str, messages: list[Message], tokenizer: "PreTrainedT
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     except Exception as error:  # a template is a program and raises what it likes
         raise UsageError(
-            f"the chat template failed on {label} ({error}); mend its messages or the tokenizer's "
+            f"the chat template failed on {label} ({said(error)}); mend its messages or the tokenizer's "
             f"chat_template, or give text with {_PLAIN}"
         ) from error
 
@@ -103,11 +116,16 @@ def _require_template(tokenizer: "PreTrainedTokenizerBase") -> None:
         )
 
 
-def _known_ids(label: str, token_ids: list[int], vocabulary: int) -> list[int]:
-    unknown = [token_id for token_id in token_ids if token_id >= vocabulary]
-    if unknown:
+def _require_known(prompt: Prompt, token_ids: list[int], vocabulary: int) -> None:
+    unknown = next((token_id for token_id in token_ids if token_id >= vocabulary), None)
+    if unknown is None:
+        return
+    if prompt.token_ids is not None:
         raise UsageError(
-            f"{label} holds token id {unknown[0]}, outside the model's vocabulary of {vocabulary}; "
+            f"{prompt.label} holds token id {unknown}, outside the model's vocabulary of {vocabulary}; "
             "give --model the checkpoint whose tokenizer made the ids"
         )
-    return token_ids
+    raise UsageError(
+        f"the tokenizer gives {prompt.label} the token id {unknown}, outside the model's vocabulary of {vocabulary}: "
+        "it is another model's; give --model a folder with its own tokenizer"
+    )

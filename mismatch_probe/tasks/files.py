@@ -6,12 +6,13 @@ A reader is told the flag that named its file.
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_probe.errors import UsageError
-from mismatch_probe.reading import Unreadable, opened, opened_text, parse_json, require_text
+from mismatch_probe.errors import UsageError, said
+from mismatch_probe.reading import Unreadable, as_object, opened, opened_text, parse_json, require_text
 from mismatch_probe.tasks.rows import Row
 
 
@@ -37,16 +38,20 @@ def read_parquet(path: Path, flag: str) -> Iterator[Row]:
         UsageError: the file cannot be read or is no parquet.
     """
     try:
-        with opened(path) as file, pq.ParquetFile(file) as table:
-            number = 0
-            for batch in table.iter_batches(batch_size=1024):
-                for columns in batch.to_pylist():
-                    yield Row(f"row {number} of {path}", columns)
-                    number += 1
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise UsageError(f"prompt file {path} is no readable parquet: {str(error).splitlines()[0]}") from error
+        with opened(path) as file:
+            for number, columns in enumerate(_table_rows(path, file)):
+                yield Row(f"row {number} of {path}", columns)
     except (FileNotFoundError, Unreadable) as error:
         raise _unreadable(path, flag, error) from error
+
+
+def _table_rows(path: Path, file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"prompt file {path} is no readable parquet: {said(error)}") from error
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
@@ -55,12 +60,10 @@ READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {".jsonl": read_jsonl
 def _parse_line(path: Path, number: int, line: str) -> Row:
     where = f"line {number} of {path}"
     try:
-        columns = parse_json(line)
+        columns = as_object(parse_json(line))
         require_text(json.dumps(columns, ensure_ascii=False))
     except Unreadable as error:
         raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
-    if not isinstance(columns, dict):
-        raise UsageError(f"{where} is a JSON {type(columns).__name__}, not an object; write one {{...}} a line")
     return Row(where, columns)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mismatch_probe.errors import MissingExtra, UsageError
+from mismatch_probe.errors import MissingExtra, UsageError, said
 from mismatch_probe.tasks.rows import Row
 
 HUB_PREFIX = "hub:"
@@ -32,8 +32,7 @@ def read_hub(source: str, flag: str) -> Iterator[Row]:
         for number, columns in enumerate(data):
             yield Row(f"row {number} of {source}", columns)
     except (ValueError, OSError, LookupError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(
-            f"prompt source {source} cannot be loaded ({reason}); "
+            f"prompt source {source} cannot be loaded ({said(error)}); "
             f"give {flag} {HUB_PREFIX}OWNER/NAME:SPLIT of a data set that can be reached"
         ) from error

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
-from mismatch_probe.errors import MissingExtra, UsageError
+from mismatch_probe.errors import MissingExtra, UsageError, said
 from mismatch_probe.reading import Unreadable, expanded, is_folder, is_there
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged file raises whatever its parser meets
-        raise _no_tokenizer(folder, _first_line(error)) from error
+        raise _no_tokenizer(folder, said(error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise _no_tokenizer(folder, "it has no vocabulary")
     return tokenizer
@@ -86,7 +86,7 @@ def _download(model: ModelSettings, ways: str) -> Path:
         )
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"model {model.path} is no folder here and cannot be had from the hub ({_first_line(error)}); {ways}"
+            f"model {model.path} is no folder here and cannot be had from the hub ({said(error)}); {ways}"
         ) from error
 
 
@@ -101,7 +101,3 @@ def _missing(package: str, purpose: str) -> MissingExtra:
     return MissingExtra(
         f"{purpose} needs the package {package}, which is not installed; run pip install 'mismatch-probe[training]'"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from mismatch_probe.records.sequences import prompt_label
+
 Message = dict[str, Any]
 
 
@@ -31,4 +33,4 @@ class Prompt:
     @property
     def label(self) -> str:
         """How a sentence names it."""
-        return f"prompt {self.prompt_id}" + (f" ({self.where})" if self.where else "")
+        return prompt_label(self.prompt_id, self.where)

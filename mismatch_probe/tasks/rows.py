@@ -6,6 +6,7 @@ from typing import Any
 from mismatch_probe.errors import UsageError
 from mismatch_probe.tasks.prompt import Message, Prompt
 
+_LARGEST_ID = 2**31
 PROMPT_COLUMNS = ("prompt", "messages", "prompt_token_ids")
 
 
@@ -50,9 +51,9 @@ def _answer(row: Row) -> str | None:
 
 
 def _token_ids(row: Row, value: Any) -> list[int]:
-    if isinstance(value, list) and all(type(token_id) is int and token_id >= 0 for token_id in value):
+    if isinstance(value, list) and all(type(token_id) is int and 0 <= token_id < _LARGEST_ID for token_id in value):
         return value
-    raise UsageError(f"{row.where}: prompt_token_ids is no list of token ids; give whole numbers from 0 up")
+    raise UsageError(f"{row.where}: prompt_token_ids is no list of token ids; give whole numbers of the vocabulary")
 
 
 def _messages(row: Row, column: str, value: Any) -> list[Message]:

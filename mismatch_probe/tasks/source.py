@@ -113,7 +113,7 @@ def _rows(source: str, flag: str) -> Iterator[Row]:
 
 
 def _parse_terms(source: str, value: str) -> Terms:
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value, flags=re.ASCII)
     if match is not None:
         terms = Terms(int(match[1]), int(match[2] or match[1]))
         if 2 <= terms.low <= terms.high <= MAX_TERMS:

@@ -64,6 +64,8 @@ def prepare_training(
         UsageError: the checkpoint, task, reward, objective or guards cannot be used.
         MissingExtra: a needed package is not installed.
     """
+    from mismatch_probe.training_path.fit import require_fit
+
     objective = build_objective(settings.objective.name, settings.objective.overrides)
     require_group(objective.advantage, settings.rollout.samples)
     if guards is None:
@@ -83,6 +85,7 @@ def prepare_training(
         checkpoint_dtype=checkpoint.checkpoint_dtype(config),
         weight_bytes=checkpoint.weight_bytes(folder),
     )
+    require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
     tokenizer = load_tokenizer(str(folder), trust_remote_code=settings.model.trust_remote_code)
     prompts = load_prompts(
         PromptSettings(source=settings.task.source, num_prompts=settings.task.num_problems), settings.seed, asking
@@ -90,7 +93,7 @@ def prepare_training(
     task = settings.task.model_copy(update={"num_problems": len(prompts)})
     settings = settings.model_copy(update={"task": task})
     reward = load_reward(settings.task.reward, prompts)
-    problems = encode_prompts(prompts, tokenizer, settings.task.chat_template)
+    problems = encode_prompts(prompts, tokenizer, settings.task.chat_template, checkpoint.vocabulary(config))
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
     manifest = TrainingManifest(
         tool_version=__version__,

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from mismatch_probe.config.model import Attention
-from mismatch_probe.errors import EngineError, MissingExtra, UsageError
+from mismatch_probe.errors import EngineError, MissingExtra, UsageError, said
 from mismatch_probe.training_path.memory import memory_errors_named
 
 
@@ -110,21 +110,21 @@ def load_model(
             )
     except SafetensorError as error:
         raise UsageError(
-            f"a weight file of {folder} is broken ({_first_line(error)}); download or write the checkpoint again"
+            f"a weight file of {folder} is broken ({said(error)}); download or write the checkpoint again"
         ) from error
     except ImportError as error:
         raise MissingExtra(
-            f"{folder} cannot be loaded with {attention} attention: {_first_line(error)}; install that package, or "
+            f"{folder} cannot be loaded with {attention} attention: {said(error)}; install that package, or "
             "set training.attention (train: policy.attention) to sdpa or eager"
         ) from error
     except OSError as error:
         raise UsageError(
-            f"the weights of {folder} cannot be read ({_first_line(error)}); give --model a folder with its "
+            f"the weights of {folder} cannot be read ({said(error)}); give --model a folder with its "
             "safetensors files complete"
         ) from error
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
         raise EngineError(
-            f"{folder} cannot be loaded with {attention} attention ({_first_line(error)}); set training.attention "
+            f"{folder} cannot be loaded with {attention} attention ({said(error)}); set training.attention "
             "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
         ) from error
     _require_complete(folder, report)
@@ -146,7 +146,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
         )
     except Exception as error:  # a damaged file raises whatever its reader meets
         raise UsageError(
-            f"the config of {folder} cannot be used ({_first_line(error)}); mend config.json, upgrade transformers, or "
+            f"the config of {folder} cannot be used ({said(error)}); mend config.json, upgrade transformers, or "
             "set model.trust_remote_code where the checkpoint brings its own code"
         ) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not _brings_its_code(config, trust_remote_code):
@@ -183,9 +183,3 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    """With the next one where it only announces that."""
-    first, *others = str(error).splitlines() or [type(error).__name__]
-    return f"{first} {others[0].strip()}" if others and first.endswith(":") else first

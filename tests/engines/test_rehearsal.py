@@ -88,7 +88,7 @@ def test_what_needs_no_checkpoint_to_be_seen_is_refused_at_once(
 
 
 def test_a_prompt_must_leave_room_in_the_length_that_the_user_gave() -> None:
-    check_room(EngineSettings(args={"max_model_len": "12"}), "row-0", 10)
-    check_room(EngineSettings(args={"max_model_len": "-1"}), "row-0", 10)
+    check_room(EngineSettings(args={"max_model_len": "12"}), "prompt row-0", 10)
+    check_room(EngineSettings(args={"max_model_len": "-1"}), "prompt row-0", 10)
     with pytest.raises(UsageError, match=r"--vllm.max_model_len 11 leaves prompt row-0 of 10 tokens no room"):
-        check_room(EngineSettings(args={"max_model_len": "11"}), "row-0", 10)
+        check_room(EngineSettings(args={"max_model_len": "11"}), "prompt row-0", 10)

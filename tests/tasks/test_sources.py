@@ -115,7 +115,7 @@ def test_a_hub_data_set_without_the_package_names_the_extra_to_install(monkeypat
         (['{"prompt": "a\tb"}'], "Invalid control character at column 14"),
         (['{"prompt":' + "[" * 100_000], "line 1 .* nests deeper"),
         ([r'{"prompt": "\ud800"}'], "line 1 .* surrogate"),
-        (['["prompt"]'], "line 1 .* JSON list"),
+        (['["prompt"]'], "line 1 .* holds a list, not an object"),
         ([{"question": "Hi", "level": 3}], "has no prompt .*question, level"),
         ([{"prompt": None}], "has no prompt"),
         ([{"prompt": "Hi", "messages": QUESTION}], "both prompt and messages"),

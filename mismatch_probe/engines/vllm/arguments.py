@@ -1,7 +1,6 @@
 """From `--vllm.KEY VALUE` to engine arguments: spelling checked, values parsed, what the probe decides kept its own."""
 
 import ast
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.reading import Unreadable, parse_json
 
 _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "model": "it is set by --model",
@@ -31,6 +31,16 @@ _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "float": ((int, float), "a number"),
     "str": ((str,), "text"),
 }
+_COUNTS: Final = frozenset(
+    {
+        "block_size",
+        "data_parallel_size",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "pipeline_parallel_size",
+        "tensor_parallel_size",
+    }
+)
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None}
 
 
@@ -83,6 +93,8 @@ def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict
         parsed[name] = parse_value(value, is_text=kind == "str")
         if kind in _KINDS and not _fits(parsed[name], known[name]):
             raise UsageError(f"--vllm.{name} takes {_KINDS[kind][1]}, not {value!r}")
+        if name in _COUNTS and parsed[name] is not None and parsed[name] < 1:
+            raise UsageError(f"--vllm.{name} {parsed[name]} cannot be used; give at least 1")
     return parsed
 
 
@@ -106,6 +118,6 @@ def parse_value(value: Any, *, is_text: bool = False) -> Any:
     if is_text:
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return parse_json(value)
+    except Unreadable:
         return value

@@ -1,0 +1,93 @@
+"""Do a checkpoint's weights fit its config? Told from file headers and a model without memory, before anything runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from mismatch_probe.errors import UsageError, said
+from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
+from mismatch_probe.training_path.loading import load_config
+
+Shape = tuple[int, ...]
+
+
+def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
+    """Every weight that the architecture has is there, in the shape that the config gives it.
+
+    What is stored otherwise than the model holds it is not judged: quantised weights, weights that transformers
+    rearranges as it loads them, and a checkpoint that brings its own code.
+
+    Raises:
+        UsageError: a weight is missing or has another shape, or the config makes no model.
+    """
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "quantization_config", None) is not None:
+        return
+    shapes = _stored_shapes(folder)
+    _require_sane_depth(folder, config, len(shapes))
+    model = _model_without_memory(folder, config)
+    if get_model_conversion_mapping(model, add_legacy=False):
+        return
+    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    stored = _under_the_models_names(shapes, wanted, model.base_model_prefix)
+    others = [name for name in wanted if name in stored and stored[name] != wanted[name]]
+    if others:
+        name = others[0]
+        raise UsageError(
+            f"the weights of {folder} do not fit its config.json: {name} has shape {_written(stored[name])}, and the "
+            f"config asks for {_written(wanted[name])} (so for {len(others)} weights); mend --model"
+        )
+    missing = [name for name in wanted if name not in stored and not _is_made(name, model, stored)]
+    if missing:
+        raise UsageError(
+            f"{folder} lacks {len(missing)} weights of its architecture, such as {missing[0]}, which would be random; "
+            "give --model a complete causal language model"
+        )
+
+
+def _require_sane_depth(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
+    """No layer is without a weight, and a model of a thousand million would take for ever to lay out."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and not 0 < layers <= num_stored:
+        raise UsageError(
+            f"the config of {folder} asks for {layers} layers, and its files hold {num_stored} weights; mend it"
+        )
+
+
+def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedModel:
+    maker: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = maker.from_config(config)
+    except Exception as error:  # a config that makes no model raises whatever its modules meet
+        raise UsageError(f"the config of {folder} makes no model ({said(error)}); mend config.json") from error
+    return model
+
+
+def _stored_shapes(folder: Path) -> dict[str, Shape]:
+    headers = [safetensors_header(path) for path in weight_files(folder)]
+    return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
+
+
+def _under_the_models_names(stored: Mapping[str, Shape], wanted: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
+    """transformers takes a checkpoint of the model without its head, and one whose names all begin with a prefix."""
+    forms = (
+        dict(stored),
+        {f"{prefix}.{name}": shape for name, shape in stored.items()},
+        {name.removeprefix(f"{prefix}."): shape for name, shape in stored.items()},
+    )
+    return max(forms, key=lambda form: len(form.keys() & wanted.keys()))
+
+
+def _is_made(name: str, model: PreTrainedModel, stored: Mapping[str, Shape]) -> bool:
+    """Whether transformers makes the weight from another one that is stored, as it does with a tied head."""
+    tied = model.all_tied_weights_keys
+    return tied.get(name) in stored or any(target in stored for target, source in tied.items() if source == name)
+
+
+def _written(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "()"
