@@ -80,15 +80,20 @@ _TAILS: dict[Scale, tuple[Tail, Tail]] = {
 class Jackknife:
     """A value, its standard error, and what tells how sure that error is; NaN where there is no error.
 
-    most_degrees: of freedom, by the sizes of the clusters. log_variance: of the clusters' own values.
+    leverage_degrees: of freedom, by the sizes of the clusters; None where they are alike. log_variance: of the clusters'
+    own values.
     """
 
     value: float
     error: float
     kurtosis: float
     num_clusters: int
-    most_degrees: float
+    leverage_degrees: float | None = None
     log_variance: float = 0.0
+
+    @property
+    def most_degrees(self) -> float:
+        return self.num_clusters - 1.0 if self.leverage_degrees is None else self.leverage_degrees
 
     def degrees(self, tail: Tail) -> float:
         """Satterthwaite's degrees of freedom: those of a variance estimated from values of this kurtosis."""
@@ -105,12 +110,12 @@ class Interval:
     high: float | None
 
 
-def jackknife(function: Function, columns: Floats, units: Floats) -> Jackknife | None:
+def jackknife(function: Function, columns: Floats, units: Floats | None = None) -> Jackknife | None:
     """`function` of column totals with its leave-one-cluster-out standard error; columns [K, G].
 
-    units: sizes of the clusters [G], tokens or sequences. `function` takes K arrays of totals, one shape, and is
-    unchanged when all are scaled alike. None where the value does not exist; the error is NaN with fewer than two
-    clusters, or where a value without one does not exist.
+    units: sizes of the clusters [G], tokens or sequences; None where they are alike. `function` takes K arrays of
+    totals, one shape, and is unchanged when all are scaled alike. None where the value does not exist; the error is NaN
+    with fewer than two clusters, or where a value without one does not exist.
     """
     totals = columns.sum(axis=1, keepdims=True)
     num_clusters = columns.shape[1]
@@ -120,12 +125,13 @@ def jackknife(function: Function, columns: Floats, units: Floats) -> Jackknife |
         if not np.isfinite(value):
             return None
         if num_clusters < 2:
-            return Jackknife(value, np.nan, np.nan, num_clusters, 0.0)
+            return Jackknife(value, np.nan, np.nan, num_clusters)
         squares = (without_one - without_one.mean()) ** 2
         error = np.sqrt((num_clusters - 1) / num_clusters * squares.sum())
         kurtosis = num_clusters * (squares**2).sum() / squares.sum() ** 2
     spread = log_variance(function, columns, value)
-    return Jackknife(value, float(error), float(kurtosis), num_clusters, leverage_degrees(units), spread)
+    degrees = None if units is None else leverage_degrees(units)
+    return Jackknife(value, float(error), float(kurtosis), num_clusters, degrees, spread)
 
 
 def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
