@@ -76,7 +76,7 @@ class Bench:
         return self.hold("once", "again")
 
     def hold(self, first: str, second: str) -> Held:
-        model, arithmetic = load_reference_model(
+        model, arithmetic, _ = load_reference_model(
             self.folder, "fp32", TrainingPathSettings(), CPU, rounded_to=None, trust_remote_code=False
         )
         walk = ReferenceWalk(model, arithmetic, self.store, modules=self.modules, sides=(first, second))
