@@ -80,8 +80,8 @@ _TAILS: dict[Scale, tuple[Tail, Tail]] = {
 class Jackknife:
     """A value, its standard error, and what tells how sure that error is; NaN where there is no error.
 
-    leverage_degrees: of freedom, by the sizes of the clusters; None where they are alike. log_variance: of the clusters'
-    own values.
+    leverage_degrees: of freedom, by the sizes of the clusters; None where these are alike. log_variance: of the values
+    that single clusters have.
     """
 
     value: float
