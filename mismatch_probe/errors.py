@@ -1,7 +1,8 @@
 """Every failure a person can cause or meet, with the exit code it ends the process with.
 
 Exit codes: 0 pass, 1 a gate failed or a guard stopped training, 2 usage or configuration, 3 inconclusive, 4
-environment, engine or memory, 130 interrupted. A message says what is wrong, why, and which flag or edit mends it.
+environment, engine or memory, 129 hung up, 130 interrupted, 143 terminated. A message says what is wrong, why, and
+which flag or edit mends it.
 """
 
 from enum import IntEnum
@@ -28,7 +29,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     INCONCLUSIVE = 3
     ENVIRONMENT = 4
+    HUNG_UP = 129
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class MismatchProbeError(Exception):
@@ -67,6 +70,18 @@ class Interrupted(MismatchProbeError):
     """Ctrl-C."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class HungUp(Interrupted):
+    """SIGHUP: the terminal was closed."""
+
+    exit_code = ExitCode.HUNG_UP
+
+
+class Terminated(Interrupted):
+    """SIGTERM: a scheduler or `kill` asked the command to end."""
+
+    exit_code = ExitCode.TERMINATED
 
 
 class BrokenRecord(MismatchProbeError):

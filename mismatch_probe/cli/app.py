@@ -5,9 +5,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from mismatch_probe.cli.interrupts import heed_interrupts, ignore_interrupts
+from mismatch_probe.cli.interrupts import as_error, heed_interrupts, ignore_interrupts
 from mismatch_probe.cli.streams import keep_standard_streams
-from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, Interrupted, MismatchProbeError
+from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.inert import plain, shortened
 
 _ENGINES: Final = ("torch", "transformers", "vllm")
@@ -35,8 +35,8 @@ def run(words: Sequence[str]) -> ExitCode:
 
         prepare()
         return invoke([word for word in words if word != "--debug"])
-    except KeyboardInterrupt:
-        return _ended(Interrupted("interrupted"), debug=debug)
+    except KeyboardInterrupt as interrupt:
+        return _ended(as_error(interrupt), debug=debug)
     except Exception as error:  # noqa: BLE001 - the boundary of the program: Python's own exit code is 1
         return _ended(error, debug=debug)
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli.flags import nested
 from mismatch_probe.dtypes import Dtype, parse_dtype
 from mismatch_probe.errors import UsageError
@@ -75,6 +76,7 @@ def compare(
             "pairs": pairs_of(dtype, train_dtype, infer_dtype),
         }
     )
+    warm_up()
     from mismatch_probe.cli.compare_command import run_compare
 
     code = run_compare(

@@ -1,4 +1,7 @@
-"""Ctrl-C stays Ctrl-C: one ends the program, and those after it do not disturb how it ends."""
+"""Ctrl-C stays Ctrl-C: one ends the program, and those after it do not disturb how it ends.
+
+SIGTERM and SIGHUP end it in the same orderly way, with exit codes of their own.
+"""
 
 import _thread
 import signal
@@ -10,10 +13,28 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
+from mismatch_probe.errors import HungUp, Interrupted, Terminated
+
+_REQUESTS: Final[dict[int, type[Interrupted]]] = {signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
 _PATIENCE_SECONDS: Final = 15.0
 """Longer than a child is given to end in. Who presses again after that is heard again."""
 _SOON_SECONDS: Final = 0.01
 """At once would be within the hook, which can only print it too."""
+
+
+class AskedToEnd(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came: whoever tidies up after Ctrl-C does so after these. `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def as_error(interrupt: KeyboardInterrupt) -> Interrupted:
+    """The sentence and the exit code of an interruption."""
+    if isinstance(interrupt, AskedToEnd):
+        return _REQUESTS[interrupt.number](f"ended by {signal.Signals(interrupt.number).name}")
+    return Interrupted("interrupted")
 
 
 class _Heeding:
@@ -22,19 +43,20 @@ class _Heeding:
     def __init__(self) -> None:
         self.over = False
         self._since: float | None = None
+        self._number: int = signal.SIGINT
         self._print_unraisable = sys.unraisablehook
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.over or (self._since is not None and now - self._since < _PATIENCE_SECONDS):
             return
-        self._since = now
-        raise KeyboardInterrupt
+        self._since, self._number = now, number
+        raise _interruption(number)
 
     def come_again(self, unraisable: Any) -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
             self._since = None
-            again = threading.Timer(_SOON_SECONDS, _thread.interrupt_main)
+            again = threading.Timer(_SOON_SECONDS, _thread.interrupt_main, (self._number,))
             again.daemon = True
             again.start()
         else:
@@ -45,16 +67,23 @@ _heeding = _Heeding()
 
 
 def heed_interrupts() -> None:
-    """Call once, at the start of the process; one that was started deaf, as a shell's background jobs are, stays so."""
+    """Call once, at the start of the process; one that was started deaf, as a shell's background jobs are, stays so.
+
+    So does one that `nohup` started.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _heeding.interrupt)
         sys.unraisablehook = _heeding.come_again
+    for number in _REQUESTS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _heeding.interrupt)
 
 
 def ignore_interrupts() -> None:
     """From here the process only ends: what Python does then must not be interrupted."""
     _heeding.over = True
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *_REQUESTS):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -64,23 +93,26 @@ def interrupts_kept() -> Iterator[None]:
     Raises:
         KeyboardInterrupt: an error came of one.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield
-        return
-    came = False
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_REQUESTS)}
+    before = {number: handler for number, handler in handlers.items() if callable(handler)}
+    came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
-        before(number, frame)
+        came.append(number)
+        before[number](number, frame)
 
-    signal.signal(signal.SIGINT, interrupt)
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     except Exception as error:
         if came:
-            raise KeyboardInterrupt from error
+            raise _interruption(came[0]) from error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interruption(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else AskedToEnd(number)

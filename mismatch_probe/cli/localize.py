@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli.compare import engine_arguments
 from mismatch_probe.cli.flags import nested
 from mismatch_probe.errors import UsageError
@@ -76,6 +77,7 @@ def localize(
             "engine.args": engine_arguments(context.args) or None,
         }
     )
+    warm_up()
     from mismatch_probe.cli.localize_command import run_localize
 
     raise typer.Exit(int(run_localize(flags, config=config, out=out, run=run, json_output=json_output)))

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.children.servers import keep_scratch
 from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.config.load import merged, parse_settings, read_settings_file
@@ -34,6 +35,7 @@ def run_localize(
         _require_pair(filing.settings, values)
     with filing.reserved(localize_file(settings.train_dtype, settings.infer_dtype)):
         with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
+            keep_scratch(Path(folder))
             found = localize(
                 settings, Path(folder), lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
             )

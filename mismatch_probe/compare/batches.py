@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
 
 import pyarrow as pa
 
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted, send
 from mismatch_probe.compare.plan import Stage
 from mismatch_probe.records.run_directory import RunDirectory
@@ -13,15 +13,13 @@ from mismatch_probe.records.run_directory import RunDirectory
 BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
 
 
-def skip(stage: str, why: str, events: IO[str]) -> None:
+def skip(stage: str, why: str, events: Send) -> None:
     """Say that a stage has nothing to do, and why."""
     send(events, StageStarted(stage=stage, batches=0, batches_done=0))
     send(events, StageDone(stage=stage, skipped=True, note=why))
 
 
-def run_batches(
-    run: RunDirectory, stage: Stage, batches: Sequence[list[int]], work: BatchWork, events: IO[str]
-) -> None:
+def run_batches(run: RunDirectory, stage: Stage, batches: Sequence[list[int]], work: BatchWork, events: Send) -> None:
     """Work through `batches` (lists of row numbers); `work` returns the tables of a batch and its response tokens.
 
     Raises:

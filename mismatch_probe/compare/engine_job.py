@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import IO, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send
 from mismatch_probe.compare.plan import (
@@ -33,7 +34,7 @@ _NUMBERS_PER_BATCH: Final = 2**20
 _TOLD_EVERY_SECONDS: Final = 1.0
 
 
-def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]) -> None:
+def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: Send) -> None:
     """Run the job's stages on one engine.
 
     Raises:
@@ -68,7 +69,7 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str])
                 _distributions(run, manifest, stage, prompts, engine, events)
 
 
-def _told_now_and_then(stage: str, events: IO[str]) -> Callable[[int, int], None]:
+def _told_now_and_then(stage: str, events: Send) -> Callable[[int, int], None]:
     told = time.monotonic()
 
     def tell(done: int, of: int) -> None:
@@ -97,7 +98,7 @@ def _sample(
     stage: SampleStage,
     prompts: list[EncodedPrompt],
     engine: Engine,
-    events: IO[str],
+    events: Send,
 ) -> None:
     requests = sample_requests(prompts, manifest.settings, stage)
 
@@ -119,7 +120,7 @@ def _replay(
     stage: ReplayStage,
     prompts: list[EncodedPrompt],
     engine: Engine,
-    events: IO[str],
+    events: Send,
 ) -> None:
     batches = _batches(manifest, prompts)
     sequences = _sampled_sequences(run, SampleStage(stage.dtype), len(batches))
@@ -138,7 +139,7 @@ def _distributions(
     stage: DistributionsStage,
     prompts: list[EncodedPrompt],
     engine: Engine,
-    events: IO[str],
+    events: Send,
 ) -> None:
     sequences = _sampled_sequences(run, SampleStage(stage.dtype), len(_batches(manifest, prompts)))
     chosen = compared_positions(sequences, manifest.settings.full_vocabulary.positions, engine.vocab_size)

@@ -1,11 +1,10 @@
-"""What a child process tells its parent: one JSON object a line, on a pipe of its own."""
+"""What a job of a comparison tells its parent while it runs."""
 
-import json
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from mismatch_probe import errors
+from mismatch_probe.children.messages import Send
 
 
 class Event(BaseModel):
@@ -51,30 +50,17 @@ class StageDone(Event):
     note: str = ""
 
 
-class Failure(Event):
-    """An error with a sentence; `error` names its class in `mismatch_probe.errors`."""
-
-    kind: Literal["failure"] = "failure"
-    error: str
-    message: str
-
-    def as_exception(self) -> errors.MismatchProbeError:
-        found = getattr(errors, self.error, errors.EngineError)
-        return found(self.message)
-
-
 AnyEvent = Annotated[
-    StageStarted | EffectiveSettings | RequestsDone | BatchDone | StageDone | Failure,
+    StageStarted | EffectiveSettings | RequestsDone | BatchDone | StageDone,
     Field(discriminator="kind"),
 ]
 
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 
-def send(stream: IO[str], event: Event) -> None:
-    stream.write(json.dumps(event.model_dump(mode="json")) + "\n")
-    stream.flush()
+def send(events: Send, event: Event) -> None:
+    events(event.model_dump(mode="json"))
 
 
-def parse(line: str) -> AnyEvent:
-    return _ADAPTER.validate_json(line)
+def parse(message: Any) -> AnyEvent:
+    return _ADAPTER.validate_python(message)

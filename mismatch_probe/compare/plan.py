@@ -9,6 +9,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.keys import sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 
+TRAINING_PATH: Final = "training-path"
+"""The job that scores; every other one is an engine's."""
+
 
 @dataclass(frozen=True)
 class SampleStage:
@@ -223,7 +226,7 @@ def make_plan(settings: CompareSettings) -> Plan:
         if settings.full_vocabulary.positions:
             stages += (DistributionsStage(dtype),)
         jobs.append(Job(f"engine-{dtype}", stages))
-    jobs.append(Job("training-path", tuple(_training_stages(settings))))
+    jobs.append(Job(TRAINING_PATH, tuple(_training_stages(settings))))
     return Plan(tuple(jobs))
 
 

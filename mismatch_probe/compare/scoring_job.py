@@ -2,10 +2,10 @@
 
 from itertools import groupby
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, send
@@ -35,7 +35,7 @@ from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
 
 
-def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: IO[str]) -> None:
+def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: Send) -> None:
     """Score every leg of the job that is not recorded yet.
 
     Raises:
@@ -63,7 +63,7 @@ def _run_stages(
     model: LoadedModel,
     stages: list[TrainingStage],
     by_sampler: dict[str, list[TokenSequence]],
-    events: IO[str],
+    events: Send,
 ) -> None:
     """Work through stages that need the same model."""
     if model.rounded_to is not None and _rounding_is_exact(Path(manifest.model.folder), model.rounded_to):
@@ -121,7 +121,7 @@ def _score(
     stage: ScoreStage,
     by_sampler: dict[str, list[TokenSequence]],
     scorer: Scorer,
-    events: IO[str],
+    events: Send,
 ) -> None:
     left = samplers_left(run, stage)
     sequences = [one for sampler, sampled in by_sampler.items() if sampler in left for one in sampled]
@@ -141,7 +141,7 @@ def _score_alone(
     stage: FloorStage,
     by_sampler: dict[str, list[TokenSequence]],
     scorer: Scorer,
-    events: IO[str],
+    events: Send,
 ) -> None:
     """A few responses of each sampler, each in a pass of its own."""
     most = manifest.settings.floors.num_sequences
@@ -159,7 +159,7 @@ def _score_alone(
     run_batches(run, stage, fixed_batches(len(chosen), 1), work, events)
 
 
-def _skip(stages: list[TrainingStage], why: str, events: IO[str]) -> None:
+def _skip(stages: list[TrainingStage], why: str, events: Send) -> None:
     for stage in stages:
         skip(stage.name, why, events)
 

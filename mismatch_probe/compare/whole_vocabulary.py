@@ -6,11 +6,12 @@ response. The log-ratio of the sampled token is taken from the same two rows.
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import IO, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.plan import DistributionsStage, WholeVocabularyStage, fixed_batches
 from mismatch_probe.errors import EngineError
@@ -31,7 +32,7 @@ def compare_distributions(
     stage: WholeVocabularyStage,
     sequences: Sequence[TokenSequence],
     scorer: Scorer,
-    events: IO[str],
+    events: Send,
 ) -> None:
     """pi's distributions against the recorded ones, reduced to three numbers a position.
 

@@ -1,20 +1,15 @@
 """What an engine would refuse, found out before it is started: no weight is loaded and no device is taken."""
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mismatch_probe import errors
+from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.limits import check_limits
-from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.errors import UsageError
 
-_LOG_LINES = 3
 _UNLIMITED = -1
 """vLLM's word for as long a context as fits."""
 
@@ -68,26 +63,13 @@ def rehearsal(
         "max_model_len": max_model_len,
         "trust_remote_code": trust_remote_code,
     }
-    words = [sys.executable, "-m", f"{__package__}.{engine.name}.rehearse", json.dumps(request)]
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as log,
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-    ):
-        try:
-            yield
-            answer, _ = process.communicate()
-        finally:
-            process.kill()
-        if process.returncode:
-            log.seek(0)
-            raise _refusal(engine.name, answer, process.returncode, log.read())
-
-
-def _refusal(name: str, answer: str, code: int, log: str) -> Exception:
-    lines = answer.splitlines()
-    if lines and lines[-1].startswith("{"):
-        said = json.loads(lines[-1])
-        kind: type[Exception] = getattr(errors, said["error"])
-        return kind(said["message"])
-    tail = " | ".join([line for line in log.splitlines() if line.strip()][-_LOG_LINES:]) or "it said nothing"
-    return EngineError(f"{name} cannot be configured here, it ended with {code}: {tail}; see mismatch-probe doctor")
+    job = Job(
+        name=f"configuring {engine.name}",
+        function=f"{__package__}.{engine.name}.rehearse:rehearse_requested",
+        arguments=(request,),
+        preload="engine",
+        when_killed="free some and try again",
+    )
+    with started(job) as result:
+        yield
+        result()

@@ -85,12 +85,6 @@ class Workspace:
     def write_task(self, task: Task) -> None:
         write_text(self.path / "task.json", task.model_dump_json())
 
-    def read_notes(self, job: str) -> JobNotes:
-        return JobNotes.model_validate_json((self.path / f"{job}.json").read_text(encoding="utf-8"))
-
-    def write_notes(self, job: str, notes: JobNotes) -> None:
-        write_text(self.path / f"{job}.json", notes.model_dump_json())
-
 
 def sampler_name(task: Task) -> str:
     return SampleStage(task.settings.infer_dtype).sampler

@@ -67,7 +67,7 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
     (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text("class EngineArgs: ...")
     (tmp_path / "vllm" / "__init__.py").write_text("import sys; sys.exit('libcudart.so.13: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(EngineError, match=r"vllm cannot be configured here, it ended with 1: .*libcudart"):
+    with pytest.raises(EngineError, match=r"configuring vllm ended with exit code 1: .*libcudart.*probe doctor"):
         rehearsed(llama, "bf16")
 
 

@@ -11,13 +11,14 @@ from mismatch_probe.errors import UsageError
 _PARALLEL_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def prepare_import(dtype: Dtype) -> None:
-    """Call before vLLM is imported: its log goes to stderr, it sends no usage statistics, and FP32 means FP32.
-
-    Triton's FP32 dot products default to TF32.
-    """
+def prepare_import() -> None:
+    """Call before vLLM is imported: its log goes to stderr, and it sends no usage statistics."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def keep_fp32_exact(dtype: Dtype) -> None:
+    """Call before an engine is started: FP32 means FP32, where Triton's FP32 dot products default to TF32."""
     if dtype == "fp32":
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 

@@ -7,7 +7,7 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype, vllm_name
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
-from mismatch_probe.engines.vllm.environment import choose_processes, prepare_import
+from mismatch_probe.engines.vllm.environment import choose_processes, keep_fp32_exact, prepare_import
 from mismatch_probe.engines.vllm.limits import DTYPE_BYTES, check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
@@ -43,7 +43,8 @@ def plan_launch(
         UsageError: an argument, the dtype, the sampling or the checkpoint cannot be used.
     """
     check_limits(dtype, sampling)
-    prepare_import(dtype)
+    prepare_import()
+    keep_fp32_exact(dtype)
     args = {"max_model_len": max_model_len, **engine_arguments(engine.args, known_arguments())}
     choose_processes(args)
 

@@ -1,18 +1,13 @@
-"""`python -m mismatch_probe.engines.vllm.rehearse REQUEST`: vLLM builds its configuration and goes no further.
+"""vLLM builds its configuration and goes no further: what its start would refuse."""
 
-Ends with 0, or with 1 and a JSON object of `error` and `message` as the last line of stdout.
-"""
-
-import json
-import sys
 from importlib import import_module
 from typing import Any
 
+from mismatch_probe.children.messages import Send
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.failures import refused_settings
 from mismatch_probe.engines.vllm.launch import plan_launch
-from mismatch_probe.errors import MismatchProbeError
 
 
 class _Configured(Exception):  # noqa: N818 - the good end
@@ -57,18 +52,13 @@ def rehearse(
         entry.LLMEngine = real
 
 
-def main(text: str) -> int:
-    request = json.loads(text)
+def rehearse_requested(send: Send, request: dict[str, Any]) -> None:
+    """Rehearse every dtype of a request that came as JSON values.
+
+    Raises:
+        MismatchProbeError: as `rehearse`.
+    """
     dtypes = request.pop("dtypes")
     engine, sampling = EngineSettings(**request.pop("engine")), SamplingSettings(**request.pop("sampling"))
-    try:
-        for dtype in dtypes:
-            rehearse(dtype=dtype, engine=engine, sampling=sampling, **request)
-    except MismatchProbeError as error:
-        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    for dtype in dtypes:
+        rehearse(dtype=dtype, engine=engine, sampling=sampling, **request)

@@ -1,0 +1,75 @@
+"""A job's own process: one function runs, and what it says, gives or raises goes to the parent.
+
+`python -m mismatch_probe.children.job REQUEST DESCRIPTOR` runs it in an interpreter of its own.
+"""
+
+import json
+import logging
+import os
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn, Self
+
+from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, described, write
+from mismatch_probe.host import prepare
+
+
+@dataclass(frozen=True)
+class Request:
+    """A function as `MODULE:NAME`, called as `function(send, *arguments)`, and where it is to run."""
+
+    name: str
+    function: str
+    arguments: tuple[Any, ...]
+    environment: dict[str, str]
+    folder: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+
+def run(request: Request, messages: int) -> int:
+    """Call the function; 0 when it returned. A failure is sent before the traceback, which a full disk can refuse."""
+    os.chdir(request.folder)
+    with os.fdopen(messages, "w", encoding="utf-8") as stream:
+        try:
+            module, _, name = request.function.partition(":")
+            function = getattr(import_module(module), name)
+            write(stream, RESULT, function(partial(write, stream, MESSAGE), *request.arguments))
+        except Exception as error:  # noqa: BLE001 - the boundary of the process: whatever it is reaches the parent
+            write(stream, FAILURE, described(error, request.name))
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+def run_and_exit(request: Request, messages: int) -> NoReturn:
+    """Run in a process that was forked from a server, and end without what the server would do at its own end."""
+    code = 1
+    try:
+        code = run(request, messages)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        traceback.print_exc()
+    except BaseException:  # noqa: BLE001 - it must not go on as a second server
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                code = code or 1
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    prepare()
+    sys.exit(run(Request.from_json(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,39 @@
+"""What a job tells its parent: one JSON object a line, on a pipe of its own."""
+
+import json
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+from mismatch_probe import errors
+
+Send = Callable[[Any], None]
+"""Tell the parent something that is JSON."""
+
+MESSAGE: Final = "message"
+RESULT: Final = "result"
+FAILURE: Final = "failure"
+
+
+def write(stream: IO[str], kind: str, content: Any) -> None:
+    stream.write(json.dumps({kind: content}) + "\n")
+    stream.flush()
+
+
+def read(line: str) -> tuple[str, Any]:
+    """The kind and the content of a line."""
+    [(kind, content)] = json.loads(line).items()
+    return kind, content
+
+
+def described(error: Exception, name: str) -> dict[str, str]:
+    """An error of the job `name` as plain values: its own sentence, or that it was not expected."""
+    if isinstance(error, errors.MismatchProbeError):
+        return {"error": type(error).__name__, "message": str(error)}
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return {"error": errors.EngineError.__name__, "message": f"{name} failed unexpectedly: {what}"}
+
+
+def as_exception(description: dict[str, str]) -> errors.MismatchProbeError:
+    """The error that `described` was given."""
+    kind: type[errors.MismatchProbeError] = getattr(errors, description["error"], errors.EngineError)
+    return kind(description["message"])

@@ -1,0 +1,224 @@
+"""`python -m mismatch_probe.children.server STAGES`: imports once what jobs need, starts them, and ends them.
+
+It lives as long as its parent: when that is gone, however it ended, the server ends every job with whatever the job
+started, removes the parent's scratch folders, and ends itself. It does no work of its own, so nothing delays that.
+
+A job is forked from the imported modules, which takes milliseconds. Where a fork cannot be used it is an interpreter of
+its own: beside a GPU, whose driver does not survive a fork once a library has touched it; and where an import failed or
+left threads running, so that the job meets the failure itself.
+"""
+
+import gc
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from mismatch_probe.children.job import Request, run_and_exit
+from mismatch_probe.children.wire import receive, write_number
+from mismatch_probe.host import prepare
+
+_GRACE_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.02
+_WATCH_MILLISECONDS: Final = 100
+_GPU_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+
+
+class _Server:
+    """One process that has imported `modules` and serves one socket; `next_server` was forked from it."""
+
+    def __init__(self, control: socket.socket, modules: list[str]) -> None:
+        self._control = control
+        with _watched(control):
+            imported = _imported(modules)
+        self._can_fork = imported and threading.active_count() == 1
+        self.next_server: int | None = None
+        self._status_of: dict[int, int] = {}
+        self._scratch: list[Path] = []
+
+    def serve(self) -> None:
+        woken, wakes = socket.socketpair()
+        for one in (woken, wakes):
+            one.setblocking(False)
+        self._own = (self._control, woken, wakes)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is woken:
+                        with suppress(BlockingIOError):
+                            woken.recv(4096)
+                    elif not self._heard():
+                        self._end()
+                        return
+                self._reap()
+
+    def _heard(self) -> bool:
+        """Take one request; False when the parent is gone."""
+        received = receive(self._control)
+        if received is None:
+            return False
+        content, descriptors = received
+        if "scratch" in content:
+            self._scratch.append(Path(content["scratch"]))
+        else:
+            self._start(Request(**content), *descriptors)
+        return True
+
+    def _start(self, request: Request, log: int, messages: int, status: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become(request, log, messages, status)
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        os.close(log)
+        os.close(messages)
+        self._status_of[pid] = status
+        if not write_number(status, pid):
+            _signal_group(pid, signal.SIGKILL)
+
+    def _become(self, request: Request, log: int, messages: int, status: int) -> None:
+        """What the forked process does: a group of its own, its log, and nothing of the server's."""
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for one in self._own:
+            one.close()
+        for descriptor in (status, *self._status_of.values()):
+            os.close(descriptor)
+        for standard in (1, 2):
+            os.dup2(log, standard)
+        os.close(log)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        if self._can_fork:
+            run_and_exit(request, messages)
+        os.set_inheritable(messages, True)
+        words = [sys.executable, "-m", "mismatch_probe.children.job", request.to_json(), str(messages)]
+        os.execv(sys.executable, words)
+
+    def _reap(self) -> None:
+        """Report the jobs that ended; what they leave running ends with them."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            status = self._status_of.pop(ended.si_pid, None)
+            if status is not None:
+                _signal_group(ended.si_pid, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
+            if status is not None:
+                write_number(status, code)
+                os.close(status)
+
+    def _end(self) -> None:
+        for pid in self._status_of:
+            _signal_group(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while self._status_of and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(_POLL_SECONDS)
+        for pid in self._status_of:
+            _signal_group(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if self.next_server is not None:
+            with suppress(ChildProcessError):
+                os.waitpid(self.next_server, 0)
+        _remove(self._scratch)
+
+
+def main(stages: list[list[Any]]) -> None:
+    """Serve the first stage, `[descriptor, modules]`, and from a fork of it, which imports on top, those behind it."""
+    prepare()
+    (descriptor, modules), *later = stages
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    server = _Server(control, modules)
+    if later:
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            main(later)
+            os._exit(0)
+        server.next_server = pid
+        for other, _ in later:
+            os.close(other)
+    server.serve()
+
+
+def _imported(modules: list[str]) -> bool:
+    """Import, without the collector's pauses, and say whether that was right and went well."""
+    if any(Path(device).exists() for device in _GPU_DEVICES):
+        return False
+    gc.disable()
+    try:
+        for module in modules:
+            import_module(module)
+    except (Exception, SystemExit):  # noqa: BLE001 - the job imports it again and says what is wrong
+        return False
+    finally:
+        gc.freeze()
+        gc.enable()
+    return True
+
+
+@contextmanager
+def _watched(control: socket.socket) -> Iterator[None]:
+    """While the body imports, which takes long, a parent that goes away ends the process all the same."""
+    over = threading.Event()
+
+    def watch() -> None:
+        hung_up = select.poll()
+        hung_up.register(control, 0)
+        while not over.is_set():
+            if hung_up.poll(_WATCH_MILLISECONDS):
+                _remove(_asked_scratch(control))
+                os._exit(0)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _asked_scratch(control: socket.socket) -> list[Path]:
+    """The scratch folders in requests that nobody has read yet."""
+    folders = []
+    while (received := receive(control)) is not None:
+        if "scratch" in received[0]:
+            folders.append(Path(received[0]["scratch"]))
+    return folders
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,158 @@
+"""Start a job, hear it, and have it ended whatever happens."""
+
+import os
+import select
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from mismatch_probe.children import servers
+from mismatch_probe.children.job import Request
+from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, as_exception, read
+from mismatch_probe.children.preloads import Preload
+from mismatch_probe.children.wire import read_number
+from mismatch_probe.errors import EngineError, OutOfMemory
+from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.regular_files import open_to_append, read_text
+
+_GRACE_SECONDS: Final = 10.0
+_LOG_LINES: Final = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function as `MODULE:NAME`, called as `function(send, *arguments)`; arguments and answers are JSON.
+
+    preload: the imports that it is forked from. log: where its output goes, kept only for its failure when None.
+    when_killed: what to do about want of memory.
+    """
+
+    name: str
+    function: str
+    arguments: tuple[Any, ...]
+    preload: Preload
+    when_killed: str
+    log: Path | None = None
+
+
+def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> Any:
+    """Run a job to its end and return what its function returned; `on_message` gets what it sends before.
+
+    Raises:
+        MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
+        StorageError: its log cannot be written.
+        KeyboardInterrupt: the user interrupted; the job is ended first.
+    """
+    with started(job) as result:
+        return result(on_message)
+
+
+@contextmanager
+def started(job: Job) -> Iterator[Callable[..., Any]]:
+    """A job that runs beside the body, and what waits for its result as `run` does; it ends with the body."""
+    with _log_of(job) as log:
+        process = _Process(job, log)
+        try:
+            yield process.result
+        finally:
+            process.stop()
+
+
+class _Process:
+    def __init__(self, job: Job, log: IO[bytes]) -> None:
+        self._job = job
+        self._log = log
+        self._code: int | None = None
+        asked = Request(job.name, job.function, job.arguments, dict(os.environ), str(Path.cwd()))
+        messages, messages_there = os.pipe()
+        status, status_there = os.pipe()
+        try:
+            servers.request(job.preload, vars(asked), (log.fileno(), messages_there, status_there))
+        finally:
+            os.close(messages_there)
+            os.close(status_there)
+        self._messages = os.fdopen(messages, encoding="utf-8")
+        self._status = status
+        self._pid: int | None = None
+
+    def result(self, on_message: Callable[[Any], None] = lambda message: None) -> Any:
+        failure = result = None
+        for line in self._messages:
+            kind, content = read(line)
+            if kind == MESSAGE:
+                on_message(content)
+            elif kind == RESULT:
+                result = content
+            elif kind == FAILURE:
+                failure = content
+        self._pid = self._pid or read_number(self._status)
+        self._wait(None)
+        if failure is not None:
+            raise as_exception(failure)
+        if self._code != 0:
+            raise self._died()
+        return result
+
+    def stop(self) -> None:
+        """End it if it runs. One that waits for the server's imports ends as it starts: nobody hears its status."""
+        if self._pid is None and select.select([self._status], [], [], 0)[0]:
+            self._pid = read_number(self._status)
+        if self._pid is not None and self._code is None:
+            self._signal(signal.SIGTERM)
+            if not self._wait(_GRACE_SECONDS):
+                self._signal(signal.SIGKILL)
+                self._wait(None)
+        self._messages.close()
+        os.close(self._status)
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Whether it ended in time."""
+        if self._code is None:
+            if not select.select([self._status], [], [], seconds)[0]:
+                return False
+            self._code = read_number(self._status)
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, number)
+
+    def _died(self) -> EngineError:
+        if self._code == -signal.SIGKILL:
+            return OutOfMemory(
+                f"{self._job.name} was killed, most likely by the system for want of memory: {self._job.when_killed}"
+            )
+        lines = [line for line in self._logged().splitlines() if line.strip()]
+        if self._code is None:
+            how = "the server that starts it"
+        elif self._code < 0:
+            how = f"signal {signal.Signals(-self._code).name}"
+        else:
+            how = f"exit code {self._code}"
+        tail = " | ".join(lines[-_LOG_LINES:]) or "it said nothing"
+        where = "" if self._job.log is None else f" (whole log: {self._job.log})"
+        return EngineError(f"{self._job.name} ended with {how}: {tail}{where}; see mismatch-probe doctor")
+
+    def _logged(self) -> str:
+        if self._job.log is not None:
+            return read_text(self._job.log, errors="replace")
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+
+@contextmanager
+def _log_of(job: Job) -> Iterator[IO[bytes]]:
+    if job.log is None:
+        with tempfile.TemporaryFile() as log:
+            yield log
+        return
+    with storage_errors(job.log):
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        opened = open_to_append(job.log)
+    with opened:
+        yield opened

@@ -1,0 +1,69 @@
+"""What jobs of the tests do in their own process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.children.messages import Send
+from mismatch_probe.errors import RunDirectoryError
+
+IMPORTED_BY = os.getpid()
+
+
+def counts(send: Send, most: int) -> dict[str, int]:
+    for number in range(most):
+        send({"number": number})
+    print("{noise}")
+    return {"sum": sum(range(most))}
+
+
+def refuses(send: Send, sentence: str) -> None:
+    raise RunDirectoryError(sentence)
+
+
+def stumbles(send: Send) -> None:
+    raise KeyError("what\nand where")
+
+
+def gives_up(send: Send) -> None:
+    print("illegal instruction", flush=True)
+    os._exit(7)
+
+
+def exits(send: Send) -> None:
+    sys.exit("libcudart.so.13: cannot open")
+
+
+def is_killed(send: Send) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_a_process(send: Send, mark: str) -> None:
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(5)
+    Path(mark).touch()
+
+
+def sleeps(send: Send, scratch: str = "") -> None:
+    """With a process of its own beside it, writing into the scratch folder."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    if scratch:
+        (Path(scratch) / "activations").write_text("x")
+    send([os.getpid(), child.pid])
+    time.sleep(60)
+
+
+def tells_where_it_is(send: Send, variable: str) -> dict[str, Any]:
+    return {
+        "imported_by": IMPORTED_BY,
+        "own": os.getpid(),
+        "server": os.getppid(),
+        "variable": os.environ.get(variable),
+        "folder": str(Path.cwd()),
+        "group": os.getpgid(0),
+    }

@@ -1,0 +1,53 @@
+"""A parent that is killed leaves no process and no scratch folder, whatever its jobs are at."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.children.test_start import ended
+
+PARENT = """
+import json, sys
+from pathlib import Path
+from mismatch_probe.children import preloads, servers
+from mismatch_probe.children.start import Job, run
+preloads.STAGES["training"] = ["json"]
+preloads.STAGES["engine"] = sys.argv[2:]
+servers.keep_scratch(Path(sys.argv[1]))
+print(servers._servers._process.pid, flush=True)
+job = Job("job", "tests.children.jobs:sleeps", (sys.argv[1],), "engine", "")
+run(job, lambda pids: print(json.dumps(pids), flush=True))
+"""
+
+
+def parent(scratch: Path, *modules: str) -> subprocess.Popen[str]:
+    scratch.mkdir()
+    return subprocess.Popen([sys.executable, "-c", PARENT, str(scratch), *modules], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("modules", [("tests.children.jobs",), ("there_is_no_such_module",)])
+def test_the_job_and_what_it_started_end_and_the_scratch_folder_goes(tmp_path: Path, modules: tuple[str, ...]) -> None:
+    with parent(tmp_path / "scratch", *modules) as process:
+        assert process.stdout is not None
+        server, pids = int(process.stdout.readline()), json.loads(process.stdout.readline())
+        assert (tmp_path / "scratch" / "activations").exists()
+        process.kill()
+    assert ended([server, *pids])
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_server_that_is_still_importing_ends_too(tmp_path: Path) -> None:
+    with parent(tmp_path / "scratch", "tests.children.slow_import") as process:
+        assert process.stdout is not None
+        server = int(process.stdout.readline())
+        time.sleep(0.5)
+        process.kill()
+    assert ended([server])
+    deadline = time.monotonic() + 5
+    while (tmp_path / "scratch").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (tmp_path / "scratch").exists()

@@ -1,0 +1,166 @@
+"""A job in a process of its own: what it says, gives and raises comes back, and nothing of it stays."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.children import preloads
+from mismatch_probe.children.job import Request
+from mismatch_probe.children.messages import FAILURE, read
+from mismatch_probe.children.preloads import Preload
+from mismatch_probe.children.start import Job, run, started
+from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError
+
+
+def job(function: str, *arguments: Any, log: Path | None = None, preload: Preload = "engine") -> Job:
+    return Job("the job", f"tests.children.jobs:{function}", arguments, preload, "lower --num-prompts", log)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def ended(pids: list[int], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(is_running(pid) for pid in pids)
+
+
+def test_messages_come_in_order_then_the_result_and_prints_go_to_the_log(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    log = tmp_path / "logs" / "job.log"
+    assert run(job("counts", 3, log=log), heard.append) == {"sum": 3}
+    assert heard == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert log.read_text() == "{noise}\n"
+
+
+def test_a_failure_comes_back_as_the_same_error() -> None:
+    with pytest.raises(RunDirectoryError, match=r"^not a run$"):
+        run(job("refuses", "not a run"))
+
+
+def test_an_error_that_nobody_expected_is_one_line_and_the_log_has_the_rest(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="the job failed unexpectedly: KeyError"):
+        run(job("stumbles", log=tmp_path / "log"))
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_failure_is_told_although_the_log_cannot_be_written() -> None:
+    reading, writing = os.pipe()
+    asked = Request("the job", "tests.children.jobs:refuses", ("not a run",), {}, str(Path.cwd()))
+    words = [sys.executable, "-m", "mismatch_probe.children.job", asked.to_json(), str(writing)]
+    with Path("/dev/full").open("w") as full:
+        child = subprocess.Popen(words, stdout=full, stderr=full, pass_fds=(writing,))
+    os.close(writing)
+    with os.fdopen(reading) as messages:
+        told = [read(line) for line in messages]
+    assert child.wait() == 1
+    assert told == [(FAILURE, {"error": "RunDirectoryError", "message": "not a run"})]
+
+
+def test_a_log_that_cannot_be_made_is_an_error_of_storage(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    with pytest.raises(StorageError, match="logs"):
+        run(job("counts", 1, log=tmp_path / "logs" / "log"))
+
+
+def test_a_job_that_dies_without_a_word_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"the job ended with exit code 7: illegal instruction \(whole log"):
+        run(job("gives_up", log=tmp_path / "log"))
+    with pytest.raises(EngineError, match=r"exit code 7: illegal instruction; see mismatch-probe doctor$"):
+        run(job("gives_up"))
+
+
+def test_a_job_that_exits_says_why() -> None:
+    with pytest.raises(EngineError, match=r"the job ended with exit code 1: .*libcudart"):
+        run(job("exits"))
+
+
+def test_a_job_that_the_system_killed_is_out_of_memory() -> None:
+    with pytest.raises(OutOfMemory, match="want of memory: lower --num-prompts"):
+        run(job("is_killed"))
+
+
+def test_what_a_killed_job_leaves_running_ends_with_it_and_holds_nobody_up(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(OutOfMemory):
+        run(job("leaves_a_process", str(tmp_path / "survived")))
+    assert time.monotonic() - begun < 5
+    assert not (tmp_path / "survived").exists()
+
+
+def test_an_interrupt_ends_the_job_and_what_it_started_before_it_is_passed_on() -> None:
+    heard: list[int] = []
+
+    def interrupt(pids: list[int]) -> None:
+        heard.extend(pids)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job("sleeps"), interrupt)
+    assert len(heard) == 2
+    assert ended(heard)
+
+
+def test_a_job_runs_beside_the_body_and_ends_with_it() -> None:
+    heard: list[int] = []
+    with started(job("counts", 2)) as result:
+        pass
+    with started(job("counts", 2)) as result:
+        assert result() == {"sum": 1}
+
+    def leave(pids: list[int]) -> None:
+        heard.extend(pids)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), started(job("sleeps")) as result:
+        result(leave)
+    assert ended(heard)
+
+
+def test_jobs_run_side_by_side() -> None:
+    with started(job("counts", 2, preload="training")) as one, started(job("counts", 3)) as other:
+        assert (other(), one()) == ({"sum": 3}, {"sum": 1})
+
+
+def test_a_job_is_forked_from_what_the_server_imported_and_has_a_group_of_its_own() -> None:
+    told = run(job("tells_where_it_is", ""))
+    assert told["imported_by"] == told["server"] != told["own"]
+    assert told["group"] == told["own"]
+
+
+def test_a_job_whose_imports_fail_has_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(preloads.STAGES, "engine", ["tests.children.jobs", "there_is_no_such_module"])
+    told = run(job("tells_where_it_is", ""))
+    assert told["imported_by"] == told["own"]
+
+
+def test_a_job_has_the_folder_and_the_environment_that_its_parent_has_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = run(job("tells_where_it_is", "MARK"))
+    monkeypatch.setenv("MARK", "now")
+    monkeypatch.chdir(tmp_path)
+    told = run(job("tells_where_it_is", "MARK"))
+    assert (first["variable"], told["variable"]) == (None, "now")
+    assert (told["folder"], told["server"]) == (str(tmp_path), first["server"])
+
+
+def test_a_variable_that_a_library_reads_once_has_everything_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(job("tells_where_it_is", "OMP_NUM_THREADS"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told = run(job("tells_where_it_is", "OMP_NUM_THREADS"))
+    assert told["variable"] == "1"
+    assert told["server"] != first["server"]
+    assert ended([first["server"]])
