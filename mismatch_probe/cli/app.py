@@ -21,6 +21,9 @@ def main() -> None:
         heed_interrupts()
         keep_standard_streams()
         code = run(sys.argv[1:])
+    except KeyboardInterrupt as interrupt:  # it came before it was heeded
+        ignore_interrupts()
+        code = _ended(as_error(interrupt), debug=False)
     finally:
         ignore_interrupts()
     sys.exit(code)
