@@ -25,8 +25,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=_inert,
     )
-    environment.filters.update(cell=_cell, visible=_visible, advice=_advice, plain=plain)
+    environment.filters.update(cell=_cell, visible=_visible, advice=_advice)
     environment.globals["markers"] = KEY_MARKERS
     environment.tests.update({name: _is_named(name) for name in ("Figure", "Table", "Note", "Finding", "Command")})
     return environment
@@ -34,6 +35,11 @@ def _environment() -> Environment:
 
 def _is_named(name: str) -> Any:
     return lambda block: type(block).__name__ == name
+
+
+def _inert(value: Any) -> Any:
+    """What a template puts in without a filter: text loses its power, HTML is HTML already."""
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _visible(text: str | Markup) -> Markup:

@@ -26,6 +26,7 @@ PAYLOADS = {
     "entity": "&lt;script&gt;&#60;b&#62;",
     "cdata": "]]><![CDATA[<script>alert(1)</script>",
     "lone surrogate": "\ud800",
+    "formula": "$\\frac$ $x_ \\$",
     "many marks": "a" + "\u0335" * 200,
 }
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from mismatch_probe.dtypes import DTYPES
+from mismatch_probe.inert import plain
 from mismatch_probe.report.figures.svg import for_page
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -68,6 +71,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "text.color": color("ink"),
+    "text.parse_math": False,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
     "figure.facecolor": "none",
@@ -77,7 +81,7 @@ _STYLE: dict[Any, Any] = {
 
 def panel(heading: Heading, draw: Callable[[Axes], object], size: tuple[float, float] = WIDE) -> Panel:
     """What `draw` puts on one pair of axes, as inline SVG, or words where that is nothing; the same drawing gives the
-    same bytes.
+    same bytes. What a stranger wrote is inert, and no formula.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -85,8 +89,12 @@ def panel(heading: Heading, draw: Callable[[Axes], object], size: tuple[float, f
         draw(axes)
         if not axes.has_data():
             words_inside(axes, _NOTHING_DRAWN, 0.02, 0.5)
+        for words in figure.findobj(Text):
+            words.set_text(plain(words.get_text()))
         buffer = io.BytesIO()
-        FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the browser has its own fonts
+            FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
     colors = {stand_in: f"var(--fig-{role})" for role, stand_in in _STAND_INS.items()}
     return Panel(heading, Markup(for_page(buffer.getvalue(), heading, colors)))
 

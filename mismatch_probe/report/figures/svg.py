@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
+from mismatch_probe.inert import plain
 from mismatch_probe.report.view import Heading
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -48,7 +49,7 @@ def _name(root: ET.Element, heading: Heading) -> None:
     words = {"title": heading.title, "desc": heading.description}
     for place, (tag, text) in enumerate(words.items()):
         element = ET.Element(tag, {"id": f"{heading.anchor}-{tag}"})
-        element.text = text
+        element.text = plain(text)
         root.insert(place, element)
     root.attrib = {
         "class": "plot",

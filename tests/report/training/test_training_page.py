@@ -21,6 +21,7 @@ from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.training import summarise_training, write_training_report
 from tests.report.test_hostile import PAYLOADS
+from tests.report.test_hostile_documents import assert_acts_not
 from tests.report.test_page import parsed
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 
@@ -237,7 +238,7 @@ def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
     model = hostile.encode(errors="ignore").decode()
     sample = TrainingSample(model=model, firings=(firing(3, ["warn"], sentence=hostile, guard=hostile),))
     page = page_of(tmp_path, sample)
-    assert parsed(page).open == []
+    assert_acts_not(page)
     assert page.count("<script") == 1
 
 
