@@ -1,7 +1,8 @@
 """Where `headroom` and `localize` take their settings from and put what they found."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -69,16 +70,24 @@ class Filing:
     def reserved(self, name: str) -> Iterator[None]:
         """Make sure that a document of this name can be written, before it is computed; hold a folder of its own.
 
+        Where nothing comes of it, that folder is removed, so that the same command can be given again, mended.
+
         Raises:
             RunDirectoryError: it is there, or the folder is in use.
             StorageError: no folder can be made there.
         """
-        with ExitStack() as held:
-            if self.folder is not None and self.manifest is None:
-                held.enter_context(RunDirectory(self.folder).created())
-            elif self.folder is not None:
+        if self.folder is None or self.manifest is not None:
+            if self.folder is not None:
                 require_absent(self.folder / name)
             yield
+            return
+        with RunDirectory(self.folder).created():
+            try:
+                yield
+            except BaseException:
+                if not Findings(self.folder).exist:
+                    shutil.rmtree(self.folder)
+                raise
 
     def file(self, document: Headroom | Localization) -> Path | None:
         """Write the document, and the page that shows it; returns the page, None where nothing was to be written.

@@ -28,7 +28,7 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "quantization_config", None) is not None:
         return
     shapes = _stored_shapes(folder)
-    _require_sane_depth(folder, config, len(shapes))
+    _require_sane(folder, config.get_text_config(), len(shapes))
     model = _model_without_memory(folder, config)
     if get_model_conversion_mapping(model, add_legacy=False):
         return
@@ -49,12 +49,18 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
         )
 
 
-def _require_sane_depth(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
-    """No layer is without a weight, and a model of a thousand million would take for ever to lay out."""
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+def _require_sane(folder: Path, config: PreTrainedConfig, num_stored: int) -> None:
+    """No layer is without a weight, and a thousand million of them would take for ever to lay out."""
+    layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and not 0 < layers <= num_stored:
         raise UsageError(
             f"the config of {folder} asks for {layers} layers, and its files hold {num_stored} weights; mend it"
+        )
+    padding, vocabulary = config.pad_token_id, getattr(config, "vocab_size", None)
+    if isinstance(padding, int) and isinstance(vocabulary, int) and padding >= vocabulary:
+        raise UsageError(
+            f"the config of {folder} has a vocabulary of {vocabulary} and pads with token {padding}, which is outside "
+            "it; mend config.json"
         )
 
 

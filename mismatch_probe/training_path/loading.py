@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from mismatch_probe.config.model import Attention
 from mismatch_probe.errors import EngineError, MissingExtra, UsageError, said
+from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.training_path.memory import memory_errors_named
 
 
@@ -138,8 +139,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
     Raises:
         UsageError: the folder holds none that can be used, or that of another than a causal language model.
     """
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no config.json; give --model the folder of a transformers checkpoint")
+    read_config(folder)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
