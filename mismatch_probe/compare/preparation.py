@@ -115,7 +115,7 @@ def _encoded(
     """The prompts as ids, each with room for a response."""
     tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
     loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
-    prompts = encode_prompts(loaded, tokenizer, settings.prompts.chat_template, vocabulary)
+    prompts = encode_prompts(loaded, tokenizer, settings.prompts.chat_template, vocabulary, context_length)
     check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     check_room(settings.engine, longest.label, len(longest.token_ids))

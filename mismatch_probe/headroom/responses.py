@@ -56,8 +56,10 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
     has_reward = settings.reward is not None or prompts[0].task is not None
     reward = load_reward(settings.reward, prompts) if has_reward else None
     config = checkpoint.read_config(folder)
-    encoded = encode_prompts(prompts, tokenizer, settings.prompts.chat_template, checkpoint.vocabulary(config))
-    check_lengths(encoded, settings.sampling.max_new_tokens, checkpoint.context_length(config))
+    context_length = checkpoint.context_length(config)
+    template = settings.prompts.chat_template
+    encoded = encode_prompts(prompts, tokenizer, template, checkpoint.vocabulary(config), context_length)
+    check_lengths(encoded, settings.sampling.max_new_tokens, context_length)
     return Problems(encoded, tokenizer, reward)
 
 

@@ -1,9 +1,11 @@
 """Prompts become token ids here, once: every leg scores the ids that this room fixed."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mismatch_probe.errors import UsageError, said
+from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.tasks.chat_template import rendered
 from mismatch_probe.tasks.prompt import Message, Prompt
 
 if TYPE_CHECKING:
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 ChatTemplate = Literal["auto", "always", "never"]
 
 _PLAIN = '--chat-template never, or chat_template = "never" in a configuration file'
+_MEND_TEMPLATE = f"mend its messages or the tokenizer's chat_template, or give text with {_PLAIN}"
+_TRIED_CHARACTERS_A_TOKEN = 8
 _LEAST_ROOM = 2
 """A response token, and the one that an engine decodes behind a response it scores again."""
 
@@ -21,22 +25,28 @@ def encode_prompts(
     tokenizer: "PreTrainedTokenizerBase",
     chat_template: ChatTemplate,
     vocabulary: int | None = None,
+    context_length: int | None = None,
 ) -> list[EncodedPrompt]:
     """Apply the chat template where it belongs and encode; `text` of the result is what its ids decode to.
 
     Messages always take the template. Text becomes one user message with `always`, stays plain with `never`; `auto`
     wraps it exactly if the tokenizer has a template. Recorded ids are taken as they are. `vocabulary` is the number of
     ids that the model knows, which may be more or fewer than its tokenizer makes; None where its config does not say.
+    A text whose beginning alone exceeds `context_length` is read no further; None: all of it is read.
 
     Raises:
         UsageError: no template where one is needed, one that fails, text that has been templated already, ids outside
-            the vocabulary, or a prompt with no tokens.
+            the vocabulary, or a prompt with no tokens or with far too many.
     """
     wrap_text = chat_template == "always" or (chat_template == "auto" and tokenizer.chat_template is not None)
     if chat_template == "always":
         _require_template(tokenizer)
-    known = len(tokenizer) if vocabulary is None else vocabulary
-    return [_encode(prompt, tokenizer, chat_template, known, wrap_text=wrap_text) for prompt in prompts]
+    encoder = _Encoder(tokenizer, len(tokenizer) if vocabulary is None else vocabulary, context_length)
+    templated = [_messages(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
+    pairs = list(zip(prompts, templated, strict=True))
+    conversations = [(prompt.label, messages) for prompt, messages in pairs if messages is not None]
+    with rendered(tokenizer, conversations, _MEND_TEMPLATE) as texts:
+        return [encoder.encode(prompt, None if messages is None else next(texts)) for prompt, messages in pairs]
 
 
 def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_length: int | None) -> None:
@@ -57,55 +67,70 @@ def check_lengths(prompts: list[EncodedPrompt], max_new_tokens: int, context_len
     )
 
 
-def _encode(
-    prompt: Prompt,
-    tokenizer: "PreTrainedTokenizerBase",
-    chat_template: ChatTemplate,
-    vocabulary: int,
-    *,
-    wrap_text: bool,
-) -> EncodedPrompt:
-    if prompt.token_ids is not None:
-        token_ids = prompt.token_ids
-    elif prompt.messages is not None:
+def _messages(
+    prompt: Prompt, tokenizer: "PreTrainedTokenizerBase", chat_template: ChatTemplate, *, wrap_text: bool
+) -> list[Message] | None:
+    """What of a prompt takes the chat template; None: it stays as it is."""
+    if prompt.messages is not None:
         if chat_template == "never":
             raise UsageError(
                 f"{prompt.label} is a list of messages, which --chat-template never cannot turn into text; "
                 "give --chat-template auto, or prompts as text"
             )
-        token_ids = _apply_template(prompt.label, prompt.messages, tokenizer)
-    else:
-        assert prompt.text is not None
-        token_ids = _encode_text(prompt.label, prompt.text, tokenizer, wrap=wrap_text)
-    if not token_ids:
-        raise UsageError(f"{prompt.label} has no tokens, so nothing can follow it; give it text, or remove it")
-    _require_known(prompt, token_ids, vocabulary)
-    return EncodedPrompt(
-        prompt.prompt_id, token_ids, str(tokenizer.decode(token_ids)), prompt.answer, where=prompt.where
-    )
-
-
-def _encode_text(label: str, text: str, tokenizer: "PreTrainedTokenizerBase", *, wrap: bool) -> list[int]:
-    if not wrap:
-        starts_itself = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-        return list(tokenizer.encode(text, add_special_tokens=not starts_itself))
-    markers = [token for token in tokenizer.all_special_tokens if token in text]
+        _require_template(tokenizer)
+        return prompt.messages
+    if prompt.text is None or not wrap_text:
+        return None
+    markers = [token for token in tokenizer.all_special_tokens if token in prompt.text]
     if markers:
         raise UsageError(
-            f"{label} holds {markers[0]!r} already, and a second chat template would be put around it; give {_PLAIN}"
+            f"{prompt.label} holds {markers[0]!r} already, and a second chat template would be put around it; "
+            f"give {_PLAIN}"
         )
-    return _apply_template(label, [{"role": "user", "content": text}], tokenizer)
+    return [{"role": "user", "content": prompt.text}]
 
 
-def _apply_template(label: str, messages: list[Message], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    _require_template(tokenizer)
-    try:
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    except Exception as error:  # a template is a program and raises what it likes
-        raise UsageError(
-            f"the chat template failed on {label} ({said(error)}); mend its messages or the tokenizer's "
-            f"chat_template, or give text with {_PLAIN}"
-        ) from error
+@dataclass(frozen=True)
+class _Encoder:
+    """A tokenizer, and what of its ids the model takes."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    vocabulary: int
+    context_length: int | None
+
+    def encode(self, prompt: Prompt, templated: str | None) -> EncodedPrompt:
+        """`templated`: the text that the chat template made of it; None: it takes none."""
+        if prompt.token_ids is not None:
+            token_ids = prompt.token_ids
+        elif templated is not None:
+            token_ids = self._ids(prompt.label, templated, special_tokens=False)
+        else:
+            assert prompt.text is not None
+            bos = self.tokenizer.bos_token
+            starts_itself = bos is not None and prompt.text.startswith(bos)
+            token_ids = self._ids(prompt.label, prompt.text, special_tokens=not starts_itself)
+        if not token_ids:
+            raise UsageError(f"{prompt.label} has no tokens, so nothing can follow it; give it text, or remove it")
+        _require_known(prompt, token_ids, self.vocabulary)
+        text = str(self.tokenizer.decode(token_ids))
+        return EncodedPrompt(prompt.prompt_id, token_ids, text, prompt.answer, where=prompt.where)
+
+    def _ids(self, label: str, text: str, *, special_tokens: bool) -> list[int]:
+        if self.context_length is not None:
+            self._require_fit(label, text, self.context_length)
+        return list(self.tokenizer.encode(text, add_special_tokens=special_tokens))
+
+    def _require_fit(self, label: str, text: str, context_length: int) -> None:
+        """Ever longer beginnings of a long text are tried: a token may be any number of characters."""
+        length = _TRIED_CHARACTERS_A_TOKEN * context_length
+        while length < len(text):
+            num_tokens = len(self.tokenizer.encode(text[:length], add_special_tokens=False))
+            if num_tokens > context_length:
+                raise UsageError(
+                    f"{label} has {len(text)} characters, and the first {length} alone are {num_tokens} tokens, which "
+                    f"exceeds the model's context of {context_length}; shorten it or leave it out"
+                )
+            length *= 2
 
 
 def _require_template(tokenizer: "PreTrainedTokenizerBase") -> None:

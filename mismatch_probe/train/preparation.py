@@ -93,7 +93,9 @@ def prepare_training(
     task = settings.task.model_copy(update={"num_problems": len(prompts)})
     settings = settings.model_copy(update={"task": task})
     reward = load_reward(settings.task.reward, prompts)
-    problems = encode_prompts(prompts, tokenizer, settings.task.chat_template, checkpoint.vocabulary(config))
+    problems = encode_prompts(
+        prompts, tokenizer, settings.task.chat_template, checkpoint.vocabulary(config), identity.context_length
+    )
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
     manifest = TrainingManifest(
         tool_version=__version__,

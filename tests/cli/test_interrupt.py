@@ -1,5 +1,6 @@
 """Ctrl-C anywhere, and any number of them, is one sentence and 130."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from mismatch_probe.errors import ExitCode
 from tests.cli.test_bad_input import assert_refused, probe
 from tests.simulated_run import Simulation, simulated_run
+from tests.tiny_models import make_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,29 @@ def test_any_number_of_interrupts_is_one_sentence(tmp_path: Path, wait_seconds: 
     assert "Exception ignored" not in said
     sentences = [line for line in said.splitlines() if line.startswith("mismatch-probe:")]
     assert sentences == ["mismatch-probe: interrupted"] * (process.returncode == ExitCode.INTERRUPTED)
+
+
+def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
+    (checkpoint / "chat_template.jinja").write_text(3 * "{% for _ in range(99999) %}" + 3 * "{% endfor %}")
+    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", checkpoint, "--out", tmp_path / "run"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        rendering = ""
+        while not rendering:
+            time.sleep(0.01)
+            assert process.poll() is None, "it ended before the template ran"
+            rendering = "".join(
+                child
+                for child in children.read_text().split()
+                if Path(f"/proc/{child}/cmdline").read_bytes() == Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            )
+        for _ in range(3):
+            os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, said) == (ExitCode.INTERRUPTED, "mismatch-probe: interrupted\n")
+    assert not Path(f"/proc/{rendering}").exists()
 
 
 HEEDED = """
