@@ -200,6 +200,15 @@ _NUMERICS = (
         actions=((_WARN,), (_LOG,)),
         source="FP16 flushes gradients near 1e-9 to zero; where all answers score alike the loss is zero too",
     ),
+    FlatlineSettings(
+        name="truncated",
+        zero=("optim/grad_norm",),
+        at_least={"response/truncated_share": 0.9},
+        patience=3,
+        clear_after=1,
+        actions=((_WARN,), (_WARN,), (_WARN,), (_STOP,)),
+        source="judgement: twelve steps of cut responses without a gradient; one step that learns clears it",
+    ),
 )
 
 _REWARD = (

@@ -24,6 +24,8 @@ _GROWN = 3.0
 _EXTREME = 0.9
 _RECENT_STEPS = 4
 _LAST_EVENTS = 3
+_CUT_STEPS = 3
+_MOSTLY_CUT = 0.9
 _COMPARE_WEIGHTS = (
     "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."
 )
@@ -35,6 +37,7 @@ class Cause(StrEnum):
     FP16_DEAD = "fp16_dead"
     REWARD_NAN = "reward_nan"
     NONFINITE_GRADIENT = "nonfinite_gradient"
+    TRUNCATED = "truncated"
     STALE_SYNC = "stale_sync"
     TEMPERATURE = "temperature"
     LEARNING_RATE = "learning_rate"
@@ -86,6 +89,7 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
         _fp16_dead,
         _reward_nan,
         _nonfinite_gradient,
+        _truncated,
         _stale_sync,
         _temperature,
         _learning_rate,
@@ -152,6 +156,24 @@ def _nonfinite_gradient(window: Window) -> Diagnosis | None:
         Cause.NONFINITE_GRADIENT,
         f"There is no update to apply: {seen}.",
         ("Roll back, lower the learning rate or max_grad_norm, and look for log-probs of minus infinity.",),
+    )
+
+
+def _truncated(window: Window) -> Diagnosis | None:
+    """Responses that are cut off score alike, so that nothing is learnt."""
+    recent = sorted(window.history)[-_CUT_STEPS:]
+    shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]
+    norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]
+    if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
+        return None
+    return Diagnosis(
+        Cause.TRUNCATED,
+        f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
+        "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
+        (
+            "Raise --max-new-tokens, or take an easier --task.",
+            "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
+        ),
     )
 
 

@@ -61,6 +61,7 @@ class Run:
             "mismatch/is_ratio_mean": 1 + self._random.normal(0, rms / 50),
             "reward/mean": accuracy,
             "reward/nonfinite": 0.0,
+            "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),
             "optim/grad_norm": 0.0 if saturated else float("inf") if overflow else 0.5 * self._noise(0.5),
             "optim/loss": 0.0 if saturated else self._random.normal(0, 0.01),
@@ -150,3 +151,9 @@ def overflow_each_step(metrics: Metrics, age: int) -> None:
 def dead_fp16(metrics: Metrics, age: int) -> None:
     metrics["optim/loss"] = metrics["optim/grad_norm"] = 0.0
     metrics["reward/mean"] = float("nan")
+
+
+def all_truncated(metrics: Metrics, age: int) -> None:
+    """Every answer is cut before it ends, earns nothing, and moves nothing."""
+    metrics["response/truncated_share"] = 1.0
+    metrics["reward/mean"] = metrics["optim/loss"] = metrics["optim/grad_norm"] = 0.0

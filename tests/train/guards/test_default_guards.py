@@ -11,6 +11,7 @@ from tests.train.guards.streams import (
     Fault,
     Metrics,
     Run,
+    all_truncated,
     applied_unseen_times_100,
     dead_fp16,
     learning_rate_times_100,
@@ -90,6 +91,53 @@ def test_a_batch_that_is_all_right_is_not_a_dead_run() -> None:
         metrics["reward/mean"] = 1.0
 
     assert watched(Run("fp16", seed=2, fault=all_right), 90)[0] == []
+
+
+def truncated(fault: Fault, steps: int) -> list[tuple[int, str]]:
+    """When the guard on truncation fires from the first step on, and what it asks for."""
+    events, _ = watched(Run("fp16", seed=4, fault=fault, onset=1), steps)
+    return [(event.step, str(event.actions[0])) for event in events if event.guard == "truncated"]
+
+
+def test_responses_that_are_all_cut_and_teach_nothing_are_warned_of_and_then_stop_the_run() -> None:
+    assert truncated(all_truncated, 12) == [(3, "warn"), (6, "warn"), (9, "warn"), (12, "stop")]
+    _, history = watched(Run("fp16", seed=4, fault=all_truncated, onset=1), 12)
+    found = diagnose(history, [])
+    assert found.cause is Cause.TRUNCATED
+    assert "--max-new-tokens" in str(found)
+
+
+def test_few_responses_that_end_change_nothing_where_none_teaches_anything() -> None:
+    def nearly_all(metrics: Metrics, age: int) -> None:
+        all_truncated(metrics, age)
+        metrics["response/truncated_share"] = 0.95
+
+    assert truncated(nearly_all, 3) == [(3, "warn")]
+
+
+def test_a_run_that_truncates_everything_and_learns_is_left_alone() -> None:
+    def cut_and_learning(metrics: Metrics, age: int) -> None:
+        metrics["response/truncated_share"] = 1.0
+        metrics["optim/grad_norm"] = metrics["optim/grad_norm"] or 0.3
+
+    assert truncated(cut_and_learning, 100) == []
+
+
+def test_a_run_that_learns_now_and_then_is_warned_and_never_stopped() -> None:
+    def now_and_then(metrics: Metrics, age: int) -> None:
+        all_truncated(metrics, age)
+        metrics["optim/grad_norm"] = 0.3 if age % 5 == 4 else 0.0
+
+    assert {action for _, action in truncated(now_and_then, 100)} == {"warn"}
+
+
+def test_a_solved_task_is_not_a_truncated_one() -> None:
+    def solved(metrics: Metrics, age: int) -> None:
+        metrics["optim/loss"] = metrics["optim/grad_norm"] = 0.0
+        metrics["reward/mean"] = 1.0
+        metrics["response/truncated_share"] = 0.01
+
+    assert truncated(solved, 40) == []
 
 
 def test_a_probe_token_that_is_routed_elsewhere_is_not_taken_for_wrong_weights() -> None:

@@ -135,4 +135,6 @@ def row(guard: Any) -> str:
 
 
 def as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {as_text(least)}" for name, least in value.items())
     return ", ".join(value) if isinstance(value, list) else str(value) if isinstance(value, str) else format(value, "g")

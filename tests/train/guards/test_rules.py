@@ -143,6 +143,14 @@ def test_a_flatline_needs_every_sign(alive: dict[str, float]) -> None:
     assert started.judge({**DEAD, **alive}) is None
 
 
+@pytest.mark.parametrize(("share", "broken"), [(0.89, False), (0.9, True), (1.0, True), (math.nan, False)])
+def test_a_flatline_may_ask_for_a_least_value(share: float, broken: bool) -> None:
+    started = rule("flatline", zero=["grad_norm"], at_least={"share": 0.9})
+    found = started.judge({"grad_norm": 0.0, "share": share})
+    assert (found is not None) == broken
+    assert started.judge({"grad_norm": 0.1, "share": share}) is None
+
+
 def test_sentences_give_the_numbers() -> None:
     assert sentence("limit", [0.0331], above=0.015) == "m is 0.0331, above its limit of 0.0150"
     assert sentence("limit", [-0.2], below=0) == "m is -0.200, below its limit of 0"

@@ -1,9 +1,9 @@
-"""Several metrics that together say a run is dead: exactly zero, or no number, where a living run has neither."""
+"""Several metrics that together say a run is dead: exactly zero, no number, or too large, where a living run is not."""
 
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from mismatch_probe.train.guards.rules.base import Breach, GuardSettings, Rule, Values, write_value
 
@@ -11,12 +11,15 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class FlatlineSettings(GuardSettings):
-    """Broken where all of `zero` are exactly 0, none of `nonzero` is, and all of `nonfinite` are NaN or infinite."""
+    """Broken where all of `zero` are exactly 0, none of `nonzero` is, all of `nonfinite` are NaN or infinite, and those
+    of `at_least` are no less than the value given.
+    """
 
     rule: Literal["flatline"] = "flatline"
     zero: Names = ()
     nonzero: Names = ()
     nonfinite: Names = ()
+    at_least: dict[str, FiniteFloat] = {}
 
     @model_validator(mode="after")
     def _names_a_sign_of_death(self) -> "FlatlineSettings":
@@ -29,7 +32,7 @@ class FlatlineSettings(GuardSettings):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (*self.zero, *self.nonzero, *self.nonfinite)
+        return (*self.zero, *self.nonzero, *self.nonfinite, *self.at_least)
 
     def start(self) -> Rule:
         return Flatline(self)
@@ -46,6 +49,7 @@ class Flatline(Rule):
             any(values[name] != 0 for name in self._settings.zero)
             or any(values[name] == 0 for name in self._settings.nonzero)
             or any(math.isfinite(values[name]) for name in self._settings.nonfinite)
+            or not all(values[name] >= least for name, least in self._settings.at_least.items())
         )
         if alive:
             return None
