@@ -1,10 +1,12 @@
 """Seconds of a training step against TRL's GRPOTrainer: same checkpoint, problems, batch, format, and vLLM settings.
 
     pip install --no-deps trl==1.16.0
-    python -m benchmarks.step_time --steps 8 --rounds 3
+    python -m benchmarks.step_time --steps 10 --rounds 3
+    python -m benchmarks.step_time --steps 6 --rounds 3 --source sums:terms=24 --prompts 8 --new-tokens 400
 
-Each round runs one process of each, in turn; a run's first two steps warm up and are left out. TRL's in-place weight
-sync fails on vLLM's CPU build, so it is given this project's; and its engine runs eagerly, as ours does there.
+Each round runs one process of each, in turn; a run's first two steps warm up and are left out. Both engines run
+eagerly, and both processes ask the same of the system's libraries (`mismatch_probe.host`). TRL's in-place weight sync
+fails on vLLM's CPU build, so it is given this project's.
 """
 
 import argparse
@@ -19,31 +21,38 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe import host
+
 WARM_UP = 2
-PROMPTS, SAMPLES, NEW_TOKENS = 32, 8, 64
-SOURCE = "sums:terms=3"
+SAMPLES = 8
+DTYPE = "bf16"
+PHASES = ("sync", "probe", "sample", "score", "measure", "learn", "guards", "update")
+GUARDING = ("probe", "measure", "guards")
+LONGEST_PROMPT = 192
 
 
-def ours(steps: int, dtype: str, folder: Path) -> list[float]:
-    """Seconds of each step of `train`."""
-    command = f"""train --model demo --task {SOURCE} --objective grpo --train-dtype {dtype} --infer-dtype {dtype}
-        --prompts-per-step {PROMPTS} --samples-per-prompt {SAMPLES} --max-new-tokens {NEW_TOKENS} --learning-rate 1e-5
-        --steps {steps} --checkpoint-every 1000 --out {folder / "run"}"""
+def ours(work: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
+    """The metrics of each step of `train`."""
+    command = f"""train --model demo --task {work.source} --objective grpo --train-dtype {DTYPE} --infer-dtype {DTYPE}
+        --prompts-per-step {work.prompts} --samples-per-prompt {SAMPLES} --max-new-tokens {work.new_tokens}
+        --learning-rate 1e-5 --steps {work.steps} --checkpoint-every 1000 --vllm.enforce_eager true
+        --out {folder / "run"}"""
     subprocess.run([sys.executable, "-m", "mismatch_probe", *command.split()], check=True, capture_output=True)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["time/step_seconds"] for line in lines]
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-def theirs(steps: int, dtype: str, folder: Path) -> list[float]:
+def theirs(work: argparse.Namespace, folder: Path) -> list[float]:
     """Seconds of each step of GRPOTrainer, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.step_time", "--inside-trl", str(folder), "--steps", str(steps)]
-    subprocess.run([*command, "--dtype", dtype], check=True, capture_output=True)
+    command = f"""--inside-trl {folder} --steps {work.steps} --source {work.source} --prompts {work.prompts}
+        --new-tokens {work.new_tokens}"""
+    subprocess.run([sys.executable, "-m", "benchmarks.step_time", *command.split()], check=True, capture_output=True)
     stamps: list[float] = json.loads((folder / "stamps.json").read_text())
     return [after - before for before, after in pairwise(stamps)]
 
 
-def run_trl(folder: Path, steps: int, dtype: str) -> None:
+def run_trl(work: argparse.Namespace, folder: Path) -> None:
     """GRPOTrainer with colocated vLLM; writes when training began and when each step ended."""
+    host.prepare()
     from functools import partial
 
     from datasets import Dataset
@@ -76,7 +85,7 @@ def run_trl(folder: Path, steps: int, dtype: str) -> None:
 
     vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True, worker_extension_cls=WORKER_EXTENSION)
     vllm_generation.VLLMGeneration.sync_weights = sync
-    problems = load_prompts(PromptSettings(source=SOURCE, num_prompts=256))
+    problems = load_prompts(PromptSettings(source=work.source, num_prompts=256))
     rows = [{"prompt": [{"role": "user", "content": one.text}], "answer": one.answer} for one in problems]
     stamps = Stamps()
     trainer = GRPOTrainer(
@@ -84,15 +93,15 @@ def run_trl(folder: Path, steps: int, dtype: str) -> None:
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=str(folder / "trl"),
-            per_device_train_batch_size=PROMPTS * SAMPLES,
+            per_device_train_batch_size=work.prompts * SAMPLES,
             num_generations=SAMPLES,
-            max_completion_length=NEW_TOKENS,
-            vllm_max_model_length=256,
+            max_completion_length=work.new_tokens,
+            vllm_max_model_length=work.new_tokens + LONGEST_PROMPT,
             learning_rate=1e-5,
-            max_steps=steps,
+            max_steps=work.steps,
             use_vllm=True,
             vllm_mode="colocate",
-            bf16=dtype == "bf16",
+            bf16=True,
             gradient_checkpointing=False,
             use_cpu=True,
             report_to=[],
@@ -107,25 +116,43 @@ def run_trl(folder: Path, steps: int, dtype: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="bf16", choices=["bf16"])
+    parser.add_argument("--source", default="sums:terms=3")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--inside-trl", type=Path)
     options = parser.parse_args()
     if options.inside_trl is not None:
-        run_trl(options.inside_trl, options.steps, options.dtype)
+        run_trl(options, options.inside_trl)
         return
     if find_spec("trl") is None:
         sys.exit("TRL is not installed; run pip install --no-deps trl==1.16.0")
-    ratios = []
-    for _ in range(options.rounds):
+    ratios, steps = [], []
+    for number in range(1, options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            a, b = (
-                statistics.median(run(options.steps, options.dtype, Path(folder))[WARM_UP:]) for run in (ours, theirs)
-            )
+            measured = ours(options, Path(folder))[WARM_UP:]
+            b = statistics.median(theirs(options, Path(folder))[WARM_UP:])
+        a = statistics.median(step["time/step_seconds"] for step in measured)
+        steps += measured
         ratios.append(a / b)
-        print(f"train {a:.2f} s a step, GRPOTrainer {b:.2f} s: ratio {a / b:.2f}", flush=True)
+        print(f"round {number}: train {a:.2f} s a step, GRPOTrainer {b:.2f} s, ratio {a / b:.2f}", flush=True)
     print(f"median ratio {statistics.median(ratios):.2f}")
+    print_phases(steps)
+
+
+def print_phases(steps: list[dict[str, float]]) -> None:
+    """Where our steps of all rounds went, medians."""
+    whole = statistics.median(step["time/step_seconds"] for step in steps)
+    seconds = {phase: statistics.median(step[f"time/{phase}_seconds"] for step in steps) for phase in PHASES}
+    tokens = statistics.median(step["time/tokens_per_second"] * step["time/step_seconds"] for step in steps)
+    print(f"our step: {whole:.3f} s, {tokens:.0f} response tokens")
+    for phase, spent in seconds.items():
+        print(f"  {phase:8} {spent:.4f} s  {spent / whole:6.1%}")
+    guarding = statistics.median(
+        sum(step[f"time/{phase}_seconds"] for phase in GUARDING) / step["time/step_seconds"] for step in steps
+    )
+    print(f"metrics, guards and the probe together: {guarding:.2%} of a step")
 
 
 if __name__ == "__main__":
