@@ -1,7 +1,7 @@
 """Which arithmetic a forward pass runs in: formats, flags and modes that are entered for it and left after it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -65,11 +65,21 @@ class Arithmetic:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Enter it for forward passes without gradients."""
+        """Enter it for forward passes without gradients in this thread."""
+        with self.flags_set(), self.active_in_thread():
+            yield
+
+    @contextmanager
+    def flags_set(self) -> Iterator[None]:
+        """The part of `active` that concerns every thread of the process; enter it in one."""
+        with true_fp32() if self.is_reference else nullcontext():
+            yield
+
+    @contextmanager
+    def active_in_thread(self) -> Iterator[None]:
+        """The part of `active` that each thread enters for itself, inside `flags_set`."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            if self.is_reference:
-                stack.enter_context(true_fp32())
             if self.dtype == "fp64":
                 stack.enter_context(Float64Throughout())
             if self.autocast_dtype is not None:

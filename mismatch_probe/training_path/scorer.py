@@ -3,9 +3,10 @@
 import gc
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention_choice import AttentionChoice
-from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch
+from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_batches
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.logprobs import TokenScores, log_distributions, score_hidden_states
@@ -25,7 +26,11 @@ from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, describe_model, short_name
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.probe import probe
+from mismatch_probe.training_path.streams import in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, measure_weight_cast, stored_weights
+
+_CPU_PASS_TOKENS: Final = 3072
+"""Rows times longest of a pass: few enough that what a layer hands on stays in the processor's caches."""
 
 
 class Scorer:
@@ -60,6 +65,9 @@ class Scorer:
         self._head = ChunkedHead(model)
         is_double = arithmetic.dtype == "fp64"
         self._log_softmax_dtype = torch.float64 if is_double else torch_dtype(settings.log_softmax_dtype)
+        on_cpu = arithmetic.device_type == "cpu"
+        self._can_stream = on_cpu and settings.precision != "fsdp" and settings.device_map is None
+        self._pass_tokens = min(_CPU_PASS_TOKENS, settings.batch_tokens) if on_cpu else settings.batch_tokens
         self._description = describe_model(model)
         advice = "use a smaller model, or a training.device with more memory"
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
@@ -124,7 +132,8 @@ class Scorer:
     def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
         """Scores of each response of one batch of `plan_batches`, in order; FP32, or FP64 where the arithmetic is.
 
-        Padding stands to the right, where causal attention never looks. A row whose scores are not finite although it
+        On a CPU the batch is computed in several passes, several at once. Padding stands to the right, where causal
+        attention never looks. A row whose scores are not finite although it
         was padded is scored again alone, so that what overflows in padding cannot reach it; what is still not finite
         then is the model's own and is returned as it is.
 
@@ -134,12 +143,19 @@ class Scorer:
         """
         if not batch:
             return []
-        longest = max(sequence.num_tokens for sequence in batch)
-        found = self._score_padded(batch, pad_id)
-        for row, sequence in enumerate(batch):
-            if sequence.num_tokens < longest and not np.isfinite(found[row].logprobs).all():
-                found[row] = self._score_padded([sequence], pad_id)[0]
-        return found
+        passes = plan_batches([sequence.num_tokens for sequence in batch], self._pass_tokens)
+
+        def score(model: PreTrainedModel, rows: list[int]) -> list[ScoredSequence]:
+            with self._arithmetic.active_in_thread():
+                return self._score_pass(ChunkedHead(model), [batch[row] for row in rows], pad_id)
+
+        with self._arithmetic.flags_set():
+            if self._can_stream:
+                scored = in_streams(self._model, passes, score)
+            else:
+                scored = [score(self._model, rows) for rows in passes]
+        found = dict(zip(chain.from_iterable(passes), chain.from_iterable(scored), strict=True))
+        return [found[row] for row in range(len(batch))]
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
@@ -184,6 +200,8 @@ class Scorer:
             "temperature": self._temperature,
             "weight_cast": None if cast is None else cast.as_dict(),
             "chunked_head_difference": self._probe.head_difference,
+            "pass_tokens": self._pass_tokens,
+            "passes_at_once": most_streams() if self._can_stream else 1,
         }
 
     @cached_property
@@ -212,14 +230,23 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _score_padded(self, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
+    def _score_pass(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
+        """Rows that share a pass, and again alone those that padding may have reached."""
+        longest = max(sequence.num_tokens for sequence in sequences)
+        found = self._score_padded(head, sequences, pad_id)
+        for row, sequence in enumerate(sequences):
+            if sequence.num_tokens < longest and not np.isfinite(found[row].logprobs).all():
+                found[row] = self._score_padded(head, [sequence], pad_id)[0]
+        return found
+
+    def _score_padded(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)
         num_rows, width = padded.input_ids_BS.shape
         with memory_errors_named(
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            scores = self._run(padded)
+            scores = self._run(head, padded)
         lengths = padded.response_lengths
         return [
             ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
@@ -232,15 +259,14 @@ class Scorer:
             )
         ]
 
-    def _run(self, padded: PaddedBatch) -> TokenScores:
-        with self._arithmetic.active():
-            hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
-            at = hidden_BSD.device
-            return score_hidden_states(
-                self._head,
-                hidden_BSD[padded.rows_T.to(at), padded.positions_T.to(at)],
-                padded.targets_T.to(at),
-                vocab_size=self._vocab_size,
-                temperature=self._temperature,
-                log_softmax_dtype=self._log_softmax_dtype,
-            )
+    def _run(self, head: ChunkedHead, padded: PaddedBatch) -> TokenScores:
+        hidden_BSD = head.body(padded.input_ids_BS.to(self._model.device))
+        at = hidden_BSD.device
+        return score_hidden_states(
+            head,
+            hidden_BSD[padded.rows_T.to(at), padded.positions_T.to(at)],
+            padded.targets_T.to(at),
+            vocab_size=self._vocab_size,
+            temperature=self._temperature,
+            log_softmax_dtype=self._log_softmax_dtype,
+        )

@@ -1,0 +1,127 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import OutOfMemory, UsageError
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path import Scorer, scorer
+from mismatch_probe.training_path.streams import in_streams
+from tests.tiny_models import FAMILIES
+from tests.training_path.flat import flat
+
+Checkpoint = Callable[[str], Path]
+ROWS = 8
+
+
+@pytest.fixture(autouse=True)
+def _two_threads(_one_thread: None) -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+
+
+@pytest.fixture(autouse=True)
+def _a_row_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorer, "_CPU_PASS_TOKENS", 1)
+
+
+@pytest.fixture(scope="module")
+def batch() -> list[TokenSequence]:
+    random = np.random.default_rng(0)
+    lengths = random.integers(20, 60, ROWS).tolist()
+    return [
+        TokenSequence(str(row), [1], random.integers(0, 256, length).tolist()) for row, length in enumerate(lengths)
+    ]
+
+
+def scores(folder: Path, dtype: Dtype, batch: list[TokenSequence], **settings: Any) -> list[ScoredSequence]:
+    reference = settings.pop("reference", False)
+    with Scorer.load(folder, dtype, TrainingPathSettings(**settings), reference=reference) as loaded:
+        return loaded.score_batch(batch)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_give_the_bits_of_one_pass_after_another(
+    family: str, dtype: Dtype, checkpoint: Checkpoint, batch: list[TokenSequence]
+) -> None:
+    together = scores(checkpoint(family), dtype, batch)
+    torch.set_num_threads(1)
+    in_turn = scores(checkpoint(family), dtype, batch)
+    torch.set_num_threads(2)
+    assert [one.id for one in together] == [one.id for one in batch]
+    np.testing.assert_array_equal(flat(together), flat(in_turn))
+    np.testing.assert_array_equal(together[3].top1_ids, in_turn[3].top1_ids)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        ("bf16", {"precision": "autocast"}),
+        ("fp16", {"precision": "autocast"}),
+        ("bf16", {"precision": "to"}),
+        ("bf16", {"precision": "fsdp"}),
+        ("bf16", {"lm_head_dtype": "fp32"}),
+        ("fp32", {"reference": True}),
+        ("fp64", {"reference": True}),
+    ],
+)
+def test_every_arithmetic_reaches_every_stream(
+    dtype: Dtype, settings: dict[str, Any], checkpoint: Checkpoint, batch: list[TokenSequence]
+) -> None:
+    together = scores(checkpoint("llama"), dtype, batch, **settings)
+    torch.set_num_threads(1)
+    np.testing.assert_array_equal(flat(together), flat(scores(checkpoint("llama"), dtype, batch, **settings)))
+    torch.set_num_threads(2)
+
+
+def test_two_streams_work_on_models_of_their_own_with_the_same_weights(checkpoint: Checkpoint) -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def work(model: Any, item: int) -> int:
+        seen.add((id(model), model.get_input_embeddings().weight.data_ptr()))
+        assert torch.get_num_threads() == 1
+        return item * item
+
+    with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings()) as loaded:
+        assert in_streams(loaded._model, range(5), work) == [0, 1, 4, 9, 16]
+    models, weights = zip(*seen, strict=True)
+    assert len(set(models)) == 2
+    assert len(set(weights)) == 1
+
+
+def test_settings_say_how_passes_are_computed(checkpoint: Checkpoint) -> None:
+    for settings, at_once in (({}, 2), ({"precision": "fsdp"}, 1)):
+        with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings(**settings)) as loaded:
+            found = loaded.effective_settings()
+        assert (found["passes_at_once"], found["pass_tokens"]) == (at_once, 1)
+
+
+def test_a_model_that_was_changed_after_loading_is_scored_as_it_is(
+    checkpoint: Checkpoint, batch: list[TokenSequence]
+) -> None:
+    with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings()) as loaded:
+        before = flat(loaded.score_batch(batch))
+        loaded._model.model.norm.weight = torch.nn.Parameter(loaded._model.model.norm.weight * 2)
+        after = flat(loaded.score_batch(batch))
+        lengths = np.cumsum([len(one.token_ids) for one in batch])[:-1]
+    for old, new in zip(np.split(before, lengths), np.split(after, lengths), strict=True):
+        assert np.abs(new - old).mean() > 0.1
+
+
+def test_what_a_stream_raises_is_raised(checkpoint: Checkpoint, batch: list[TokenSequence]) -> None:
+    def fail(model: Any, item: int) -> int:
+        raise OutOfMemory(f"no room for {item}")
+
+    with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings()) as loaded:
+        with pytest.raises(OutOfMemory, match="no room for 0"):
+            in_streams(loaded._model, range(4), fail)
+        with pytest.raises(UsageError, match="has no prompt token"):
+            loaded.score_batch([*batch, TokenSequence("bare", [], [1])])
+        assert np.isfinite(flat(loaded.score_batch(batch))).all()
