@@ -16,6 +16,7 @@ from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.load import merged, parse_settings
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.rows import leg_table, prompts_table, rollouts_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -54,6 +55,7 @@ class Simulation:
     fingerprint: str = "checkpoint-a"
     vllm: str = "0.32.0"
     sampling: dict[str, Any] | None = None
+    run_key: str = ""
 
 
 def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = False) -> RunDirectory:
@@ -62,6 +64,7 @@ def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = Fa
     prompts = simulated_prompts(simulation)[simulation.first_prompt :]
     plan = make_plan(settings)
     run = RunDirectory(path)
+    legs = Legs(run, simulation.run_key)
     run.path.mkdir(parents=True)
     write_table(run.prompts_path, prompts_table(prompts))
     rollouts, sequences = [], {}
@@ -70,12 +73,12 @@ def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = Fa
         sequences[stage.sampler] = [_sequence(request, simulation) for request in requests]
         table, leg = _sampled(requests, sequences[stage.sampler], stage, simulation)
         rollouts.append(table)
-        write_table(run.leg_path(stage.leg), leg)
+        legs.write(stage.leg, leg)
     write_table(run.rollouts_path, pa.concat_tables(rollouts))
     for stage in plan.stages:
         if isinstance(stage, ScoreStage):
             chosen = [sequence for sampler in stage.samplers for sequence in sequences[sampler]]
-            write_table(run.leg_path(stage.leg), _scored(chosen, stage, simulation))
+            legs.write(stage.leg, _scored(chosen, stage, simulation))
     manifest = simulated_manifest(simulation)
     run.write_manifest(manifest)
     if with_summary:
@@ -142,6 +145,7 @@ def simulated_manifest(simulation: Simulation) -> Manifest:
         versions={"vllm": simulation.vllm, "torch": "2.13.0"},
         hardware={"gpus": []},
         git=None,
+        run_key=simulation.run_key,
         stages={
             stage.name: StageRecord(state="done", batches=1, batches_done=1, effective_settings={"dtype": stage.dtype})
             for stage in make_plan(settings).stages

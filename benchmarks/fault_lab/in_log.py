@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 
@@ -17,10 +18,11 @@ TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
 
 def edit_leg(run: RunDirectory, name: str, edit: Edit) -> None:
     """Change the rows of a leg in place."""
-    table = read_table(run.leg_path(name))
+    legs = Legs(run, run.read_manifest().run_key)
+    table = legs.read(name)
     rows: Rows = table.to_pylist()
     edit(rows)
-    write_table(run.leg_path(name), pa.Table.from_pylist(rows, schema=table.schema))
+    legs.write(name, pa.Table.from_pylist(rows, schema=table.schema))
     run.summary_path.unlink(missing_ok=True)
 
 
@@ -35,10 +37,11 @@ def relabel_engine(run: RunDirectory, asked: Dtype, really: Dtype) -> None:
     rows = [renamed(row) | {"sampler": new} if row["sampler"] == old else row for row in table.to_pylist()
             if row["sampler"] != new]  # fmt: skip
     write_table(run.rollouts_path, pa.Table.from_pylist(rows, schema=table.schema))
+    legs = Legs(run, run.read_manifest().run_key)
     for part in ("decode", "prefill"):
-        leg = read_table(run.leg_path(f"{old}-{part}"))
+        leg = legs.read(f"{old}-{part}")
         moved = [renamed(row) for row in leg.to_pylist()]
-        write_table(run.leg_path(f"{new}-{part}"), pa.Table.from_pylist(moved, schema=leg.schema))
+        legs.write(f"{new}-{part}", pa.Table.from_pylist(moved, schema=leg.schema))
 
 
 def shifted(by: int) -> Edit:

@@ -11,10 +11,11 @@ from mismatch_probe.compare.run import execute, start_run
 from mismatch_probe.compare.starts import scored_with_starts
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.rows import leg_table, sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path import plan_batches
 
 CLEAN_DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
@@ -80,6 +81,7 @@ def keep_pairs(run: RunDirectory, dtypes: Sequence[Dtype]) -> None:
 def score_again(run: RunDirectory, open_scorer: OpenScorer) -> None:
     """Replace the legs of the training path and of its reference by what `open_scorer` gives."""
     manifest = run.read_manifest()
+    legs = Legs(run, manifest.run_key)
     rollouts = read_table(run.rollouts_path, columns=["id", "sampler", "prompt_token_ids", "token_ids"])
     sequences = dict(zip(rollouts["id"].to_pylist(), sequences_of(rollouts), strict=True))
     samplers = rollouts["sampler"].to_pylist()
@@ -95,6 +97,6 @@ def score_again(run: RunDirectory, open_scorer: OpenScorer) -> None:
                 for row, one in zip(rows, scored_with_starts(side.score, [chosen[row] for row in rows]), strict=True):
                     scored[row] = one
             manifest.stages[f"score-{leg}"].effective_settings = side.effective_settings
-        write_table(run.leg_path(leg), leg_table(chosen, [one for one in scored if one is not None]))
+        legs.write(leg, leg_table(chosen, [one for one in scored if one is not None]))
     run.write_manifest(manifest)
     run.summary_path.unlink(missing_ok=True)

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import read_table
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
 from mismatch_probe.stats.results import FullVocabularyCheck
 from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable
@@ -16,7 +15,7 @@ FloatVector = npt.NDArray[np.float64]
 
 
 def measured_repeats(
-    run: RunDirectory, train: Dtype, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
+    legs: Legs, train: Dtype, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
 ) -> dict[str, Repeat]:
     """pi computed twice on a few of the pair's responses, whose ids and keys of token ids are given in its order.
 
@@ -26,7 +25,7 @@ def measured_repeats(
     in_batch = dict(zip(ids, np.split(pair.log_pi, pair.sequences.offsets[1:-1]), strict=True))
     key_of = dict(zip(ids, keys, strict=True))
     alone, again, other = (
-        _leg(run, f"train-{train}-{change}", key_of) for change in ("alone", "again", "other-attention")
+        _leg(legs, f"train-{train}-{change}", key_of) for change in ("alone", "again", "other-attention")
     )
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
     twice = {
@@ -38,12 +37,11 @@ def measured_repeats(
     return {name: repeat for name, repeat in found.items() if repeat is not None}
 
 
-def _leg(run: RunDirectory, name: str, key_of: dict[str, int]) -> dict[str, Reals]:
+def _leg(legs: Legs, name: str, key_of: dict[str, int]) -> dict[str, Reals]:
     """Log-probs by id, empty where the leg was not recorded."""
-    path = run.leg_path(name)
-    if not path.exists():
+    if not legs.path(name).exists():
         return {}
-    table = read_table(path, columns=["id", "ids_key", "logprobs"])
+    table = legs.read(name, columns=["id", "ids_key", "logprobs"])
     rows = zip(table["id"].to_pylist(), table["ids_key"].to_pylist(), table["logprobs"].to_pylist(), strict=True)
     found = {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
     return {row_id: logprobs for row_id, logprobs in found.items() if is_usable(logprobs).all()}
@@ -58,14 +56,14 @@ def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[
 
 
 def whole_vocabulary(
-    run: RunDirectory, train: Dtype, infer: Dtype, pair: TokenPair, ids: Sequence[str], level: float
+    legs: Legs, train: Dtype, infer: Dtype, pair: TokenPair, ids: Sequence[str], level: float
 ) -> FullVocabularyCheck | str:
     """The full-vocabulary check on the pair's responses, whose ids are given in its order, or why there is none."""
-    path = run.leg_path(f"full-{train}-{infer}")
-    if not path.exists():
+    name = f"full-{train}-{infer}"
+    if not legs.path(name).exists():
         return "no whole distributions were recorded"
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
-    rows = [row for row in read_table(path).to_pylist() if row["id"] in cluster_of]
+    rows = [row for row in legs.read(name).to_pylist() if row["id"] in cluster_of]
     if not rows:
         return "no usable response has whole distributions"
     kl, tv, diff = (np.concatenate([np.asarray(row[name]) for row in rows]) for name in ("full_kl", "full_tv", "diff"))

@@ -6,7 +6,6 @@ at every moment, and merging twice is merging once.
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from mismatch_probe.compare.continuation import as_prepared
 from mismatch_probe.compare.plan import make_plan
@@ -15,6 +14,7 @@ from mismatch_probe.compare.recorder import Listener
 from mismatch_probe.compare.run import advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import prompts_of, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -41,7 +41,7 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
         _open(extension, preparation, preparation.prompts[len(recorded) :])
         with extension.locked():
             added = advance(extension, listener, manifest.stages)
-        _merge(run, extension, manifest)
+        _merge(run, manifest, extension, added)
         write_table(run.prompts_path, prompts_table(preparation.prompts))
         manifest = _extended(manifest, added, len(recorded))
         run.write_manifest(manifest)
@@ -88,15 +88,14 @@ def _open(extension: RunDirectory, preparation: Preparation, prompts: list[Encod
     extension.write_manifest(manifest)
 
 
-def _merge(run: RunDirectory, extension: RunDirectory, manifest: Manifest) -> None:
+def _merge(run: RunDirectory, manifest: Manifest, extension: RunDirectory, added: Manifest) -> None:
+    legs, addition = Legs(run, manifest.run_key), Legs(extension, added.run_key)
     for stage in make_plan(manifest.settings).leg_stages:
-        if extension.leg_path(stage.leg).exists():
-            _append(run.leg_path(stage.leg), extension.leg_path(stage.leg))
-    _append(run.rollouts_path, extension.rollouts_path)
-
-
-def _append(path: Path, addition: Path) -> None:
-    write_table(path, with_rows(path, read_table(addition)))
+        if addition.path(stage.leg).exists():
+            new = addition.read(stage.leg)
+            old = legs.read(stage.leg) if legs.path(stage.leg).exists() else new.slice(0, 0)
+            legs.write(stage.leg, with_rows(old, new))
+    write_table(run.rollouts_path, with_rows(read_table(run.rollouts_path), read_table(extension.rollouts_path)))
 
 
 def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:

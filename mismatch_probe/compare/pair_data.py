@@ -11,6 +11,7 @@ import pyarrow as pa
 from mismatch_probe.compare.close_looks import measured_repeats
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
@@ -28,7 +29,8 @@ class PairData:
     """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
 
     `ids` says what the first leg with other token ids than were sampled was scored on; `start` is pi against mu's
-    prefill on the first tokens of each prompt.
+    prefill on the first tokens of each prompt. legs_say_whose_they_are: and were found to be the
+    run's own.
     """
 
     legs: dict[str, str]
@@ -38,6 +40,7 @@ class PairData:
     rows: npt.NDArray[np.int64]
     ids: IdsFound | None = None
     start: TokenPair | None = None
+    legs_say_whose_they_are: bool = False
 
     @property
     def row_ids(self) -> list[str]:
@@ -64,7 +67,7 @@ class RunReader:
     """Reads a run's rollouts once and joins legs to them."""
 
     def __init__(self, run: RunDirectory, manifest: Manifest) -> None:
-        self._run = run
+        self._legs = Legs(run, manifest.run_key)
         self._manifest = manifest
         self._rollouts = read_rows(run.rollouts_path, ROLLOUTS)
 
@@ -86,12 +89,13 @@ class RunReader:
             "ref_rounded_pi": self._rounded(reference, train),
             "ref_rounded_mu": self._rounded(reference, infer),
         }
-        legs |= {role: name for role, name in optional.items() if self._run.leg_path(name).exists()}
+        legs |= {role: name for role, name in optional.items() if self._legs.path(name).exists()}
         prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         joined = self._looked_at_closely(train, _joined(legs, tables, rollouts), keys)
+        joined = replace(joined, legs_say_whose_they_are=self._legs.say_whose_they_are)
         if foreign is None:
             return joined
         leg = tables[foreign]
@@ -102,7 +106,7 @@ class RunReader:
     def _looked_at_closely(self, train: Dtype, data: PairData, keys: list[int]) -> PairData:
         if data.pair is None:
             return data
-        repeats = measured_repeats(self._run, train, data.pair, data.row_ids, [keys[row] for row in data.rows])
+        repeats = measured_repeats(self._legs, train, data.pair, data.row_ids, [keys[row] for row in data.rows])
         return replace(data, pair=replace(data.pair, repeats=repeats))
 
     def _rounded(self, reference: str, dtype: Dtype) -> str:
@@ -112,7 +116,7 @@ class RunReader:
         return reference if exact else name
 
     def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:
-        table = read_rows(self._run.leg_path(name), leg_schema(), leg_schema(double=True))
+        table = self._legs.read_rows(name, leg_schema(), leg_schema(double=True))
         try:
             table = in_order(table, rollouts["id"].to_pylist())
         except KeyError as error:

@@ -1,5 +1,6 @@
 """Before any engine starts: the checkpoint, the prompts and the settings are resolved, checked and recorded."""
 
+import secrets
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         hardware=hardware,
         environment=variables,
         git=environment.git_state(),
+        run_key=secrets.token_hex(8),
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
     return Preparation(manifest, prompts)

@@ -12,6 +12,7 @@ from mismatch_probe.compare.plan import DistributionsStage, Plan, Stage, make_pl
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener, Recorder
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import in_order, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
@@ -129,13 +130,15 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
     """Merge the parts of finished stages into the final files; responses once every engine is done sampling."""
     if not _collect_responses(run, manifest, plan):
         return
+    legs = Legs(run, manifest.run_key)
     sampled_ids = read_table(run.rollouts_path, columns=["id"])["id"].to_pylist()
     for stage in plan.leg_stages:
-        leg = run.leg_path(stage.leg)
         if not is_recorded(run, manifest, stage) and _complete(run, manifest, stage):
-            table = with_rows(leg, _merged(run, manifest, stage, stage.leg))
+            table = _merged(run, manifest, stage, stage.leg)
+            if legs.path(stage.leg).exists():
+                table = with_rows(legs.read(stage.leg), table)
             scored = set(table["id"].to_pylist())
-            write_table(leg, in_order(table, [one for one in sampled_ids if one in scored]))
+            legs.write(stage.leg, in_order(table, [one for one in sampled_ids if one in scored]))
             _note_grown(run, manifest, stage)
         if is_recorded(run, manifest, stage):
             run.parts(stage.name, stage.outputs).remove()
@@ -156,7 +159,8 @@ def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> boo
         return False
     if missing:
         new = pa.concat_tables([_merged(run, manifest, stage, "rollouts") for stage in missing])
-        write_table(run.rollouts_path, with_rows(run.rollouts_path, new))
+        old = read_table(run.rollouts_path) if there else new.slice(0, 0)
+        write_table(run.rollouts_path, with_rows(old, new))
     return True
 
 

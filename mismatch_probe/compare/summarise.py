@@ -8,6 +8,7 @@ from mismatch_probe.compare.close_looks import whole_vocabulary
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.keys import RESPONSES
+from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Contrast, PairSummary, Summary, TokenInContext
@@ -39,7 +40,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     Raises:
         BrokenRecord: a file of the run is missing or damaged.
     """
-    reader = RunReader(run, manifest)
+    reader, legs = RunReader(run, manifest), Legs(run, manifest.run_key)
     data = {pair: reader.pair(*pair) for pair in manifest.settings.pairs}
     level = manifest.settings.confidence
     metrics: dict[PairName, tuple[dict[str, Estimate], dict[str, str]]] = {
@@ -47,7 +48,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     }
     deviations = disagreements(manifest, data)
     pairs = [
-        _with_whole_vocabulary(run, found, _pair_summary(manifest, name, found, metrics[name], deviations), level)
+        _with_whole_vocabulary(legs, found, _pair_summary(manifest, name, found, metrics[name], deviations), level)
         for name, found in data.items()
     ]
     contrasts = _contrasts(pairs)
@@ -88,6 +89,7 @@ def _pair_summary(
         exact=exact_of(deviations),
         ids=data.ids,
         preflight=preflight(sides_of(manifest, name, data)),
+        legs_say_whose_they_are=data.legs_say_whose_they_are,
         takes_dtypes=RESPONSES not in manifest.content_keys,
     )
     return PairSummary(
@@ -108,10 +110,10 @@ def _pair_summary(
     )
 
 
-def _with_whole_vocabulary(run: RunDirectory, data: PairData, summary: PairSummary, level: float) -> PairSummary:
+def _with_whole_vocabulary(legs: Legs, data: PairData, summary: PairSummary, level: float) -> PairSummary:
     if data.pair is None:
         return summary
-    found = whole_vocabulary(run, summary.train_dtype, summary.infer_dtype, data.pair, data.row_ids, level)
+    found = whole_vocabulary(legs, summary.train_dtype, summary.infer_dtype, data.pair, data.row_ids, level)
     if isinstance(found, str):
         unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), found)
         return summary.model_copy(update={"metrics_unavailable": unavailable})

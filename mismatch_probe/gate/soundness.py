@@ -7,6 +7,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.sequences import TokenPair
+from mismatch_probe.verdict.equal_legs import is_copy
 
 
 def check_finished(manifest: Manifest, where: str) -> None:
@@ -66,6 +67,11 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
         raise BrokenRecord(
             f"{name} has not one response token to compare: nothing is judged; look at the prompts, the chat template "
             "and --max-new-tokens"
+        )
+    if is_copy(sample.data.pair, sample.name, say_whose_they_are=sample.data.legs_say_whose_they_are):
+        raise BrokenRecord(
+            f"{name} has the same log-probs on both sides, bit for bit, and no leg says which side computed it, so "
+            "that one may be a copy: nothing is judged; run compare again with this version"
         )
     return sample.data.pair
 

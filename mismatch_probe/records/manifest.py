@@ -73,7 +73,7 @@ class Manifest(Entry):
 
     environment: variables that can have to do with what is computed. extended_from: how many prompts the run had before
     each time that a gate asked for more. growing: stages that work through the responses of added dtypes, each as it
-    was before.
+    was before. run_key: another for every run, and in every leg of it; empty in a run made before there were any.
     """
 
     manifest_version: int = MANIFEST_VERSION
@@ -87,6 +87,7 @@ class Manifest(Entry):
     hardware: dict[str, Any]
     environment: dict[str, str] = {}
     git: dict[str, Any] | None
+    run_key: str = ""
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []
     continued: list[Continuation] = []

@@ -92,15 +92,8 @@ def write_table(path: Path, table: pa.Table) -> None:
         pq.write_table(table, file, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split or False)
 
 
-def with_rows(path: Path, new: pa.Table) -> pa.Table:
-    """The table at `path`, where there is one, and `new` behind it; a row of an id that `new` has too gives way.
-
-    Raises:
-        BrokenRecord: the file is truncated or not parquet.
-    """
-    if not path.exists():
-        return new.combine_chunks()
-    old = read_table(path)
+def with_rows(old: pa.Table, new: pa.Table) -> pa.Table:
+    """`old` and `new` behind it; a row of `old` whose id `new` has too gives way."""
     kept = old.filter(pc.invert(pc.is_in(old["id"], value_set=new["id"].combine_chunks())))
     return pa.concat_tables([kept, new], promote_options="default").combine_chunks()
 

@@ -15,7 +15,8 @@ class Case:
     run or not usable; `found` is None where nothing was usable.
 
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
-    whether the run can be given an FP32 pair later; one with another run's responses cannot.
+    whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
+    and were found to be the run's own.
     """
 
     train_dtype: Dtype
@@ -30,4 +31,5 @@ class Case:
     exact: Disagreement | None
     ids: IdsFound | None = None
     preflight: list[SettingFinding] = field(default_factory=list)
+    legs_say_whose_they_are: bool = False
     takes_dtypes: bool = True

@@ -37,6 +37,11 @@ class Code(StrEnum):
         "broken",
         "The data is broken: {count} log-probs are above 0 on {side}, and no probability is above 1.",
     )
+    COPIED_LEG = (
+        "copied_leg",
+        "broken",
+        "The two sides hold the same {count} log-probs bit for bit: one leg may be a copy of the other.",
+    )
     VOID_CHECKS = (
         "void_checks",
         "broken",

@@ -8,6 +8,7 @@ from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.closer_look import with_closer_look
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.data_faults import data_faults
+from mismatch_probe.verdict.equal_legs import copied_leg, with_equal_legs
 from mismatch_probe.verdict.floors import exact_pair_agrees
 from mismatch_probe.verdict.innocent import clean, precision
 from mismatch_probe.verdict.signatures import signatures
@@ -28,11 +29,11 @@ COSTS = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
-    return with_closer_look(case, _judge(case))
+    return with_closer_look(case, with_equal_legs(case, _judge(case)))
 
 
 def _judge(case: Case) -> Verdict:
-    void = list(data_faults(case))
+    void = [*data_faults(case), *copied_leg(case)]
     if case.found is None:
         return _verdict("broken", void)
     has_bug = case.exact is not None and not exact_pair_agrees(case.exact)

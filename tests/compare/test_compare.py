@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.tables import write_table
+from mismatch_probe.records.tables import read_table, write_table
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -42,9 +42,11 @@ def summary_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())  # type: ignore[no-any-return]
 
 
-def recorded_bytes(run: Path) -> dict[str, bytes]:
-    files = [run / "summary.json", run / "prompts.parquet", run / "rollouts.parquet", *sorted((run / "legs").iterdir())]
-    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+def recorded(run: Path) -> dict[str, Any]:
+    """The summary and every table, but for the key of the run that its legs hold."""
+    tables = [run / "prompts.parquet", run / "rollouts.parquet", *sorted((run / "legs").iterdir())]
+    found = {str(path.relative_to(run)): read_table(path).to_pydict() for path in tables}
+    return {"summary.json": (run / "summary.json").read_bytes(), **found}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def test_the_same_run_twice_gives_the_same_bytes(
     tmp_path: Path, llama: Path, two_batches: Path, whole_run: Path
 ) -> None:
     compare("--model", llama, "--dtype", "bf16", "--out", tmp_path / "again", "--config", two_batches, *SMALL)
-    assert recorded_bytes(tmp_path / "again") == recorded_bytes(whole_run)
+    assert recorded(tmp_path / "again") == recorded(whole_run)
 
 
 def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
@@ -113,7 +115,7 @@ def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
     answer = compare("--out", run, "--resume")
     assert written is not None
     assert "sample-bf16: 0 of 2 batches" not in answer.stderr
-    assert recorded_bytes(run) == recorded_bytes(whole_run)
+    assert recorded(run) == recorded(whole_run)
 
 
 def test_a_lost_leg_is_computed_again_without_sampling_again(tmp_path: Path, whole_run: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_lost_leg_is_computed_again_without_sampling_again(tmp_path: Path, who
     answer = compare("--out", run, "--resume")
     assert "replay-bf16: done" in answer.stderr
     assert "sample-bf16" not in answer.stderr
-    assert recorded_bytes(run) == recorded_bytes(whole_run)
+    assert recorded(run) == recorded(whole_run)
 
 
 def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: Path, whole_run: Path) -> None:
@@ -134,7 +136,7 @@ def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: P
     answer = compare("--out", run, "--resume")
     assert "sample-bf16: done" in answer.stderr
     assert "score-" not in answer.stderr
-    assert recorded_bytes(run) == recorded_bytes(whole_run)
+    assert recorded(run) == recorded(whole_run)
 
 
 def test_what_only_the_engine_can_refuse_leaves_nothing_behind(tmp_path: Path, llama: Path) -> None:
@@ -161,10 +163,10 @@ def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
 
 
 def test_other_settings_cannot_resume_a_run(llama: Path, whole_run: Path) -> None:
-    before = recorded_bytes(whole_run)
+    before = recorded(whole_run)
     answer = compare("--out", whole_run, "--resume", "--temperature", "0.7", code=ExitCode.USAGE)
     assert "sampling.temperature = 1.0 (now 0.7)" in " ".join(answer.stderr.split())
-    assert recorded_bytes(whole_run) == before
+    assert recorded(whole_run) == before
 
 
 def test_a_finished_run_is_not_overwritten(llama: Path, whole_run: Path) -> None:
@@ -173,12 +175,12 @@ def test_a_finished_run_is_not_overwritten(llama: Path, whole_run: Path) -> None
 
 
 def test_report_renders_from_files_alone_and_recomputes_the_same_summary(whole_run: Path) -> None:
-    before = recorded_bytes(whole_run)
+    before = recorded(whole_run)
     (whole_run / "report.html").unlink()
     words = [sys.executable, "-m", "mismatch_probe", "report", str(whole_run), "--recompute"]
     subprocess.run(words, check=True, capture_output=True)
     assert (whole_run / "report.html").exists()
-    assert recorded_bytes(whole_run) == before
+    assert recorded(whole_run) == before
 
 
 def test_a_missing_log_prob_breaks_the_verdict(tmp_path: Path, whole_run: Path) -> None:

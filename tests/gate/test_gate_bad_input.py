@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -256,7 +257,12 @@ BAD_BASELINES: dict[str, tuple[Simulation, Callable[[RunDirectory], None], str, 
         ExitCode.USAGE,
     ),
     "no prompt in common": (SMALL, _with_other_prompts, "shares no prompt", ExitCode.USAGE),
-    "nothing to be worse than": (SMALL, _equal_policies, "a share of 0 says nothing", ExitCode.USAGE),
+    "nothing to be worse than": (
+        replace(SMALL, run_key="a"),
+        _equal_policies,
+        "a share of 0 says nothing",
+        ExitCode.USAGE,
+    ),
     "missing log-probs": (SMALL, _first_row(_nan), "lacks 1 log-probs", ExitCode.ENVIRONMENT),
 }
 
