@@ -6,7 +6,6 @@ have gradients from every row that holds them; these are added up in FP32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -24,16 +23,19 @@ _TOLERANCE: Final = 1e-3
 _PROBES: Final = ([3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 1, 5, 2], [3, 1, 4, 8, 2, 8], [2, 7, 1], [3, 1, 4, 1, 5])
 
 
-@dataclass(frozen=True)
 class _Mask:
-    """A mask that is made where the length of the sequences is known."""
+    """A mask that is made where the length of the sequences is known.
 
-    arguments: dict[str, Any]
+    Not a dataclass, and without the model's config: FSDP makes a copy of such arguments for every layer.
+    """
+
+    def __init__(self, *, config: object = None, **arguments: Any) -> None:
+        self._arguments = arguments
 
     def of(self, length: int) -> torch.Tensor | None:
         """Boolean [1, 1, S, S], or None for plain causal attention."""
         sizes = {"batch_size": 1, "q_length": length, "kv_length": length, "attention_mask": None}
-        return sdpa_mask(**{**self.arguments, **sizes})
+        return sdpa_mask(**{**self._arguments, **sizes})
 
 
 class _Rows(torch.autograd.Function):
@@ -127,4 +129,4 @@ def _states(model: PreTrainedModel, batch: StateBatch) -> torch.Tensor:
 
 
 AttentionInterface.register(SHARED_ATTENTION, shared_attention)
-AttentionMaskInterface.register(SHARED_ATTENTION, lambda **arguments: _Mask(arguments))
+AttentionMaskInterface.register(SHARED_ATTENTION, _Mask)
