@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.values import metric_values
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.rollouts import Rollout
 
@@ -58,9 +58,9 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
     lengths = [rollout.length for rollout in rollouts]
     clusters = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
     pair = TokenPair(Sequences.of_lengths(lengths, clusters), log_pi, log_mu, entropy_pi=entropy)
-    estimates, _ = pair_metrics(pair)
+    values = metric_values(pair)
     for name, canonical in _MISMATCH.items():
-        found[f"mismatch/{name}"] = estimates[canonical].value if canonical in estimates else np.nan
+        found[f"mismatch/{name}"] = values.get(canonical, np.nan)
     found["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
     found["mismatch/temperature_fit"] = _temperature_ratio(pair.diff, log_pi, entropy)
     found["mismatch/surprise_excess"] = _surprise_excess(log_pi + entropy, entropy)
