@@ -31,8 +31,9 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
     with assembled(preparation, adjustments) as parts:
         if checkpoints is not None and found:
             rest = checkpoints.load(step, parts.updater.trained)
-            parts.sync.restore(rest["sync"])
-            book.restore(rest["guards"])
+            with checkpoints.restoring(step):
+                parts.sync.restore(rest["sync"])
+                book.restore(rest["guards"])
         metrics = parts.sync()
         rollouts = parts.rollouts.sample(step)
         scored = parts.updater.score(rollouts, keep_graph=False)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from mismatch_probe.errors import BrokenRecord, StorageError
+from mismatch_probe.errors import BrokenRecord, StorageError, said
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
-from mismatch_probe.records.regular_files import read_text, require_regular_files
+from mismatch_probe.records.regular_files import require_regular_files
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.remembered import read_remembered, restoring
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.tensor_files import read_tensors, write_tensors
 from mismatch_probe.train.updater import Trained
@@ -104,6 +105,10 @@ class Checkpoints:
             )
         self._rest(step)
 
+    def restoring(self, step: int) -> AbstractContextManager[None]:
+        """While parts take back what the checkpoint remembers of them; raises as `remembered.restoring`."""
+        return restoring(self._path(step))
+
     def newest_before(self, step: int) -> int:
         """The newest checkpoint older than that of `step`, or the oldest.
 
@@ -137,10 +142,9 @@ class Checkpoints:
     def _rest(self, step: int) -> dict[str, Any]:
         path = self._path(step)
         try:
-            rest: dict[str, Any] = json.loads(read_text(path / _REST))
+            return read_remembered(path / _REST)
         except (OSError, ValueError) as error:
             raise _broken(path, error) from error
-        return rest
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
@@ -222,8 +226,7 @@ def _tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.T
 def _broken(path: Path, error: BaseException) -> BrokenRecord:
     if isinstance(error, CheckpointException):
         error, _ = next(iter(error.failures.values()))
-    reason = str(error).splitlines()[0]
     return BrokenRecord(
-        f"the checkpoint {path} cannot be read ({type(error).__name__}: {reason}); remove it to resume from the one "
-        "before"
+        f"the checkpoint {path} cannot be read ({type(error).__name__}: {said(error)}); "
+        "remove it to resume from the one before"
     )

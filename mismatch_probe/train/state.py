@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from pydantic import ConfigDict
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.guards.actions import Action, ActionKind
@@ -15,6 +17,8 @@ class Adjustments:
     """learning_rate_factor multiplies the schedule; correction replaces the objective's; responses with abs(S) beyond
     sequence_bound (nats) leave the loss; train_dtype and infer_dtype replace the settings'.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     learning_rate_factor: float = 1.0
     correction: str | None = None

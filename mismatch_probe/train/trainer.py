@@ -85,9 +85,10 @@ class Trainer:
     def resume(self, step: int, before: Iterable[tuple[int, Metrics]], events: Iterable[GuardEvent]) -> None:
         """Continue after the checkpoint of `step`; `before` and `events` are what the steps up to it recorded."""
         rest = self._checkpoints.load(step, self._parts.updater.trained)
-        self._parts.updater.restore(rest["optimizers"])
-        self._parts.sync.restore(rest["sync"])
-        self._book.restore(rest["guards"])
+        with self._checkpoints.restoring(step):
+            self._parts.updater.restore(rest["optimizers"])
+            self._parts.sync.restore(rest["sync"])
+            self._book.restore(rest["guards"])
         self._step = self._saved = step
         self._history.extend(before)
         self._events.extend(events)
