@@ -3,7 +3,8 @@
 Definition, for FP16 matrices A and B: C = fp16(sum_k A_ik B_kj), where each product is exact (its 22 significant bits
 fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the result is rounded once, to the nearest,
 ties to even. Attention takes FP16 queries, keys and values, is computed in FP32 and rounded once. PyTorch's own FP16
-products are several times slower on a CPU without FP16 instructions.
+products are several times slower on a CPU without FP16 instructions. On one that has them, matrix products are
+PyTorch's own where a trial shows that they follow this definition.
 
 FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused. BF16 is
 PyTorch's own but for attention's backward pass, whose kernel is slow on short sequences: it is computed in FP32 and
@@ -11,11 +12,12 @@ rounded once.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -34,6 +36,7 @@ _ONE_OUTPUT: Final = frozenset(
         aten._grouped_mm.default,
     }
 )
+_MATRIX_PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.linear.default)
 _ATTENTION: Final = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD: Final = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _PRODUCTS: Final = _ONE_OUTPUT | {
@@ -69,6 +72,8 @@ class CpuProducts(TorchDispatchMode):
 
 
 def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func in _MATRIX_PRODUCTS and not kwargs and native_fp16_follows_the_definition():
+        return func(*args)
     if func is aten.mm.default:
         return _matmul(*args)
     if func is aten.addmm.default:
@@ -186,3 +191,27 @@ def _onednn_linear() -> Callable[..., torch.Tensor] | None:
 
 
 _ONEDNN: Final = _onednn_linear()
+
+
+@cache
+def native_fp16_follows_the_definition() -> bool:
+    """Whether this processor has FP16 products of its own, and they pass a trial: long sums, tiny numbers, a bias.
+
+    Sums that FP32 holds exactly have one right result each. Accumulated in FP16 they would lose their small terms.
+    """
+    if _ONEDNN is None or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        return False
+    depth = 512
+    with _disable_current_modes():
+        a_MK = (torch.arange(64 * depth).reshape(64, depth) * 7919 % 81 - 40).half()
+        b_KN = (torch.arange(depth * 48).reshape(48, depth).t() * 104729 % 81 - 40).half()
+        bias_N = torch.arange(48).half() / 8
+        return all(_trial(a_MK * scale, b_KN, bias_N * scale) for scale in (1, 2.0**-6, 2.0**-24))
+
+
+def _trial(a_MK: torch.Tensor, b_KN: torch.Tensor, bias_N: torch.Tensor) -> bool:
+    exact_MN = a_MK.double() @ b_KN.double()
+    with_bias_MN = exact_MN + bias_N.double()
+    return torch.equal(torch.mm(a_MK, b_KN), exact_MN.float().half()) and torch.equal(
+        torch.addmm(bias_N, a_MK, b_KN), with_bias_MN.float().half()
+    )

@@ -4,9 +4,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mismatch_probe.training_path.products import CpuProducts
+from mismatch_probe.training_path import products as module
+from mismatch_probe.training_path.products import CpuProducts, native_fp16_follows_the_definition
 
 UNIT_FP32 = 2.0**-24
+
+
+NATIVE = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+@pytest.fixture(params=["own", "native"], autouse=True)
+def _whose_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test by this module's products, and by the processor's where it has some."""
+    if request.param == "native" and not NATIVE:
+        pytest.skip("this processor has no FP16 products")
+    monkeypatch.setattr(module, "native_fp16_follows_the_definition", lambda: request.param == "native")
 
 
 def halves(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -202,3 +214,22 @@ def test_attention_gradients_of_bf16_are_those_of_fp32_rounded_once() -> None:
         found[dtype] = torch.stack([one.grad for one in inputs])  # type: ignore[arg-type]
     rounding = 2.0**-8 * found[torch.float32].abs().max()
     assert (found[torch.bfloat16].float() - found[torch.float32]).abs().max() < 4 * rounding
+
+
+def test_a_processors_own_products_are_taken_where_it_has_some_that_follow_the_definition() -> None:
+    native_fp16_follows_the_definition.cache_clear()
+    with CpuProducts():
+        assert native_fp16_follows_the_definition() == NATIVE
+
+
+def test_products_accumulated_in_fp16_do_not_pass_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_fp16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
+        for k in range(a.shape[1]):
+            total += a[:, k, None] * b[None, k]
+        return total
+
+    a, b, bias = halves(8, 512, scale=8).round(), halves(512, 8, seed=1, scale=8).round(), torch.zeros(8).half()
+    assert module._trial(a, b, bias) or not NATIVE
+    monkeypatch.setattr(torch, "mm", in_fp16)
+    assert not module._trial(a, b, bias)
