@@ -10,7 +10,7 @@ import torch
 
 from mismatch_probe.dtypes import TORCH_NAME, Dtype
 from mismatch_probe.training_path.double import Float64Throughout
-from mismatch_probe.training_path.products import CpuProducts
+from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
 
 _FP32_PRODUCTS: Final = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 _MATMUL: Final = ("cuda.matmul", "mkldnn.matmul")
@@ -61,7 +61,7 @@ class Arithmetic:
     @property
     def defines_cpu_products(self) -> bool:
         """Whether products follow `products`; PyTorch's own BF16 and FP64 products need no help."""
-        return self.device_type == "cpu" and self.dtype in ("fp16", "fp32")
+        return self.device_type == "cpu" and (self.dtype == "fp16" or (self.dtype == "fp32" and fp32_by_onednn()))
 
     @contextmanager
     def active(self) -> Iterator[None]:

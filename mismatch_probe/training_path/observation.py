@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.dtypes import TORCH_NAME, Dtype
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
 from mismatch_probe.training_path.loading import sdpa_leaves_out
+from mismatch_probe.training_path.products import fp32_by_onednn
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
 aten = torch.ops.aten
@@ -90,10 +91,12 @@ def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
     """Flags as they are while `arithmetic` is active, and the versions at work."""
     with arithmetic.active():
         flags = product_flags()
+    defines_fp16 = arithmetic.dtype == "fp16" and arithmetic.defines_cpu_products
     return {
         **flags,
         "autocast_dtype": None if arithmetic.autocast_dtype is None else short_name(arithmetic.autocast_dtype),
-        "fp16_products": "accumulated in fp32 and rounded once" if arithmetic.defines_cpu_products else "native",
+        "fp16_products": "accumulated in fp32 and rounded once" if defines_fp16 else "native",
+        "fp32_products_by_onednn": arithmetic.device_type == "cpu" and fp32_by_onednn(),
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -6,13 +6,15 @@ ties to even. Attention takes FP16 queries, keys and values, is computed in FP32
 products are several times slower on a CPU without FP16 instructions. On one that has them, matrix products are
 PyTorch's own where a trial shows that they follow this definition.
 
-FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused. BF16 is
+FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused; on Intel's, MKL
+is the faster. BF16 is
 PyTorch's own but for attention's backward pass, whose kernel is slow on short sequences: it is computed in FP32 and
 rounded once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -25,6 +27,8 @@ _SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
 _ROWS_PER_BLOCK: Final = 1024
 _ROW_STEP: Final = 32
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+_INTEL: Final = "GenuineIntel"
 
 _ONE_OUTPUT: Final = frozenset(
     {
@@ -64,7 +68,7 @@ class CpuProducts(TorchDispatchMode):
             return func(*args, **kwargs)
         if args[0].dtype == torch.float16:
             return _fp16_product(func, args, kwargs)
-        if args[0].dtype == torch.float32:
+        if args[0].dtype == torch.float32 and fp32_by_onednn():
             return _fp32_product(func, args, kwargs)
         if func is _ATTENTION_BACKWARD and args[0].dtype == torch.bfloat16:
             return tuple(gradient.bfloat16() for gradient in _in_fp32(func, args, kwargs))
@@ -170,9 +174,10 @@ def _grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor,
 
 
 def _fp32_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
-    if _ONEDNN is None or 0 in (*a_MK.shape, b_KN.shape[1]):
+    if not fp32_by_onednn() or 0 in (*a_MK.shape, b_KN.shape[1]):
         return torch.mm(a_MK, b_KN)
-    return _ONEDNN(_dense(a_MK), _dense(b_KN.t()), None, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(_dense(a_MK), _dense(b_KN.t()), None, "none", [], "")
+    return product
 
 
 def _dense(matrix: torch.Tensor) -> torch.Tensor:
@@ -184,13 +189,14 @@ def _blocks(length: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, length, size))
 
 
-def _onednn_linear() -> Callable[..., torch.Tensor] | None:
-    """oneDNN's `linear`, or None where PyTorch was built without it."""
-    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return torch.ops.mkldnn._linear_pointwise if available else None
+@cache
+def fp32_by_onednn() -> bool:
+    """Whether FP32 products go to oneDNN: where PyTorch was built with it, and the processor is none of Intel's."""
+    return _has_onednn() and not (_CPU_INFO.exists() and _INTEL in _CPU_INFO.read_text())
 
 
-_ONEDNN: Final = _onednn_linear()
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @cache
@@ -199,7 +205,7 @@ def native_fp16_follows_the_definition() -> bool:
 
     Sums that FP32 holds exactly have one right result each. Accumulated in FP16 they would lose their small terms.
     """
-    if _ONEDNN is None or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    if not _has_onednn() or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         return False
     depth = 512
     with _disable_current_modes():

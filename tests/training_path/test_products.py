@@ -1,11 +1,13 @@
 """FP16 products on a CPU against their definition: exact products, FP32 accumulation, one rounding."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from mismatch_probe.training_path import products as module
-from mismatch_probe.training_path.products import CpuProducts, native_fp16_follows_the_definition
+from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn, native_fp16_follows_the_definition
 
 UNIT_FP32 = 2.0**-24
 
@@ -15,10 +17,10 @@ NATIVE = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 @pytest.fixture(params=["own", "native"], autouse=True)
 def _whose_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test by this module's products, and by the processor's where it has some."""
-    if request.param == "native" and not NATIVE:
-        pytest.skip("this processor has no FP16 products")
-    monkeypatch.setattr(module, "native_fp16_follows_the_definition", lambda: request.param == "native")
+    """Every test by this module's products, and by PyTorch's own where the processor has FP16 ones."""
+    native = request.param == "native"
+    monkeypatch.setattr(module, "native_fp16_follows_the_definition", lambda: native and NATIVE)
+    monkeypatch.setattr(module, "fp32_by_onednn", lambda: not native)
 
 
 def halves(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -220,6 +222,16 @@ def test_a_processors_own_products_are_taken_where_it_has_some_that_follow_the_d
     native_fp16_follows_the_definition.cache_clear()
     with CpuProducts():
         assert native_fp16_follows_the_definition() == NATIVE
+
+
+@pytest.mark.parametrize(("vendor", "expected"), [("GenuineIntel", False), ("AuthenticAMD", True), (None, True)])
+def test_intels_processors_keep_their_own_library(
+    vendor: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if vendor is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    monkeypatch.setattr(module, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert fp32_by_onednn.__wrapped__() is expected
 
 
 def test_products_accumulated_in_fp16_do_not_pass_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
