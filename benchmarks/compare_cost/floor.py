@@ -27,6 +27,7 @@ def main() -> None:
 
     start = time.monotonic()
     from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
 
     longest = max(map(len, prompts)) + arguments.max_new_tokens + 1
     llm = LLM(
@@ -36,6 +37,7 @@ def main() -> None:
         enable_prefix_caching=False,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
+        enforce_eager=current_platform.is_cpu(),  # as compare does
     )
     seconds["engine_start"] = time.monotonic() - start
 

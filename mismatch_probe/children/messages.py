@@ -1,6 +1,7 @@
 """What a job tells its parent: one JSON object a line, on a pipe of its own."""
 
 import json
+import traceback
 from collections.abc import Callable
 from typing import IO, Any, Final
 
@@ -27,13 +28,17 @@ def read(line: str) -> tuple[str, Any]:
 
 def described(error: Exception, name: str) -> dict[str, str]:
     """An error of the job `name` as plain values: its own sentence, or that it was not expected."""
-    if isinstance(error, errors.MismatchProbeError):
-        return {"error": type(error).__name__, "message": str(error)}
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    return {"error": errors.EngineError.__name__, "message": f"{name} failed unexpectedly: {what}"}
+    kind, message = type(error), str(error)
+    if not isinstance(error, errors.MismatchProbeError):
+        what = f"{kind.__name__}: {error}".splitlines()[0]
+        kind, message = errors.EngineError, f"{name} failed unexpectedly: {what}"
+    where = "".join(traceback.format_exception(error))
+    return {"error": kind.__name__, "message": message, "where": f"In the process of {name}:\n{where}"}
 
 
 def as_exception(description: dict[str, str]) -> errors.MismatchProbeError:
-    """The error that `described` was given."""
+    """The error that `described` was given; its traceback there is a note, which a traceback here shows."""
     kind: type[errors.MismatchProbeError] = getattr(errors, description["error"], errors.EngineError)
-    return kind(description["message"])
+    error = kind(description["message"])
+    error.add_note(description["where"])
+    return error

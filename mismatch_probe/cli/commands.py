@@ -6,6 +6,7 @@ import typer
 
 from mismatch_probe import __version__
 from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
+from mismatch_probe.cli.interrupts import interruption_that_came
 from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
 
@@ -63,5 +64,5 @@ def invoke(words: Sequence[str]) -> ExitCode:
             return ExitCode.USAGE
         raise UsageError(sentence_of(error, words)) from error
     if code == ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
+        raise interruption_that_came()
     return ExitCode(code or 0)

@@ -43,20 +43,20 @@ class _Heeding:
     def __init__(self) -> None:
         self.over = False
         self._since: float | None = None
-        self._number: int = signal.SIGINT
+        self.number: int = signal.SIGINT
         self._print_unraisable = sys.unraisablehook
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.over or (self._since is not None and now - self._since < _PATIENCE_SECONDS):
             return
-        self._since, self._number = now, number
+        self._since, self.number = now, number
         raise _interruption(number)
 
     def come_again(self, unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             self._since = None
-            again = threading.Timer(_SOON_SECONDS, _thread.interrupt_main, (self._number,))
+            again = threading.Timer(_SOON_SECONDS, _thread.interrupt_main, (self.number,))
             again.daemon = True
             again.start()
         else:
@@ -84,6 +84,11 @@ def ignore_interrupts() -> None:
     _heeding.over = True
     for number in (signal.SIGINT, *_REQUESTS):
         signal.signal(number, signal.SIG_IGN)
+
+
+def interruption_that_came() -> KeyboardInterrupt:
+    """The last one, for where typer has made an exit code of it."""
+    return _interruption(_heeding.number)
 
 
 @contextmanager

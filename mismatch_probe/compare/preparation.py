@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.inputs import Inputs, checked_inputs
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides
-from mismatch_probe.config.model import Attention, CompareSettings
+from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.engines.rehearsal import check_room, rehearsal
 from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
@@ -19,7 +20,7 @@ from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
-from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
+from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
 
 _BATCH_SEQUENCES = 256
 _BATCH_TOKENS_CPU = 2048
@@ -55,9 +56,6 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
-    from mismatch_probe.training_path.fit import require_fit
-    from mismatch_probe.training_path.loading import choose_attention, choose_device
-
     check_sides(settings)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)
@@ -80,14 +78,11 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
             checkpoint_dtype=checkpoint.checkpoint_dtype(config),
             weight_bytes=checkpoint.weight_bytes(folder),
         )
-        attention = choose_attention(
-            folder, settings.training.attention, trust_remote_code=settings.model.trust_remote_code
-        )
-        require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
-        prompts = _encoded(settings, str(folder), context_length, checkpoint.vocabulary(config))
+        loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
+        inputs = checked_inputs(settings, folder, loaded, checkpoint.vocabulary(config), context_length)
+        _require_room(settings, inputs.prompts, context_length)
     hardware = environment.hardware()
-    on_gpu = choose_device(settings.training.device).type == "cuda"
-    resolved = _resolved(settings, len(prompts), attention, on_gpu=on_gpu)
+    resolved = _resolved(settings, inputs)
     versions, variables = environment.versions(), recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
@@ -98,7 +93,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         content_keys={
             "settings": content_key(resolved.model_dump(mode="json")),
             "model": identity.fingerprint,
-            "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts]),
+            "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
             **grounds_keys(versions, hardware, variables),
         },
         versions=versions,
@@ -108,20 +103,14 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         run_key=secrets.token_hex(8),
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
-    return Preparation(manifest, prompts)
+    return Preparation(manifest, inputs.prompts)
 
 
-def _encoded(
-    settings: CompareSettings, folder: str, context_length: int | None, vocabulary: int | None
-) -> list[EncodedPrompt]:
-    """The prompts as ids, each with room for a response."""
-    tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
-    loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
-    prompts = encode_prompts(loaded, tokenizer, settings.prompts.chat_template, vocabulary, context_length)
+def _require_room(settings: CompareSettings, prompts: list[EncodedPrompt], context_length: int | None) -> None:
+    """Each prompt has room for a response."""
     check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     check_room(settings.engine, longest.label, len(longest.token_ids))
-    return prompts
 
 
 def _require_packages() -> None:
@@ -132,16 +121,16 @@ def _require_packages() -> None:
         )
 
 
-def _resolved(settings: CompareSettings, num_prompts: int, attention: Attention, *, on_gpu: bool) -> CompareSettings:
+def _resolved(settings: CompareSettings, inputs: Inputs) -> CompareSettings:
     """What was left open, as it came out."""
     size = settings.engine.batch_sequences or _BATCH_SEQUENCES
     left_open = "batch_tokens" not in settings.training.model_fields_set
-    tokens = _BATCH_TOKENS_CPU if left_open and not on_gpu else settings.training.batch_tokens
+    tokens = _BATCH_TOKENS_CPU if left_open and not inputs.on_gpu else settings.training.batch_tokens
     return settings.model_copy(
         update={
-            "prompts": settings.prompts.model_copy(update={"num_prompts": num_prompts}),
+            "prompts": settings.prompts.model_copy(update={"num_prompts": len(inputs.prompts)}),
             "engine": settings.engine.model_copy(update={"batch_sequences": size}),
-            "training": settings.training.model_copy(update={"attention": attention, "batch_tokens": tokens}),
+            "training": settings.training.model_copy(update={"attention": inputs.attention, "batch_tokens": tokens}),
         }
     )
 

@@ -11,6 +11,9 @@ from mismatch_probe.errors import MissingExtra, UsageError
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
 """Packages that bring it to transformers."""
 
+_ALWAYS_THERE: Final = ("auto", "cpu")
+"""Devices that need no torch to be checked, which takes seconds to import."""
+
 _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?")
 
 
@@ -22,13 +25,12 @@ def check_sides(settings: CompareSettings) -> None:
             map is none, or the attention does not run on it or in a format asked for.
         MissingExtra: the attention is not installed.
     """
-    from mismatch_probe.training_path.loading import choose_device
-
     check_engine(settings.infer_dtypes, settings.engine, settings.sampling)
     training = settings.training
-    device = choose_device(training.device)
-    if training.attention == "flash_attention_2" and device.type == "cpu":
+    if training.attention == "flash_attention_2" and _device_type(training.device) == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
+    if training.device not in _ALWAYS_THERE:
+        _device_type(training.device)
     wide = [dtype for dtype in settings.train_dtypes if dtype not in ("fp16", "bf16")]
     if training.attention == "flash_attention_2" and wide:
         raise UsageError(
@@ -47,3 +49,9 @@ def check_sides(settings: CompareSettings) -> None:
         )
     if training.precision == "fsdp" and training.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
+
+
+def _device_type(name: str) -> str:
+    from mismatch_probe.training_path.loading import choose_device
+
+    return choose_device(name).type

@@ -45,8 +45,10 @@ def test_messages_come_in_order_then_the_result_and_prints_go_to_the_log(tmp_pat
 
 
 def test_a_failure_comes_back_as_the_same_error() -> None:
-    with pytest.raises(RunDirectoryError, match=r"^not a run$"):
+    with pytest.raises(RunDirectoryError) as refused:
         run(job("refuses", "not a run"))
+    assert str(refused.value) == "not a run"
+    assert "in refuses" in "".join(refused.value.__notes__), "for --debug"
 
 
 def test_an_error_that_nobody_expected_is_one_line_and_the_log_has_the_rest(tmp_path: Path) -> None:
@@ -66,7 +68,9 @@ def test_a_failure_is_told_although_the_log_cannot_be_written() -> None:
     with os.fdopen(reading) as messages:
         told = [read(line) for line in messages]
     assert child.wait() == 1
-    assert told == [(FAILURE, {"error": "RunDirectoryError", "message": "not a run"})]
+    assert [(kind, content["error"], content["message"]) for kind, content in told] == [
+        (FAILURE, "RunDirectoryError", "not a run")
+    ]
 
 
 def test_a_log_that_cannot_be_made_is_an_error_of_storage(tmp_path: Path) -> None:

@@ -130,3 +130,19 @@ def test_a_process_that_was_started_deaf_stays_so() -> None:
         "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
+    program = (
+        "import signal, sys\n"
+        "from mismatch_probe.cli import app, report_command\n"
+        f"report_command.write_report = lambda *_, **__: signal.raise_signal({int(number)})\n"
+        "app.main()\n"
+    )
+    words = [sys.executable, "-c", program, "report", str(run.path)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (code, f"mismatch-probe: ended by {number.name}\n")

@@ -1,0 +1,72 @@
+"""What takes torch and transformers to be checked of a checkpoint and its prompts: a job, so a command loads neither.
+
+The prompts are read by the command itself, since they can come through a pipe of its own.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.children.messages import Send
+from mismatch_probe.children.start import Job, run
+from mismatch_probe.config.model import Attention, CompareSettings
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.tasks import Prompt, encode_prompts, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """on_gpu: whether the training path will run on one."""
+
+    prompts: list[EncodedPrompt]
+    attention: Attention
+    on_gpu: bool
+
+
+def checked_inputs(
+    settings: CompareSettings, folder: Path, prompts: list[Prompt], vocabulary: int | None, context_length: int | None
+) -> Inputs:
+    """The prompts as ids, and how the training path will compute; the last two as in
+    `encode_prompts`.
+
+    Raises:
+        UsageError: the checkpoint, the prompts or the device cannot be used.
+        MissingExtra: a needed package is not installed.
+    """
+    asked = {
+        "folder": str(folder.absolute()),
+        "trust_remote_code": settings.model.trust_remote_code,
+        "attention": settings.training.attention,
+        "device": settings.training.device,
+        "chat_template": settings.prompts.chat_template,
+        "vocabulary": vocabulary,
+        "context_length": context_length,
+    }
+    job = Job(
+        name="checking the checkpoint and the prompts",
+        function=f"{__name__}:check",
+        arguments=(asked, json.dumps([asdict(prompt) for prompt in prompts], default=str)),
+        preload="training",
+        when_killed="lower --num-prompts",
+    )
+    answer = run(job)
+    return Inputs([EncodedPrompt(**prompt) for prompt in answer["prompts"]], answer["attention"], answer["on_gpu"])
+
+
+def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
+    """What `checked_inputs` asks for, as JSON values."""
+    from mismatch_probe.training_path.fit import require_fit
+    from mismatch_probe.training_path.loading import choose_attention, choose_device
+
+    folder, trust_remote_code = Path(asked["folder"]), asked["trust_remote_code"]
+    attention = choose_attention(folder, asked["attention"], trust_remote_code=trust_remote_code)
+    require_fit(folder, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(asked["folder"], trust_remote_code=trust_remote_code)
+    given = [Prompt(**prompt) for prompt in json.loads(prompts)]
+    encoded = encode_prompts(given, tokenizer, asked["chat_template"], asked["vocabulary"], asked["context_length"])
+    return {
+        "prompts": [asdict(prompt) for prompt in encoded],
+        "attention": attention,
+        "on_gpu": choose_device(asked["device"]).type == "cuda",
+    }
