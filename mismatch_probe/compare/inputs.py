@@ -27,8 +27,7 @@ class Inputs:
 def checked_inputs(
     settings: CompareSettings, folder: Path, prompts: list[Prompt], vocabulary: int | None, context_length: int | None
 ) -> Inputs:
-    """The prompts as ids, and how the training path will compute; the last two as in
-    `encode_prompts`.
+    """The prompts as ids, and how the training path will compute; the last two arguments as in `encode_prompts`.
 
     Raises:
         UsageError: the checkpoint, the prompts or the device cannot be used.
