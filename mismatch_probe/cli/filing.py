@@ -1,6 +1,5 @@
 """Where `headroom` and `localize` take their settings from and put what they found."""
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,12 +80,13 @@ class Filing:
                 require_absent(self.folder / name)
             yield
             return
-        with RunDirectory(self.folder).created():
+        directory = RunDirectory(self.folder)
+        with directory.created():
             try:
                 yield
             except BaseException:
                 if not Findings(self.folder).exist:
-                    shutil.rmtree(self.folder)
+                    directory.remove()
                 raise
 
     def file(self, document: Headroom | Localization) -> Path | None:

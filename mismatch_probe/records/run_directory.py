@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -107,7 +107,19 @@ class RunDirectory:
     def discard_without_results(self) -> None:
         """Remove a run that ended before anything was computed, so that the same command can be given again, mended."""
         if not any((self.path / name).exists() for name in ("rollouts.parquet", "legs", "parts")):
-            shutil.rmtree(self.path)
+            self.remove()
+
+    def remove(self) -> None:
+        """Empty the directory, and remove it where it can be: not where it is the working directory, a link to a folder
+        or a mounted disk.
+        """
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        with suppress(OSError):
+            self.path.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +57,7 @@ class TrainingDirectory(RunDirectory):
     def discard_without_results(self) -> None:
         """Remove a run that ended before its first checkpoint, so that the same command can be given again, mended."""
         if not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl", "sanity.json")):
-            shutil.rmtree(self.path)
+            self.remove()
 
     def write_training_manifest(self, manifest: TrainingManifest) -> None:
         write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")

@@ -80,3 +80,21 @@ def test_a_damaged_summary_or_one_of_another_version_is_not_believed(tmp_path: P
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(BrokenRecord, match="--recompute"):
         RunDirectory(tmp_path).read_summary()
+
+
+@pytest.mark.parametrize("reached", ["by its name", "through a link", "as the working directory"])
+def test_a_run_without_results_goes_however_its_folder_is_reached(
+    reached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    monkeypatch.chdir(folder)
+    path = {"by its name": folder, "through a link": link, "as the working directory": Path()}[reached]
+    run = RunDirectory(path)
+    with run.created():
+        run.log_path("compare").parent.mkdir()
+        run.log_path("compare").touch()
+    run.discard_without_results()
+    run.require_free()
+    assert not folder.exists() or not list(folder.iterdir())
