@@ -134,7 +134,8 @@ def load_model(
 
 
 def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """The checkpoint's config.
+    """The checkpoint's config, without the attention that it may ask for: it can name a package that is absent here, or
+    a kernel of the hub, whose code would be fetched and run.
 
     Raises:
         UsageError: the folder holds none that can be used, or that of another than a causal language model.
@@ -149,6 +150,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
             f"the config of {folder} cannot be used ({said(error)}); mend config.json, upgrade transformers, or "
             "set model.trust_remote_code where the checkpoint brings its own code"
         ) from error
+    config._attn_implementation = None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not _brings_its_code(config, trust_remote_code):
         raise UsageError(
             f"{folder} is a {config.model_type} model, which has no causal language model in transformers; "

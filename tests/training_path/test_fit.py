@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import UsageError
 from mismatch_probe.training_path.fit import require_fit
+from mismatch_probe.training_path.loading import load_config
 from tests.tiny_models import FAMILIES, make_checkpoint
 
 
@@ -85,6 +86,17 @@ def test_a_config_that_makes_no_model(tmp_path: Path) -> None:
     edit_config(folder, hidden_act="nonesuch")
     with pytest.raises(UsageError, match="makes no model"):
         require_fit(folder, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "kernels-community/flash-attn2"])
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_the_attention_that_a_checkpoint_asks_for_is_neither_needed_nor_fetched(
+    tmp_path: Path, name: str, attention: str
+) -> None:
+    folder = make_checkpoint(tmp_path)
+    edit_config(folder, **{name: attention})
+    require_fit(folder, trust_remote_code=False)
+    assert load_config(folder, trust_remote_code=False)._attn_implementation is None
 
 
 def test_quantised_weights_are_not_judged(tmp_path: Path) -> None:
