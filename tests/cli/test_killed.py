@@ -1,0 +1,147 @@
+"""A command that is killed, terminated or hung up leaves no process and no scratch folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from tests.simulated_run import Simulation, simulated_run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by their environment"),
+]
+
+CODES = {
+    signal.SIGKILL: -signal.SIGKILL,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HUNG_UP,
+}
+MARK = "MISMATCH_PROBE_TEST_MARK"
+SMALL = ("--model", "demo", "--max-new-tokens", "16")
+ENDED_SECONDS = 5.0
+READY_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run, and the file that says it is at work; without one it is killed while it imports."""
+
+    words: tuple[str, ...]
+    at_work: str | None = None
+
+
+COMMANDS = {
+    "compare": Command(("compare", *SMALL, "--num-prompts", "4", "--dtype", "bf16", "--out", "out"), "**/engine-*.log"),
+    "headroom": Command(("headroom", "--model", "demo", "--out", "out.json")),
+    "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out")),
+    "report": Command(("report", "run")),
+    "gate": Command(("gate", "run", "--config", "gate.toml")),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_is_left_five_seconds_after(name: str, tmp_path: Path) -> None:
+    killed = [Killed(COMMANDS[name], number, tmp_path / number.name) for number in CODES]
+    try:
+        for one in killed:
+            one.wait_until_at_work()
+            one.kill()
+        for one in killed:
+            one.check()
+    finally:
+        for one in killed:
+            one.end()
+
+
+class Killed:
+    """One run of a command in a folder of its own, its processes known by a variable that they all inherit."""
+
+    def __init__(self, command: Command, number: signal.Signals, folder: Path) -> None:
+        self._command, self._number, self._folder = command, number, folder
+        self._mark = uuid.uuid4().hex
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(parents=True)
+        simulated_run(folder / "run", Simulation(num_prompts=2), with_summary=True)
+        (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
+        path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        kept = {
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch-cache")
+        }  # torch's own, for later runs: no scratch folder
+        environment = os.environ | {MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONPATH": path, **kept}
+        self._errors = (folder / "stderr").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mismatch_probe", *command.words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+        )
+
+    def wait_until_at_work(self) -> None:
+        sign = self._command.at_work
+        self._wait(lambda: self._is_heeding() and (sign is None or any(self._written(sign))))
+        assert self._process.poll() is None, self._said()
+
+    def kill(self) -> None:
+        self._process.send_signal(self._number)
+
+    def check(self) -> None:
+        begun = time.monotonic()
+        while (left := self._left()) and time.monotonic() - begun < ENDED_SECONDS:
+            time.sleep(0.05)
+        assert not left, f"{self._number.name}: {left}, the command is {self._process.pid}; {self._said()}"
+        assert self._process.wait() == CODES[self._number], self._said()
+        assert list(self._folder.rglob(".localize-*")) == []
+        assert [path.name for path in self._temporary.iterdir()] == []
+        assert "Traceback" not in self._said()
+
+    def end(self) -> None:
+        """Whatever a failed check leaves."""
+        for pid in self._left():
+            os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._errors.close()
+
+    def _is_heeding(self) -> bool:
+        """Whether it catches SIGTERM by now, as the very start of Python does not."""
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+        except OSError:
+            return True
+        caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt:\t0")
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    def _written(self, pattern: str) -> list[Path]:
+        return [path for path in self._folder.glob(pattern) if path.stat().st_size]
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        begun = time.monotonic()
+        while not holds() and self._process.poll() is None and time.monotonic() - begun < READY_SECONDS:
+            time.sleep(0.02)
+
+    def _left(self) -> list[int]:
+        """Processes with the mark that are no zombies."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                marked = f"{MARK}={self._mark}".encode() in (entry / "environ").read_bytes()
+                zombie = "State:\tZ" in (entry / "status").read_text()
+            except OSError:
+                continue
+            if marked and not zombie:
+                found.append(int(entry.name))
+        return found
+
+    def _said(self) -> str:
+        return (self._folder / "stderr").read_text()
