@@ -120,12 +120,13 @@ def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, 
     Raises:
         UsageError: the flags contradict each other, one side is missing, or a name is none of a dtype.
     """
-    if not train and not infer:
-        return [(one, one) for one in map(parse_dtype, dtypes)] if dtypes else None
-    if dtypes:
+    both, trains, infers = ([parse_dtype(one) for one in given or ()] for given in (dtypes, train, infer))
+    if not trains and not infers:
+        return [(one, one) for one in both] or None
+    if both:
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
-    if not (train and infer):
+    if not (trains and infers):
         raise UsageError(
             "--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides"
         )
-    return [(parse_dtype(one), parse_dtype(other)) for one in train for other in infer]
+    return [(one, other) for one in trains for other in infers]

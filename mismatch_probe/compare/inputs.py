@@ -12,7 +12,7 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, run
 from mismatch_probe.config.model import Attention, CompareSettings
 from mismatch_probe.records.sequences import EncodedPrompt
-from mismatch_probe.tasks import Prompt, encode_prompts, load_tokenizer
+from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
     folder, trust_remote_code = Path(asked["folder"]), asked["trust_remote_code"]
     attention = choose_attention(folder, asked["attention"], trust_remote_code=trust_remote_code)
     require_fit(folder, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(asked["folder"], trust_remote_code=trust_remote_code)
     given = [Prompt(**prompt) for prompt in json.loads(prompts)]
+    tokenizer = tokenizer_for(given, asked["folder"], trust_remote_code=trust_remote_code)
     encoded = encode_prompts(given, tokenizer, asked["chat_template"], asked["vocabulary"], asked["context_length"])
     return {
         "prompts": [asdict(prompt) for prompt in encoded],

@@ -77,6 +77,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
             context_length=context_length,
             checkpoint_dtype=checkpoint.checkpoint_dtype(config),
             weight_bytes=checkpoint.weight_bytes(folder),
+            has_tokenizer=checkpoint.has_tokenizer(folder),
         )
         loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
         inputs = checked_inputs(settings, folder, loaded, checkpoint.vocabulary(config), context_length)

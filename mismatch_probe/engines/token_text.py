@@ -21,10 +21,10 @@ class TokenTexts:
     """Pieces of text by token id, each decoded once.
 
     Decoding ids one at a time through the tokenizer loses the leading space of SentencePiece tokens and turns a part of
-    a multi-byte character into U+FFFD; the vocabulary entry itself keeps both.
+    a multi-byte character into U+FFFD; the vocabulary entry itself keeps both. Without a tokenizer a token is its id.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}
 
@@ -37,6 +37,8 @@ class TokenTexts:
         return self._pieces[token_id]
 
     def _decode(self, token_id: int) -> str:
+        if self._tokenizer is None:
+            return f"<id {token_id}>"
         added = self._added.get(token_id)
         if added is not None:
             return added

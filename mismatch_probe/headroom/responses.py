@@ -15,7 +15,7 @@ from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom.computing import computing
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
-from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer
+from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, tokenizer_for
 from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
 
 SAMPLED_BY = "transformers generate, in fp32"
@@ -23,7 +23,7 @@ SAMPLED_BY = "transformers generate, in fp32"
 
 @dataclass(frozen=True)
 class Problems:
-    """Encoded prompts, the tokenizer, and the reward, None where the prompts come with none."""
+    """Encoded prompts, the reward, None where the prompts come with none, and the tokenizer that a reward needs."""
 
     prompts: list[EncodedPrompt]
     tokenizer: Any
@@ -50,11 +50,16 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
         UsageError: the prompts, the tokenizer or the reward cannot be used.
         MissingExtra: a package that they need is not installed.
     """
-    tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
     wanted = settings.prompts.num_prompts or DEFAULT_NUM_PROMPTS
     prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)[:wanted]
     has_reward = settings.reward is not None or prompts[0].task is not None
     reward = load_reward(settings.reward, prompts) if has_reward else None
+    trust = settings.model.trust_remote_code
+    tokenizer = (
+        load_tokenizer(folder, trust_remote_code=trust)
+        if has_reward
+        else tokenizer_for(prompts, folder, trust_remote_code=trust)
+    )
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
     template = settings.prompts.chat_template
@@ -75,10 +80,11 @@ def sample_responses(model: PreTrainedModel, problems: Problems, settings: Headr
     for number, prompt in enumerate(problems.prompts):
         seed = int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0])
         for sample, token_ids in enumerate(_generate(model, prompt.token_ids, settings, seed)):
-            text = problems.tokenizer.decode(token_ids, skip_special_tokens=True)
             sequences.append(TokenSequence(f"{prompt.prompt_id}/{sample}", prompt.token_ids, token_ids))
             prompt_ids.append(prompt.prompt_id)
-            answered.append(Answered(prompt, text, truncated=token_ids[-1] not in _ends(model)))
+            if problems.reward is not None:
+                text = problems.tokenizer.decode(token_ids, skip_special_tokens=True)
+                answered.append(Answered(prompt, text, truncated=token_ids[-1] not in _ends(model)))
     if problems.reward is None:
         return _with_stand_in(sequences, prompt_ids, mean_reward=None)
     rewards = score_responses(problems.reward, answered)

@@ -27,6 +27,10 @@ _DESCRIPTIONS = (
     "adapter_config.json",
 )
 _OTHER_OBJECTS = ("generation_config.json", "tokenizer_config.json")
+_TOKENIZERS = (
+    "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken*.json", "sentencepiece*", "*.spm"
+)  # fmt: skip
+"""What the tokenizers of the field are kept in."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -53,6 +57,11 @@ def _read_object(path: Path) -> dict[str, Any] | None:
         raise UsageError(
             f"{path} cannot be read ({error}): the checkpoint is damaged; give --model an intact one"
         ) from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether any file of a tokenizer is there, be it whole or not."""
+    return any(any(folder.glob(pattern)) for pattern in _TOKENIZERS)
 
 
 def weight_files(folder: Path) -> list[Path]:

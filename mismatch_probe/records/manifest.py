@@ -15,7 +15,10 @@ class Entry(BaseModel):
 
 
 class ModelIdentity(Entry):
-    """The checkpoint as it was read: both sides load `folder`, nothing else."""
+    """The checkpoint as it was read: both sides load `folder`, nothing else.
+
+    has_tokenizer: without one no token has a text.
+    """
 
     name: str
     folder: str
@@ -24,6 +27,7 @@ class ModelIdentity(Entry):
     context_length: int | None
     checkpoint_dtype: str | None
     weight_bytes: int
+    has_tokenizer: bool = True
 
 
 class StageRecord(Entry):

@@ -60,7 +60,7 @@ def render_html(summary: Summary, manifest: Manifest, found: Sequence[Headroom |
         vocabulary(summary),
         confidence(summary),
         corrections(summary),
-        worst(summary),
+        worst(summary, has_text=manifest.model.has_tokenizer),
         *map(findings_section, found),
         counts(summary),
         settings(summary, manifest),

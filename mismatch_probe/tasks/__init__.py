@@ -1,7 +1,7 @@
 """Prompts: built-in tasks, files and hub data sets, encoded once. Nothing heavy loads before a tokenizer is needed."""
 
 from mismatch_probe.tasks.encoding import check_lengths, encode_prompts
-from mismatch_probe.tasks.model import load_tokenizer, resolve_model
+from mismatch_probe.tasks.model import load_tokenizer, resolve_model, tokenizer_for
 from mismatch_probe.tasks.procedural import verify
 from mismatch_probe.tasks.prompt import Prompt
 from mismatch_probe.tasks.source import Asking, load_prompts, num_held
@@ -15,5 +15,6 @@ __all__ = [
     "load_tokenizer",
     "num_held",
     "resolve_model",
+    "tokenizer_for",
     "verify",
 ]

@@ -22,7 +22,7 @@ _LEAST_ROOM = 2
 
 def encode_prompts(
     prompts: list[Prompt],
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: "PreTrainedTokenizerBase | None",
     chat_template: ChatTemplate,
     vocabulary: int | None = None,
     context_length: int | None = None,
@@ -32,12 +32,15 @@ def encode_prompts(
     Messages always take the template. Text becomes one user message with `always`, stays plain with `never`; `auto`
     wraps it exactly if the tokenizer has a template. Recorded ids are taken as they are. `vocabulary` is the number of
     ids that the model knows, which may be more or fewer than its tokenizer makes; None where its config does not say.
-    A text whose beginning alone exceeds `context_length` is read no further; None: all of it is read.
+    A text whose beginning alone exceeds `context_length` is read no further; None: all of it is read. Without a
+    `tokenizer` every prompt must be token ids, and its text is empty.
 
     Raises:
         UsageError: no template where one is needed, one that fails, text that has been templated already, ids outside
             the vocabulary, or a prompt with no tokens or with far too many.
     """
+    if tokenizer is None:
+        return [_of_ids(prompt, vocabulary) for prompt in prompts]
     wrap_text = chat_template == "always" or (chat_template == "auto" and tokenizer.chat_template is not None)
     if chat_template == "always":
         _require_template(tokenizer)
@@ -109,8 +112,7 @@ class _Encoder:
             bos = self.tokenizer.bos_token
             starts_itself = bos is not None and prompt.text.startswith(bos)
             token_ids = self._ids(prompt.label, prompt.text, special_tokens=not starts_itself)
-        if not token_ids:
-            raise UsageError(f"{prompt.label} has no tokens, so nothing can follow it; give it text, or remove it")
+        _require_tokens(prompt, token_ids)
         _require_known(prompt, token_ids, self.vocabulary)
         text = str(self.tokenizer.decode(token_ids))
         return EncodedPrompt(prompt.prompt_id, token_ids, text, prompt.answer, where=prompt.where)
@@ -131,6 +133,19 @@ class _Encoder:
                     f"exceeds the model's context of {context_length}; shorten it or leave it out"
                 )
             length *= 2
+
+
+def _of_ids(prompt: Prompt, vocabulary: int | None) -> EncodedPrompt:
+    assert prompt.token_ids is not None
+    _require_tokens(prompt, prompt.token_ids)
+    if vocabulary is not None:
+        _require_known(prompt, prompt.token_ids, vocabulary)
+    return EncodedPrompt(prompt.prompt_id, prompt.token_ids, "", prompt.answer, where=prompt.where)
+
+
+def _require_tokens(prompt: Prompt, token_ids: list[int]) -> None:
+    if not token_ids:
+        raise UsageError(f"{prompt.label} has no tokens, so nothing can follow it; give it text, or remove it")
 
 
 def _require_template(tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -1,12 +1,15 @@
 """What `--model` names: the shipped checkpoint, a folder, or a hub id; and the tokenizer that comes with it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import MissingExtra, UsageError, said
+from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.reading import Unreadable, expanded, is_folder, is_there
+from mismatch_probe.tasks.prompt import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,6 +64,18 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise _no_tokenizer(folder, "it has no vocabulary")
     return tokenizer
+
+
+def tokenizer_for(
+    prompts: Sequence[Prompt], folder: str | Path, *, trust_remote_code: bool = False
+) -> "PreTrainedTokenizerBase | None":
+    """The checkpoint's tokenizer; None where it has none and all prompts are token ids, which need none.
+
+    Raises as `load_tokenizer`.
+    """
+    if not has_tokenizer(Path(folder)) and all(prompt.token_ids is not None for prompt in prompts):
+        return None
+    return load_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def _require_files(folder: Path) -> None:

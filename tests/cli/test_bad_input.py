@@ -143,6 +143,8 @@ def test_resume_without_a_directory() -> None:
         (["--no-such-flag", "1"], "'--no-such-flag' is not an option"),
         (["--dtype", "bf16", "--train-dtype", "fp16"], "--dtype sets both sides"),
         (["--train-dtype", "fp16"], "go together"),
+        (["--infer-dtype", "fp8"], "dtype 'fp8' cannot be used"),
+        (["--train-dtype", "fp8", "--dtype", "bf16"], "dtype 'fp8' cannot be used"),
         (["--temperature", "0"], "sampling.temperature"),
         (["--num-prompts", "0"], "prompts.num_prompts"),
         (["--prompts", "sums:nowhere"], "nowhere"),

@@ -85,10 +85,11 @@ def check_applied(settings: dict[str, Any], dtype: Dtype) -> None:
 
 
 def _end_ids(llm: Any) -> list[int]:
-    """Ids that end a response: the tokenizer's, and those the checkpoint's generation config lists."""
+    """Ids that end a response: the tokenizer's, where there is one, and those the generation config lists."""
     listed = llm.model_config.try_get_generation_config().get("eos_token_id")
     ids = listed if isinstance(listed, list) else [listed]
-    return sorted({token_id for token_id in [*ids, llm.get_tokenizer().eos_token_id] if token_id is not None})
+    own = None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer().eos_token_id
+    return sorted({token_id for token_id in [*ids, own] if token_id is not None})
 
 
 def _versions() -> dict[str, str]:

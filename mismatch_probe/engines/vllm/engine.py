@@ -91,7 +91,7 @@ class VllmEngine(Engine):
         self._sampling = sampling
         self._longest: int = llm.model_config.max_model_len - 1
         llm.collective_rpc("probe_prepare")
-        self._texts = TokenTexts(llm.get_tokenizer())
+        self._texts = TokenTexts(None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer())
         self._settings = {**read_effective_settings(llm, sampling), **start}
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:

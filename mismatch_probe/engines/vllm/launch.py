@@ -1,6 +1,7 @@
 """What `vllm.LLM` is called with: put together once, for the start and for its rehearsal."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
@@ -11,7 +12,9 @@ from mismatch_probe.engines.vllm.environment import choose_processes, keep_fp32_
 from mismatch_probe.engines.vllm.limits import DTYPE_BYTES, check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
+from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.grounds import recorded_environment
+from mismatch_probe.reading import is_folder
 
 WHOLE_VOCABULARY: Final = -1
 
@@ -73,5 +76,6 @@ def plan_launch(
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": WHOLE_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
+        "skip_tokenizer_init": is_folder(Path(checkpoint)) and not has_tokenizer(Path(checkpoint)),
     }
     return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment)

@@ -16,10 +16,13 @@ _AT_ONCE = 5
 _CONTEXT_CHARACTERS = 80
 _TOKEN_CHARACTERS = 60
 _ID_CHARACTERS = 48
+_NO_TEXT = "The checkpoint has no tokenizer, so prompts and tokens have no text: each token is shown by its id."
 
 
-def worst(summary: Summary) -> Section:
-    blocks: list[Block] = [block for pair in summary.pairs for block in _tables(pair, most_tokens(summary))]
+def worst(summary: Summary, *, has_text: bool = True) -> Section:
+    """`has_text`: whether the checkpoint has a tokenizer that tells the text of its tokens."""
+    blocks: list[Block] = [] if has_text else [Note(_NO_TEXT)]
+    blocks += [block for pair in summary.pairs for block in _tables(pair, most_tokens(summary))]
     return Section(
         "worst",
         "Worst tokens in context",

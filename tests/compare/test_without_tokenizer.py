@@ -1,0 +1,39 @@
+"""A checkpoint without a tokenizer, compared on prompts given as token ids: real engines, a tiny model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lacks_text(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (model / name).unlink(missing_ok=True)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": [257, 40, 50 + one]}) + "\n" for one in range(4)))
+    words = ["compare", "--model", model, "--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", "16"]
+    answer = _probe(tmp_path, *words, "--dry-run")
+    assert answer.returncode == ExitCode.PASS, answer.stderr
+    answer = _probe(tmp_path, *words, "--dtype", "fp32", "--out", "run")
+    assert answer.returncode == ExitCode.PASS, answer.stderr
+    run = RunDirectory(tmp_path / "run")
+    assert not run.read_manifest().model.has_tokenizer
+    assert [pair.verdict.kind for pair in run.read_summary().pairs] == ["precision", "clean"]
+    assert run.read_summary().pairs[0].worst_tokens[0].token.startswith("<id ")
+    page = run.report_path.read_text()
+    assert "has no tokenizer" in page
+    assert _probe(tmp_path, "headroom", "--run", "run").returncode == ExitCode.PASS
+
+
+def _probe(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mismatch_probe", *map(str, words)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
