@@ -18,6 +18,7 @@ from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.reading import open_run
 from mismatch_probe.gate.result import GateResult
 from mismatch_probe.gate.run import answer_of, refused, run_gate
+from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import storage_errors, write_text
 from mismatch_probe.records.regular_files import require_regular
 from mismatch_probe.records.run_directory import RunDirectory
@@ -41,6 +42,7 @@ def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -
     """
     if outputs.github:
         summary_path()
+    _require_replaceable(outputs, gate_file)
     earlier = answer_of(run)
     for path in _files(run, outputs):
         with storage_errors(path):
@@ -53,6 +55,22 @@ def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -
         raise
     publish(result, outputs)
     return result
+
+
+def _require_replaceable(outputs: Outputs, gate_file: Path) -> None:
+    """
+    Raises:
+        UsageError: a file that is asked for would take the place of the gate file, of another one, or of what is none.
+    """
+    taken = {gate_file.resolve(): "--config"}
+    for flag, path in (("--junit", outputs.junit), ("--markdown", outputs.markdown)):
+        if path is None:
+            continue
+        if is_there(path) and not path.is_file():
+            raise UsageError(f"{flag} {path} is no file that could be replaced; give the path of a file")
+        other = taken.setdefault(path.resolve(), flag)
+        if other != flag:
+            raise UsageError(f"{flag} {path} is the file that {other} names; give another path")
 
 
 def publish(result: GateResult, outputs: Outputs) -> None:

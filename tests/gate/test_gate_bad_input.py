@@ -314,3 +314,23 @@ def test_annotations_outside_a_github_job(
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     ended = command_line("gate", small.path, "--config", gate_file(tmp_path, GATE + GOOD), "--github")
     assert (ended.code, "use --markdown" in ended.stderr) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--junit", "{gate}"], "is the file that --config names"),
+        (["--junit", "{folder}/out", "--markdown", "{folder}/sub/../out"], "is the file that --junit names"),
+        (["--junit", "/dev/null"], "--junit /dev/null is no file that could be replaced"),
+        (["--markdown", "{folder}"], "is no file that could be replaced"),
+    ],
+)
+def test_an_output_never_takes_the_place_of_another_file(
+    words: list[str], said: str, command_line: CommandLine, tmp_path: Path
+) -> None:
+    run, config = simulated_run(tmp_path / "run", Simulation(num_prompts=32)), gate_file(tmp_path, GATE + GOOD)
+    before = config.read_text()
+    given = [word.format(gate=config, folder=tmp_path) for word in words]
+    ended = command_line("gate", run.path, "--config", config, *given)
+    assert (ended.code, said in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert config.read_text() == before
