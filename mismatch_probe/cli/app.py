@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from mismatch_probe.cli.interrupts import as_error, heed_interrupts, ignore_interrupts
-from mismatch_probe.cli.streams import keep_standard_streams
+from mismatch_probe.cli.streams import end_at_once, keep_standard_streams
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.inert import plain, shortened
 
 _ENGINES: Final = ("torch", "transformers", "vllm")
 _MOST_CHARACTERS: Final = 8000
+_ENDED_FROM_OUTSIDE: Final = (ExitCode.TERMINATED, ExitCode.HUNG_UP)
 
 
 def main() -> None:
@@ -26,6 +27,8 @@ def main() -> None:
         code = _ended(as_error(interrupt), debug=False)
     finally:
         ignore_interrupts()
+    if code in _ENDED_FROM_OUTSIDE:
+        end_at_once(code)
     sys.exit(code)
 
 

@@ -41,7 +41,10 @@ class Command:
 
 COMMANDS = {
     "compare": Command(("compare", *SMALL, "--num-prompts", "4", "--dtype", "bf16", "--out", "out"), "**/engine-*.log"),
+    "localize": Command(("localize", *SMALL, "--num-prompts", "4", "--out", "out.json"), "**/engine.log"),
+    "evaluate": Command(("evaluate", *SMALL, "--dtype", "bf16", "--out", "out"), "out/logs/*.log"),
     "headroom": Command(("headroom", "--model", "demo", "--out", "out.json")),
+    "train": Command(("train", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), "out/logs/*.log"),
     "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out")),
     "report": Command(("report", "run")),
     "gate": Command(("gate", "run", "--config", "gate.toml")),

@@ -126,7 +126,7 @@ def test_ranks_take_a_side_to_a_higher_precision_together(tmp_path: Path) -> Non
         (("--model", "demo", "--reward", "nosuchmodule:f"), "there is no module"),
         (("--model", "demo", "--max-new-tokens", "100000"), "give --max-new-tokens"),
         (("--model", "demo", "--prompts-per-step", "0"), "rollout.prompts"),
-        (("--model", "demo", "--guards", "nosuch.toml"), "cannot be read"),
+        (("--model", "demo", "--guards", "nosuch.toml"), "does not exist"),
         (("--model", "demo", "--task", "sums:nosuch"), "has no split"),
         (("--model", "demo", "--resume"), "--resume needs --out"),
         ((), "no model to train"),

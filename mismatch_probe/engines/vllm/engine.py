@@ -15,6 +15,7 @@ from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
 from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.progress import FinishedRequests
+from mismatch_probe.engines.vllm.rendezvous import meet_without_a_file
 from mismatch_probe.engines.vllm.weights import send_weights
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
@@ -50,6 +51,7 @@ def start_vllm(
     )
     from vllm import LLM
 
+    meet_without_a_file()
     try:
         llm = LLM(**launch.arguments)
     except Exception as error:
