@@ -3,7 +3,7 @@ RUN ?= runs/demo
 JOBS ?= 2
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-fast check setup clean
 

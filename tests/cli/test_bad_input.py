@@ -1,40 +1,16 @@
 """Each bad input ends with one sentence and a documented exit code, before any engine starts."""
 
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.app import run
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import Answer, probe
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 from tests.tiny_models import make_checkpoint
-
-
-@dataclass(frozen=True)
-class Answer:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def probe(*words: object) -> Answer:
-    """The command line in this process, which has loaded the heavy parts once."""
-    given = [str(word) for word in words]
-    with (
-        redirect_stdout(StringIO()) as output,
-        redirect_stderr(StringIO()) as errors,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(sys, "argv", ["mismatch-probe", *given])
-        code = run(given)
-    return Answer(code, output.getvalue(), errors.getvalue())
 
 
 def assert_refused(answer: Answer, words: str, code: ExitCode = ExitCode.USAGE) -> None:

@@ -19,7 +19,8 @@ from mismatch_probe.gate.github import annotations
 from mismatch_probe.gate.junit import write_junit
 from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.result import CheckResult, GateResult
-from tests.cli.test_bad_input import assert_refused, probe
+from tests.cli.test_bad_input import assert_refused
+from tests.command_line import probe
 from tests.simulated_run import Simulation, simulated_run
 from tests.test_inert import ATTACKS
 from tests.tiny_models import make_checkpoint

@@ -14,7 +14,8 @@ import pytest
 
 from mismatch_probe.errors import ExitCode
 from tests.children.test_start import ended
-from tests.cli.test_bad_input import assert_refused, probe
+from tests.cli.test_bad_input import assert_refused
+from tests.command_line import probe
 from tests.simulated_run import Simulation, simulated_run
 from tests.tiny_models import make_checkpoint
 

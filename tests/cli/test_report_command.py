@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.records.training_run import TrainingSummary
-from tests.cli.test_bad_input import assert_refused, probe
+from tests.cli.test_bad_input import assert_refused
 from tests.cli.test_schema import validate
+from tests.command_line import probe
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 from tests.simulated_run import Simulation, simulated_run
 

@@ -43,7 +43,7 @@ def test_a_gate_ends_with_its_answer_where_nobody_reads_what_people_read(
 @pytest.mark.parametrize("stream", TO_NOBODY.values(), ids=TO_NOBODY)
 @pytest.mark.parametrize(
     ("words", "code"),
-    [("report RUN", 0), ("--bogus", 2), ("compare --model /nowhere --debug", 2)],
+    [("report RUN", 0), ("--bogus", 2), ("compare --dtype bf16 --train-dtype fp16 --debug", 2)],
 )
 def test_every_command_ends_with_its_own_code(run: Path, tmp_path: Path, words: str, code: int, stream: str) -> None:
     ended = shell(f"{PROBE} {words.replace('RUN', str(run))} {stream}", tmp_path)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.cli.test_bad_input import assert_refused, probe
+from tests.cli.test_bad_input import assert_refused
+from tests.command_line import probe
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`compare` as its users run it: real vLLM, real transformers, tiny checkpoints, one process tree a run."""
+"""`compare` with real vLLM, real transformers and tiny checkpoints; what is killed or interrupted is a process."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import pytest
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.tables import read_table, write_table
+from tests.command_line import Answer, probe
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -32,10 +33,8 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def compare(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
-    answer = subprocess.run(command(*words), capture_output=True, text=True, check=False)
-    assert answer.returncode == code, answer.stderr
-    return answer
+def compare(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
+    return probe("compare", *words, code=code)
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -177,8 +176,7 @@ def test_a_finished_run_is_not_overwritten(llama: Path, whole_run: Path) -> None
 def test_report_renders_from_files_alone_and_recomputes_the_same_summary(whole_run: Path) -> None:
     before = recorded(whole_run)
     (whole_run / "report.html").unlink()
-    words = [sys.executable, "-m", "mismatch_probe", "report", str(whole_run), "--recompute"]
-    subprocess.run(words, check=True, capture_output=True)
+    probe("report", whole_run, "--recompute", code=ExitCode.PASS)
     assert (whole_run / "report.html").exists()
     assert recorded(whole_run) == before
 
@@ -195,8 +193,7 @@ def test_a_missing_log_prob_breaks_the_verdict(tmp_path: Path, whole_run: Path) 
         position, table.schema.field(position), pa.array(logprobs, type=table.schema.field(position).type)
     )
     write_table(leg, changed)
-    words = [sys.executable, "-m", "mismatch_probe", "report", str(run), "--recompute"]
-    assert subprocess.run(words, check=False, capture_output=True).returncode == ExitCode.ENVIRONMENT
+    probe("report", run, "--recompute", code=ExitCode.ENVIRONMENT)
     verdict = summary_of(run)["verdict"]
     assert (verdict["kind"], verdict["code"]) == ("broken", "missing_logprobs")
 

@@ -1,8 +1,6 @@
 """`mismatch-probe localize` end to end, and its answers to bad input."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +8,11 @@ import pytest
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.records.localize import Localization
+from tests.command_line import Answer, probe
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mismatch_probe", "localize", *words], capture_output=True, text=True, check=False
-    )
+def run(*words: str) -> Answer:
+    return probe("localize", *words)
 
 
 @pytest.mark.slow

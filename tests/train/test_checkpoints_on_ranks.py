@@ -1,36 +1,24 @@
 """What some ranks wrote, another number of ranks reads: weights, tied ones too, and moments of policy and critic."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
+from tests.warm_python import warm_python, warm_ranks
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 
 
-def on_ranks(ranks: int, what: str, folder: Path, *, fails: bool = False) -> dict[str, Any]:
+def program(what: str, folder: Path, output: Path) -> tuple[str, ...]:
+    return ("tests.train.checkpoint_on_ranks", what, str(DEMO_CHECKPOINT), str(folder), str(output))
+
+
+def on_ranks(ranks: int, what: str, folder: Path) -> dict[str, Any]:
     output = folder.parent / f"{what}-{ranks}.json"
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    words = ["-m", "tests.train.checkpoint_on_ranks", what, str(DEMO_CHECKPOINT), str(folder), str(output)]
-    ended = subprocess.run(
-        [sys.executable, *launch, *words],
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if fails:
-        return {"code": ended.returncode, "stderr": ended.stderr}
-    assert ended.returncode == 0, ended.stderr
+    warm_ranks(ranks, *program(what, folder, output))
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return found
 
@@ -50,8 +38,7 @@ def test_a_rank_whose_share_is_gone_is_missed(tmp_path: Path) -> None:
     for share in (first, last):
         content = share.read_bytes()
         share.unlink()
-        refused = on_ranks(1, "read", tmp_path / "checkpoints", fails=True)
-        assert refused["code"] == 1
-        assert "BrokenRecord: the checkpoint" in refused["stderr"]
+        refused = warm_python(*program("read", tmp_path / "checkpoints", tmp_path / "nothing"), code=1)
+        assert "BrokenRecord: the checkpoint" in refused.stderr
         share.write_bytes(content)
     assert on_ranks(1, "read", tmp_path / "checkpoints")

@@ -1,29 +1,19 @@
 """Two ranks learn what one learns, policy and critic."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.warm_python import warm_ranks
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 
 
 def learn(ranks: int, checkpoint: Path, output: Path) -> dict[str, Any]:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    subprocess.run(
-        [sys.executable, *launch, "-m", "tests.train.ppo_on_ranks", str(checkpoint), str(output)],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=300,
-    )
+    warm_ranks(ranks, "tests.train.ppo_on_ranks", checkpoint, output)
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return found
 

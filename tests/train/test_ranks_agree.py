@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,7 @@ import pytest
 
 from mismatch_probe.train import distributed
 from tests.train.slow_rank import STEPS
-
-ROOT = Path(__file__).parents[2]
+from tests.warm_python import warm_ranks
 
 
 @pytest.mark.parametrize("values", [[1.0, math.nan], [math.nan, 1.0]])
@@ -29,15 +25,7 @@ def test_a_value_that_is_no_number_on_one_rank_is_none_on_all(
 
 @pytest.mark.slow
 def test_a_guard_on_time_decides_alike_on_every_rank(llama: Path, tmp_path: Path) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.train.slow_rank"]
-    subprocess.run(
-        [sys.executable, *launch, str(llama), str(tmp_path)],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=300,
-    )
+    warm_ranks(2, "tests.train.slow_rank", llama, tmp_path)
     first, second = (json.loads((tmp_path / f"decided-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     assert len(first) == STEPS

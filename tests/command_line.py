@@ -1,0 +1,47 @@
+"""`mismatch-probe WORDS` in this process, which loads the heavy parts once and whose servers fork every job."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+
+import pytest
+
+from mismatch_probe.cli.app import run
+from mismatch_probe.errors import ExitCode
+
+
+@dataclass(frozen=True)
+class Answer:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def probe(*words: object, code: ExitCode | None = None) -> Answer:
+    """What the command says and how it ends, which must be with `code` if one is given."""
+    given = [str(word) for word in words]
+    with (
+        redirect_stdout(StringIO()) as output,
+        redirect_stderr(StringIO()) as errors,
+        pytest.MonkeyPatch.context() as patch,
+        _environment_as_it_was(),
+    ):
+        patch.setattr(sys, "argv", ["mismatch-probe", *given])
+        ended = run(given)
+    answer = Answer(ended, output.getvalue(), errors.getvalue())
+    assert code is None or ended == code, answer.stderr
+    return answer
+
+
+@contextmanager
+def _environment_as_it_was() -> Iterator[None]:
+    """Servers are made anew where a variable that libraries read has changed."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
