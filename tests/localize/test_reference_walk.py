@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,26 +23,35 @@ from mismatch_probe.records.activations import (
 )
 from mismatch_probe.training_path.precision import decoder_layers
 from mismatch_probe.training_path.scorer import Scorer
-from tests.localize.bench import Bench, some_sequences
+from tests.localize.bench import Bench, Held, some_sequences
 from tests.localize.conftest import NUM_LAYERS
 
 Checkpoint = Callable[[str], Path]
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
 
 
+@pytest.fixture(scope="module")
+def twice(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Held]:
+    """The BF16 side of a family held against itself, computed once."""
+
+    @cache
+    def held(family: str) -> Held:
+        return Bench(checkpoint(family), tmp_path_factory.mktemp("twice")).twice()
+
+    return held
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_side_twice_is_exactly_zero(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
-    bench = Bench(checkpoint(family), tmp_path)
-    held = bench.twice()
+def test_the_same_side_twice_is_exactly_zero(twice: Callable[[str], Held], family: str) -> None:
+    held = twice(family)
     assert [error.between for error in held.errors] == [0.0] * len(held.errors)
     assert [error.infer.total for error in held.errors] == [error.train.total for error in held.errors]
     assert held.suspects == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_operation_of_every_layer_is_a_place(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
-    bench = Bench(checkpoint(family), tmp_path)
-    held = bench.twice()
+def test_every_operation_of_every_layer_is_a_place(twice: Callable[[str], Held], family: str) -> None:
+    held = twice(family)
     expected = {BLOCK, ATTENTION, ROTARY_QUERIES, ROTARY_KEYS, "input_layernorm", "post_attention_layernorm", "mlp"}
     expected |= {f"self_attn.{name}_proj" for name in "qkvo"}
     expected |= {"mlp.gate"} if "moe" in family else {ACTIVATION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
