@@ -5,6 +5,8 @@ Head size 32, which vLLM's CPU attention accepts; a tokenizer of one token a byt
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -79,14 +81,24 @@ def make_checkpoint(
     Weights are stored in FP32 with values exact in BF16, as published checkpoints have. `init_std` is wide enough that
     the next-token distribution is far from uniform; `config_changes` override fields of the transformers config.
     """
-    config = FAMILIES[family](initializer_range=init_std, **config_changes)
+    key = repr((family, seed, init_std, sorted(config_changes.items())))
+    if key not in _made:
+        _made[key] = Path(_home.name) / str(len(_made))
+        _write(_made[key], FAMILIES[family](initializer_range=init_std, **config_changes), seed)
+    return copytree(_made[key], Path(folder), dirs_exist_ok=True)
+
+
+_home: Final = TemporaryDirectory(prefix="tiny-models-")
+_made: Final[dict[str, Path]] = {}
+"""Checkpoints of this process by how they were asked for: each is computed once, then copied."""
+
+
+def _write(folder: Path, config: PreTrainedConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16))
-    path = Path(folder)
-    model.save_pretrained(path, safe_serialization=True)
-    byte_tokenizer().save_pretrained(path)
-    return path
+    model.save_pretrained(folder, safe_serialization=True)
+    byte_tokenizer().save_pretrained(folder)
