@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from contextlib import chdir
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from mismatch_probe.compare.plan import FloorStage, ScoreStage, make_plan
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
-from tests import command_line
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -22,8 +22,10 @@ SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24
 
 def probe(words: list[str], folder: Path) -> str:
     """What a command says to people; it must succeed."""
-    with chdir(folder):
-        return command_line.probe(*words, code=ExitCode.PASS).stderr
+    words = [sys.executable, "-m", "mismatch_probe", *words]
+    answer = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert answer.returncode == ExitCode.PASS, answer.stderr
+    return answer.stderr
 
 
 def advised(said: str) -> list[list[str]]:

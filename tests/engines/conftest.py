@@ -12,7 +12,6 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest, ScoredSequence
-from tests.garbage import spare_the_collector
 
 CONTEXT = 192
 StartEngine = Callable[..., Engine]
@@ -28,9 +27,8 @@ def start() -> Iterator[StartEngine]:
     running: list[Engine] = []
 
     def start_one(checkpoint: Any, dtype: Dtype = "fp32", *, prefix_caching: bool = False, **settings: Any) -> Engine:
-        if running:
-            running.pop().close()
-            spare_the_collector()
+        for engine in running:
+            engine.close()
         args = {"max_num_seqs": 32, **settings.pop("args", {})}
         engine = start_engine(
             str(checkpoint),
@@ -43,8 +41,8 @@ def start() -> Iterator[StartEngine]:
         return engine
 
     yield start_one
-    if running:
-        running.pop().close()
+    for engine in running:
+        engine.close()
     torch.set_num_threads = set_num_threads
     torch.accelerator.synchronize, torch.accelerator.empty_cache = accelerator
     os.environ.clear()

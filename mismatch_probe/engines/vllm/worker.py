@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
-from mismatch_probe.engines.vllm.eager_ranks import rank_eagerly
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
 from mismatch_probe.engines.vllm.raised import RaisedParts
 
@@ -30,8 +29,6 @@ class ProbeWorker(ActivationHooks, RaisedParts):
         """What a worker needs before its first request."""
         if torch.device(self.device).type == "cpu" and not self.use_v2_model_runner:
             spare_discarded_draws(self.model_runner)
-            if self.vllm_config.model_config.enforce_eager:
-                rank_eagerly(self.model_runner.sampler)
 
     def probe_scale_logits(self, temperature: float) -> None:
         """Divide every logit by `temperature` before anything reads it; 1 restores the model.
