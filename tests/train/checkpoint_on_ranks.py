@@ -6,6 +6,7 @@ python -m tests.train.checkpoint_on_ranks write|read CHECKPOINT FOLDER OUTPUT
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
@@ -19,7 +20,10 @@ from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.updater import Trained
 from mismatch_probe.train.value_model import ValueModel
 
-REST = {"recent_reward": None, "doubted_since": None, "adjustments": {}}
+REST: dict[str, Any] = {
+    **{"recent_reward": None, "doubted_since": None},
+    **{"adjustments": {}, "optimizers": {}, "sync": {}, "guards": {}},
+}
 
 
 def learn(trained: dict[str, Trained]) -> None:
