@@ -44,7 +44,8 @@ def run_evaluate(
     except RunDirectoryError:
         raise
     except UsageError:
-        run.discard_without_results()
+        if not resume:
+            run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         tell_how_to_continue(console, "What was computed is kept.", "evaluate", run.path, asked)

@@ -58,7 +58,7 @@ def run_train(
     except RunDirectoryError:
         raise
     except (UsageError, MissingExtra):
-        if is_main():
+        if is_main() and recorded is None:
             directory.discard_without_results()
         raise
     except TrainingStopped as stop:
