@@ -47,7 +47,7 @@ COMMANDS = {
     "train": Command(("train", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), "out/logs/*.log"),
     "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out")),
     "report": Command(("report", "run")),
-    "gate": Command(("gate", "run", "--config", "gate.toml")),
+    "gate": Command(("gate", "run", "run", "--config", "gate.toml")),
 }
 
 

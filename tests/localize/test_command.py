@@ -27,7 +27,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     assert document == json.loads((out / "localize-bf16-bf16.json").read_text())
-    assert {path.name for path in out.iterdir()} == {"localize-bf16-bf16.json", "report.html"}
+    assert {path.name for path in out.iterdir()} == {".lock", "localize-bf16-bf16.json", "report.html"}
     found = Localization.model_validate(document)
     assert found.schema_version == 1
     assert [block.train_name for block in found.blocks] == [f"model.layers.{layer}" for layer in range(4)]
