@@ -16,7 +16,7 @@ demo: $(READY) ## Set up, compare the shipped checkpoint in BF16, FP16 and FP32,
 test: check ## Set up and run every test
 	$(PYTEST)
 
-test-fast: $(READY) ## The tests that start no engine (under two minutes)
+test-fast: $(READY) ## The tests that start no engine
 	$(PYTEST) -m "not slow"
 
 check: $(READY) ## Lint, types, import contract
