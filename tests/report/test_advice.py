@@ -44,9 +44,9 @@ def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], 
 
 def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one two")
-    run.create()
-    run.write_manifest(samples.manifest((("bf16", "bf16"),)))
-    run.write_summary(advised())
+    with run.created():
+        run.write_manifest(samples.manifest((("bf16", "bf16"),)))
+        run.write_summary(advised())
     page = write_report(run).read_text()
     assert "<span>headroom</span>" in page
     assert "<span>RUN</span>" not in page

@@ -15,6 +15,8 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from tests.train.model_engine import ModelEngine
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train
 
+REWARD = {"task": {"reward": "lengths_as_rewards:even"}}
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -32,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def canary(wanted: TrainSettings, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> dict[str, Any]:
-    flags = {} if out is not None else wanted.model_dump(mode="json", exclude_none=True)
+    flags = REWARD if out is not None else wanted.model_dump(mode="json", exclude_none=True)
     code = run_canary(flags, config=None, out=out, resume=out is not None, json_output=True)
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     Draft202012Validator(json.loads(schema_path("canary").read_text())).validate(document)
@@ -89,4 +91,4 @@ def test_a_run_to_write_to_is_refused(llama: Path, home: Path) -> None:
 def test_a_run_is_looked_at_as_it_was_started(llama: Path, home: Path) -> None:
     train(home / "run", quick_settings(llama, home, 1))
     with pytest.raises(UsageError, match="other settings"):
-        run_canary({"seed": 1}, config=None, out=home / "run", resume=True, json_output=False)
+        run_canary({"seed": 1, **REWARD}, config=None, out=home / "run", resume=True, json_output=False)

@@ -29,7 +29,8 @@ def test_responses_beyond_the_bound_of_a_guard_are_counted(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = quick_home(tmp_path, monkeypatch)
-    before, after = train(home / "run", quick_settings(llama, home, 2, guards=guard_file(home, TIGHTENS)))
+    wanted = quick_settings(llama, home, 2, guards=guard_file(home, TIGHTENS), train_dtype="bf16")
+    before, after = train(home / "run", wanted)
     assert before["correction/excluded_share"] == 0
     assert 0 < after["correction/excluded_share"] < 1
 

@@ -34,7 +34,7 @@ def test_log_probs_are_those_compare_measures_for_fsdp(dtype: Dtype, llama: Path
     policy = Policy(llama, dtype, PolicySettings(), temperature=0.7)
     with Scorer.load(llama, dtype, TrainingPathSettings(precision="fsdp"), temperature=0.7) as scorer:
         scored = np.concatenate([one.logprobs for one in scorer.score_batch(sequences(rollouts))])
-    tolerance = 2e-6 if dtype == "fp32" else 2e-2
+    tolerance = 5e-6 if dtype == "fp32" else 8e-2
     assert np.abs(logprobs(policy, sequences(rollouts)) - scored).max() < tolerance
 
 

@@ -177,5 +177,5 @@ def test_train_does_not_continue_a_sanity_run_even_where_it_would_train_on_all_i
 def test_a_folder_without_a_sanity_test_is_told_so(tmp_path: Path) -> None:
     start_training(tmp_path / "run", prepare_training(settings()))
     assert TrainingDirectory(tmp_path / "run").is_run
-    with pytest.raises(UsageError, match="holds no sanity test"):
+    with pytest.raises(UsageError, match="no sanity test was started here"):
         SanityDirectory(tmp_path / "run").read_sanity()
