@@ -1,12 +1,25 @@
 """What a pytest worker prepares once, and which of its tests run first."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
 from mismatch_probe.host import prepare
 
 prepare()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_as_it_was() -> Iterator[None]:
+    """An engine in this process replaces functions of torch: the next module gets torch's own."""
+    import torch
+
+    set_num_threads = torch.set_num_threads
+    accelerator = torch.accelerator.synchronize, torch.accelerator.empty_cache
+    yield
+    torch.set_num_threads = set_num_threads
+    torch.accelerator.synchronize, torch.accelerator.empty_cache = accelerator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

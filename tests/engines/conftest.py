@@ -20,10 +20,7 @@ StartEngine = Callable[..., Engine]
 @pytest.fixture(scope="module")
 def start() -> Iterator[StartEngine]:
     """Starts one small engine at a time; a new start, or the module's end, closes the one before."""
-    import torch
-
-    environment, set_num_threads = dict(os.environ), torch.set_num_threads
-    accelerator = torch.accelerator.synchronize, torch.accelerator.empty_cache
+    environment = dict(os.environ)
     running: list[Engine] = []
 
     def start_one(checkpoint: Any, dtype: Dtype = "fp32", *, prefix_caching: bool = False, **settings: Any) -> Engine:
@@ -43,8 +40,6 @@ def start() -> Iterator[StartEngine]:
     yield start_one
     for engine in running:
         engine.close()
-    torch.set_num_threads = set_num_threads
-    torch.accelerator.synchronize, torch.accelerator.empty_cache = accelerator
     os.environ.clear()
     os.environ.update(environment)
 

@@ -61,7 +61,7 @@ def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_m
     outcome = TrainingDirectory(tmp_path / "run").read_training_manifest().outcome
     assert outcome.startswith("stopped: ")
     (tmp_path / "own.py").write_text("def score(prompt, response, answer):\n    return float(answer in response)\n")
-    command("--resume --out run", ExitCode.PASS)
+    command("--resume --out run --reward own:score", ExitCode.PASS)
     assert [step for step, _ in TrainingDirectory(tmp_path / "run").read_metrics()] == [1, 2, 3, 4, 5]
 
 
