@@ -32,7 +32,8 @@ class Adjustments:
     def answering(self, action: Action, ratios: Sequence[float]) -> Self:
         """With what an action changes from now on; `ratios` are abs(S) of the step's responses, nats.
 
-        A bound that would leave less than half of these in the loss is not tightened to.
+        A bound that would leave less than half of these in the loss is not tightened to, nor one of 0, which any later
+        response that rounds otherwise would exceed.
         """
         match action.kind:
             case ActionKind.LOWER_LEARNING_RATE:
@@ -43,7 +44,7 @@ class Adjustments:
             case ActionKind.TIGHTEN_SEQUENCES:
                 assert action.factor is not None
                 bound = action.factor * (max(ratios) if self.sequence_bound is None else self.sequence_bound)
-                return replace(self, sequence_bound=bound) if median(ratios) <= bound < math.inf else self
+                return replace(self, sequence_bound=bound) if 0 < bound < math.inf and median(ratios) <= bound else self
             case ActionKind.RAISE_PRECISION:
                 raised: dict[str, Any] = {f"{action.side}_dtype": "fp32"}
                 return replace(self, **raised)

@@ -1,11 +1,17 @@
 """What is in no loss is counted: truncated responses that are masked, and those that a guard drops."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.records.sequences import SampledSequence, SampleRequest
+from mismatch_probe.train.guards.actions import parse_action
+from mismatch_probe.train.state import Adjustments
 from tests.train.model_engine import ModelEngine
-from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
+from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,14 +31,34 @@ def test_truncated_responses_that_are_masked_are_counted(
     assert step["correction/excluded_share"] == share
 
 
+class ShiftedEngine(StoppingEngine):
+    """Says of response k of a step that its first token was k * k / 10 nats less probable than it is."""
+
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
+        return [_shifted(one, 0.1 * k * k) for k, one in enumerate(super().sample(requests, sampling))]
+
+
+def _shifted(sampled: SampledSequence, nats: float) -> SampledSequence:
+    logprobs = sampled.scores.logprobs.copy()
+    logprobs[0] -= nats
+    return replace(sampled, scores=replace(sampled.scores, logprobs=logprobs))
+
+
 def test_responses_beyond_the_bound_of_a_guard_are_counted(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = quick_home(tmp_path, monkeypatch)
-    wanted = quick_settings(llama, home, 2, guards=guard_file(home, TIGHTENS), train_dtype="bf16")
-    before, after = train(home / "run", wanted)
+    """abs(S) is 0, 0.1, 0.4, 0.9, 1.6, 2.5, 3.6 and 4.9 nats: three responses lie beyond half of the largest."""
+    home = quick_home(tmp_path, monkeypatch, ShiftedEngine)
+    before, after = train(home / "run", quick_settings(llama, home, 2, guards=guard_file(home, TIGHTENS)))
     assert before["correction/excluded_share"] == 0
-    assert 0 < after["correction/excluded_share"] < 1
+    assert after["correction/excluded_share"] == 3 / 8
+
+
+def test_responses_that_agree_to_the_last_bit_tighten_no_bound() -> None:
+    """A bound of 0 would drop whatever rounds otherwise at a later step."""
+    tighten = parse_action("tighten_sequences(0.5)")
+    assert Adjustments().answering(tighten, [0.0] * 8).sequence_bound is None
+    assert Adjustments().answering(tighten, [0.0] * 7 + [1e-6]).sequence_bound == 5e-7
 
 
 def test_a_guard_that_tightens_at_every_step_leaves_responses_to_learn_from(
