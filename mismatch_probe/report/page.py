@@ -78,7 +78,7 @@ def render_html(summary: Summary, manifest: Manifest, found: Sequence[Headroom |
 
 
 def _embedded(summary: Summary) -> dict[str, Any]:
-    """The summary as in `summary.json`, cut to what the page shows, numbers to seven significant digits."""
+    """The summary as in `summary.json`, cut to what the page shows, numbers to nine significant digits."""
     document: dict[str, Any] = _rounded(summary.model_dump(mode="json"))
     for number, pair in enumerate(document["pairs"]):
         pair["worst_tokens"] = [_cut(token) for token in pair["worst_tokens"][: most_tokens(summary)]]
@@ -98,7 +98,7 @@ def _rounded(value: Any) -> Any:
         return {name: _rounded(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_rounded(inner) for inner in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def _cut(token: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from mismatch_probe.report.figures import scatter
 from mismatch_probe.report.figures.canvas import logarithmic, panel, power_of_ten
 from mismatch_probe.report.figures.errors import shared_limits
+from mismatch_probe.report.figures.svg import for_page
 from mismatch_probe.report.view import Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
 
@@ -32,6 +33,21 @@ def test_a_drawing_is_named_and_its_name_is_escaped() -> None:
     svg = panel(HEADING, lambda axes: axes.plot([0, 1], [0, 1])).svg
     assert '<title id="here-title">A title with &lt;b&gt;</title>' in svg
     assert '<desc id="here-desc">A description &amp; more</desc>' in svg
+
+
+def test_markers_of_a_curve_are_styled_once() -> None:
+    svg = panel(HEADING, lambda axes: axes.plot([0, 1, 2], [0, 1, 4], "o", color="#123456")).svg
+    assert svg.count("<use") == 3
+    assert len(re.findall(r'<g[^>]* style="fill: #123456[^"]*">(<use[^>]*>){3}</g>', svg)) == 1
+    assert not re.search("<use[^>]*style", svg)
+
+
+def test_a_style_that_is_not_inherited_stays_where_it_is() -> None:
+    """Two half-transparent areas under one half-transparent group would not darken where they overlap."""
+    area = '<path style="fill: #123456; opacity: 0.5" d="M 0 0 L 1.25 1 L 0 1 z"/>'
+    document = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><g>{area}{area}</g></svg>'
+    svg = for_page(document.encode(), HEADING, {})
+    assert svg.count('<path style="fill: #123456; opacity: 0.5" d="M0 0L1.2 1L0 1z" />') == 2
 
 
 def test_text_in_a_drawing_is_text_and_keeps_its_digits() -> None:

@@ -136,7 +136,7 @@ def test_the_summary_is_embedded(page: str) -> None:
     assert text is not None
     embedded = json.loads(text[1])
     assert embedded["pairs"][0]["metrics"]["kl_k3"]["value"] == pytest.approx(
-        samples.summary().pairs[0].metrics["kl_k3"].value, rel=1e-6
+        samples.summary().pairs[0].metrics["kl_k3"].value, rel=1e-8
     )
 
 

@@ -13,6 +13,8 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _FONT_FAMILY = re.compile(r"\s*font-family:[^;]*;?")
 _LONG_FRACTION = re.compile(r"(\d+\.\d)\d+")
 _GEOMETRY = ("d", "x", "y", "width", "height", "transform", "viewBox")
+_SPACED_COMMAND = re.compile(r" ?([A-Za-z]) ?")
+_NOT_INHERITED = ("opacity", "clip-path", "mask", "filter")
 _NO_ROTATION = re.compile(r"^rotate\(-?0 ")
 
 
@@ -38,6 +40,9 @@ def for_page(document: bytes, heading: Heading, colors: dict[str, str]) -> str:
         for name in _GEOMETRY:
             if name in element.attrib:
                 element.set(name, _LONG_FRACTION.sub(r"\1", " ".join(element.attrib[name].split())))
+        if "d" in element.attrib:
+            element.set("d", _SPACED_COMMAND.sub(r"\1", element.attrib["d"]))
+    _share_styles(root)
     _name(root, heading)
     text = ET.tostring(root, encoding="unicode")
     for stand_in, replacement in colors.items():
@@ -70,6 +75,20 @@ def _drop_empty(parent: ET.Element, tags: set[str]) -> None:
         _drop_empty(child, tags)
         if child.tag in tags and not len(child):
             parent.remove(child)
+
+
+def _share_styles(root: ET.Element) -> None:
+    """What all markers of a curve are styled with stands once at the group that holds them, where they inherit it."""
+    for group in root.iter("g"):
+        styles = {child.get("style", "") for child in group}
+        if "style" in group.attrib or len(group) < 2 or len(styles) > 1:
+            continue
+        style = styles.pop()
+        names = {declaration.split(":")[0].strip() for declaration in style.split(";")}
+        if style and names.isdisjoint(_NOT_INHERITED):
+            group.set("style", style)
+            for child in group:
+                del child.attrib["style"]
 
 
 def _keep_referenced_ids(root: ET.Element, anchor: str) -> None:
