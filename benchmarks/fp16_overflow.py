@@ -91,14 +91,14 @@ class Model:
 
 
 MODELS: Final = (
-    Model("the demo model", plain_demo, None, 40, ("fp16",)),
-    Model("activations past 65,504 from layer 1 on", large_activations, None, 40, ("fp16", "bf16")),
+    Model("the demo model", plain_demo, None, 40, (Dtype.FP16,)),
+    Model("activations past 65,504 from layer 1 on", large_activations, None, 40, (Dtype.FP16, Dtype.BF16)),
     Model(
         "finite forward, infinite backward",
         large_gradients,
         "benchmarks.fp16_overflow:by_chance",
         160,
-        ("fp16", "bf16"),
+        (Dtype.FP16, Dtype.BF16),
     ),
 )
 

@@ -150,7 +150,7 @@ def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, An
 
     @cache
     def sample(num_sequences: int) -> Measurer:
-        return Measurer({("bf16", "bf16"): Evidence(_chosen(whole, np.arange(num_sequences)), num_sequences)})
+        return Measurer({(Dtype.BF16, Dtype.BF16): Evidence(_chosen(whole, np.arange(num_sequences)), num_sequences)})
 
     found = {
         (plan.watched, plan.looks, over): _answer(plan.gate(truths, over), sample)
@@ -166,7 +166,7 @@ def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer
     for number, (name, samples, last) in enumerate(FEW_PROMPTS):
         whole = draw(replace(UNLIKE_PROMPTS, samples=samples), last, np.random.default_rng([19, number, repeat]))
         measurers = {
-            size: Measurer({("bf16", "bf16"): Evidence(_chosen(whole, np.arange(size)), size)})
+            size: Measurer({(Dtype.BF16, Dtype.BF16): Evidence(_chosen(whole, np.arange(size)), size)})
             for size in (FIRST, 2 * FIRST, LAST)
             if size <= last
         }
@@ -193,7 +193,7 @@ def _paired(design: Design, repeat: int) -> dict[Key, Answer]:
         for over in OVER_LIMIT:
             worse = replace(second, log_pi=second.log_mu + ((1 + MARGIN) * over) ** power * second.diff)
             evidence = Evidence(worse, FIRST, first, "paired")
-            found[metric, PAIRED, over] = decide(gate, Measurer({("bf16", "bf16"): evidence})).answer
+            found[metric, PAIRED, over] = decide(gate, Measurer({(Dtype.BF16, Dtype.BF16): evidence})).answer
     return found
 
 

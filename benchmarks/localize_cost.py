@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings, TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.activations import record_activations as record_engine
 from mismatch_probe.records.activations import ActivationBatch, ActivationStore, plan_activation_batches
@@ -58,7 +59,7 @@ def _fastest(work: Callable[[Path], Any]) -> float:
 def _engine(checkpoint: str, scratch: Path) -> dict[str, float]:
     batches, found = _batches(), {}
     settings = EngineSettings(args={"enforce_eager": True})
-    with start_engine(checkpoint, "bf16", settings, SamplingSettings(), max_model_len=LENGTH + 8) as engine:
+    with start_engine(checkpoint, Dtype.BF16, settings, SamplingSettings(), max_model_len=LENGTH + 8) as engine:
         found["plain"] = _fastest(lambda _: [engine.replay(batch.sequences) for batch in batches])
         for name, modules in (("blocks", False), ("modules", True)):
 
@@ -73,8 +74,8 @@ def _engine(checkpoint: str, scratch: Path) -> dict[str, float]:
 
 def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
     batches, found, folder, cpu = _batches(), {}, Path(checkpoint), torch.device("cpu")
-    model, arithmetic = load_training_model(folder, "bf16", SETTINGS, cpu, trust_remote_code=False)
-    reference = load_reference_model(folder, "fp32", SETTINGS, cpu, rounded_to=None, trust_remote_code=False)
+    model, arithmetic = load_training_model(folder, Dtype.BF16, SETTINGS, cpu, trust_remote_code=False)
+    reference = load_reference_model(folder, Dtype.FP32, SETTINGS, cpu, rounded_to=None, trust_remote_code=False)
 
     def score(model: Any, arithmetic: Any) -> None:
         with arithmetic.active():

@@ -17,11 +17,11 @@ from statistics import median
 
 from benchmarks.compare_cost.__main__ import HERE, measured
 from mismatch_probe.config.model import ModelSettings, PromptSettings
-from mismatch_probe.dtypes import TORCH_NAME, Dtype
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer, resolve_model
 
-DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+DTYPES: tuple[Dtype, ...] = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
 SOURCE = "sums:medium"
 
 
@@ -35,7 +35,7 @@ def compare_seconds(dtypes: tuple[Dtype, ...], num_prompts: int, max_new_tokens:
 
 
 def script_seconds(model: str, dtype: Dtype, prompts: Path, max_new_tokens: int) -> float:
-    words = [str(HERE / "plain_script.py"), "--model", model, "--dtype", TORCH_NAME[dtype], "--prompts", str(prompts)]
+    words = [str(HERE / "plain_script.py"), "--model", model, "--dtype", dtype.torch_name, "--prompts", str(prompts)]
     return measured([sys.executable, *words, "--max-new-tokens", str(max_new_tokens)])[0]
 
 
@@ -54,7 +54,7 @@ def main() -> None:
         ids = folder / "prompts.json"
         ids.write_text(json.dumps([prompt.token_ids for prompt in prompts]))
         for repeat in range(arguments.repeats):
-            small.append(compare_seconds(("bf16",), 8, 64, folder / f"small-{repeat}"))
+            small.append(compare_seconds((Dtype.BF16,), 8, 64, folder / f"small-{repeat}"))
             print(f"8 prompts, bf16: {small[-1]}", file=sys.stderr, flush=True)
             limit = arguments.max_new_tokens
             large.append(compare_seconds(DTYPES, len(prompts), limit, folder / f"large-{repeat}"))

@@ -1,41 +1,77 @@
-"""One spelling for number formats. Everything the tool writes says fp64, fp32, fp16 or bf16."""
+"""Number formats: one spelling, and the facts about each. Everything the tool writes says fp64, fp32, fp16 or bf16."""
 
-from typing import Final, Literal, get_args
+from enum import StrEnum
+from math import ldexp
+from typing import Final, Self
 
 from mismatch_probe.errors import UsageError
 
-Dtype = Literal["fp64", "fp32", "fp16", "bf16"]
 
-DTYPES: Final[tuple[Dtype, ...]] = get_args(Dtype)
+class Dtype(StrEnum):
+    """A binary number format of IEEE 754-2019, or bfloat16, which is FP32 with a shorter significand."""
 
-TORCH_NAME: Final[dict[Dtype, str]] = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-}
+    torch_name: str
+    """vLLM's too."""
+    exponent_bits: int
+    significand_bits: int
+    """The hidden bit included."""
 
-_ALIASES: Final[dict[str, Dtype]] = {
-    **{dtype: dtype for dtype in DTYPES},
-    **{name: dtype for dtype, name in TORCH_NAME.items()},
+    FP64 = "fp64", "float64", 11, 53
+    FP32 = "fp32", "float32", 8, 24
+    FP16 = "fp16", "float16", 5, 11
+    BF16 = "bf16", "bfloat16", 8, 8
+
+    def __new__(cls, name: str, torch_name: str, exponent_bits: int, significand_bits: int) -> Self:
+        dtype = str.__new__(cls, name)
+        dtype._value_ = name
+        dtype.torch_name = torch_name
+        dtype.exponent_bits, dtype.significand_bits = exponent_bits, significand_bits
+        return dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.exponent_bits + self.significand_bits) // 8
+
+    @property
+    def is_16_bit(self) -> bool:
+        return self.num_bytes == 2
+
+    @property
+    def round_off(self) -> float:
+        """Largest relative error of one rounding to nearest."""
+        return 2.0**-self.significand_bits
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return ldexp(2 - 2 * self.round_off, (1 << (self.exponent_bits - 1)) - 1)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The format that any of the field's spellings names (`bf16`, `bfloat16`, `torch.half`, ...).
+
+        Raises:
+            UsageError: the spelling names no supported format (`auto` included: it hides what runs).
+        """
+        name = short_name(text.strip().lower())
+        for dtype in cls:
+            if dtype == name:
+                return dtype
+        reason = "it hides which format runs" if name == "auto" else "it is not a format this tool can compare"
+        raise UsageError(f"dtype {text!r} cannot be used: {reason}; give one of {', '.join(cls)} (or vLLM's spelling)")
+
+
+SIXTEEN_BIT: Final = tuple(dtype for dtype in Dtype if dtype.is_16_bit)
+
+_SHORT_NAMES: Final = {
+    **{dtype.torch_name: dtype.value for dtype in Dtype},
     "half": "fp16",
     "float": "fp32",
     "double": "fp64",
 }
 
 
-def parse_dtype(text: str) -> Dtype:
-    """Canonical name of a dtype given in any of the field's spellings (`bf16`, `bfloat16`, `half`, ...).
-
-    Raises:
-        UsageError: the spelling names no supported format (`auto` included: it hides what runs).
-    """
-    name = text.strip().lower().removeprefix("torch.")
-    if name in _ALIASES:
-        return _ALIASES[name]
-    reason = "it hides which format runs" if name == "auto" else "it is not a format this tool can compare"
-    raise UsageError(f"dtype {text!r} cannot be used: {reason}; give one of {', '.join(DTYPES)} (or vLLM's spelling)")
-
-
-def vllm_name(dtype: Dtype) -> str:
-    return TORCH_NAME[dtype]
+def short_name(name: object) -> str:
+    """The tool's name of a format that PyTorch names, or is; any other name as it is."""
+    text = str(name).removeprefix("torch.")
+    return _SHORT_NAMES.get(text, text)

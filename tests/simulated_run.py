@@ -34,7 +34,7 @@ Vector = npt.NDArray[np.float64]
 _MOMENTS = count()
 """When a run was made: no two at once."""
 
-ERROR_NATS: dict[Dtype, float] = {"bf16": 1e-2, "fp16": 1.2e-3, "fp32": 1e-6, "fp64": 0.0}
+ERROR_NATS: dict[Dtype, float] = {Dtype.BF16: 1e-2, Dtype.FP16: 1.2e-3, Dtype.FP32: 1e-6, Dtype.FP64: 0.0}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Simulation:
     num_prompts: int = 64
     first_prompt: int = 0
     samples_per_prompt: int = 1
-    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"),)
+    pairs: tuple[tuple[Dtype, Dtype], ...] = ((Dtype.BF16, Dtype.BF16),)
     mean_length: int = 60
     worse: float = 1.0
     token_seed: int = 0
@@ -133,7 +133,7 @@ def simulated_manifest(simulation: Simulation) -> Manifest:
             fingerprint=simulation.fingerprint,
             architecture="SimulatedForCausalLM",
             context_length=None,
-            checkpoint_dtype="fp32",
+            checkpoint_dtype=Dtype.FP32,
             weight_bytes=0,
         ),
         content_keys={

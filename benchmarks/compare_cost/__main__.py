@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from mismatch_probe.config.model import ModelSettings, PromptSettings
-from mismatch_probe.dtypes import TORCH_NAME, Dtype, parse_dtype
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer, resolve_model
 
@@ -56,7 +56,7 @@ def measured(command: list[str]) -> tuple[float, int, str]:
 
 
 def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_tokens: int) -> Cost:
-    command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", TORCH_NAME[dtype]]
+    command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", dtype.torch_name]
     command += ["--prompts", str(prompts), "--max-new-tokens", str(max_new_tokens)]
     wall, peak, output = measured(command)
     answer = json.loads(output.splitlines()[-1])
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="sums:long")
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--max-new-tokens", type=int, default=1024)
-    parser.add_argument("--dtype", action="append", type=parse_dtype)
+    parser.add_argument("--dtype", action="append", type=Dtype.parse)
     parser.add_argument("--repeats", type=int, default=1)
     arguments = parser.parse_args()
     model = str(resolve_model(ModelSettings(path=arguments.model)))

@@ -40,7 +40,7 @@ def engine_faults() -> Iterator[Injection]:
         "another dtype in the engine than the run says",
         "engine",
         (Code.ONE_SIDED_DTYPE,),
-        {"fp16 for bf16": partial(_relabelled, really="fp16")},
+        {"fp16 for bf16": partial(_relabelled, really=Dtype.FP16)},
     )
     theta = {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}
     yield from at_strengths(
@@ -56,7 +56,7 @@ def engine_faults() -> Iterator[Injection]:
 
 def _relabelled(bench: Bench, really: Dtype) -> RunDirectory:
     def inject(run: RunDirectory) -> None:
-        relabel_engine(run, "bf16", really)
+        relabel_engine(run, Dtype.BF16, really)
         score_again(run, in_training.on(bench.checkpoint))
 
     return bench.injected(f"engine-{really}", inject)

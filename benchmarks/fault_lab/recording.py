@@ -18,8 +18,8 @@ from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path import plan_batches
 
-CLEAN_DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
-FAULT_DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
+CLEAN_DTYPES: tuple[Dtype, ...] = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
+FAULT_DTYPES: tuple[Dtype, ...] = (Dtype.BF16, Dtype.FP32)
 """Faults are judged with the FP32 pair that decides beside the 16-bit pair that is looked at."""
 
 Score = Callable[[list[TokenSequence]], list[ScoredSequence]]
@@ -87,7 +87,7 @@ def score_again(run: RunDirectory, open_scorer: OpenScorer) -> None:
     samplers = rollouts["sampler"].to_pylist()
     pairs = manifest.settings.pairs
     jobs: list[tuple[Dtype, str, bool]] = [(train, f"train-{train}", False) for train in manifest.settings.train_dtypes]
-    jobs.append(("fp32", "ref-fp32", True))
+    jobs.append((Dtype.FP32, "ref-fp32", True))
     for dtype, leg, reference in jobs:
         wanted = {f"infer-{infer}" for train, infer in pairs if reference or train == dtype}
         chosen = [sequence for sequence, by in zip(sequences.values(), samplers, strict=True) if by in wanted]

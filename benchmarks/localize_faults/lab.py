@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.localize_faults.faults import Fault, draw, in_transformers, in_vllm
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.config.model import EngineSettings, ModelSettings, SamplingSettings, TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.activations import record_activations as record_engine
 from mismatch_probe.engines.vllm.recorded import infer_names
@@ -106,7 +107,7 @@ def _engine(scratch: Path) -> None:
     random = np.random.default_rng(0)
     prompts = [EncodedPrompt(f"p{i}", random.integers(3, 250, 5 + i).tolist(), "") for i in range(NUM_PROMPTS)]
     settings = EngineSettings(args={"enforce_eager": True})
-    with start_engine(str(folder), "bf16", settings, sampling, max_model_len=NEW_TOKENS + 64) as engine:
+    with start_engine(str(folder), Dtype.BF16, settings, sampling, max_model_len=NEW_TOKENS + 64) as engine:
         sampled = engine.sample([SampleRequest(one.prompt_id, one, i) for i, one in enumerate(prompts)], sampling)
         sequences = [one.sequence for one in sampled]
         batches = _batches(sequences)
@@ -127,7 +128,7 @@ def _training(scratch: Path) -> None:
     faults = [Fault(**one) for one in plan["faults"]]
     batches = _batches([TokenSequence(f"p{i}", *row) for i, row in enumerate(told["rows"])])
     cpu = torch.device("cpu")
-    model, arithmetic = load_training_model(folder, "bf16", TrainingPathSettings(), cpu, trust_remote_code=False)
+    model, arithmetic = load_training_model(folder, Dtype.BF16, TrainingPathSettings(), cpu, trust_remote_code=False)
     record_training(model, arithmetic, batches, store, modules=True)
     weights = _weights(folder)
     for number, fault in enumerate(faults):
@@ -137,7 +138,7 @@ def _training(scratch: Path) -> None:
     paths = [path for path, module in model.named_modules() if module in layers]
     names = Names.of({"layer_paths": paths}, told["layout"])
     reference = load_reference_model(
-        folder, "fp32", TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
+        folder, Dtype.FP32, TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
     )
     combinations: list[tuple[str, Fault | None, tuple[str, str]]] = [("none", None, ("infer", "train"))]
     combinations += [("infer", fault, (f"infer-{number}", "train")) for number, fault in enumerate(faults)]
@@ -156,7 +157,7 @@ def _suspects(walk: ReferenceWalk, batches: list[ActivationBatch], names: Names)
     places = walk.places()
     settings = LocalizeSettings(model=ModelSettings(path="planted"))
     errors = place_errors(places, Estimator(Sequences.of_lengths(counts)), names, settings)
-    return find_suspects(places, errors, "bf16", "bf16")
+    return find_suspects(places, errors, Dtype.BF16, Dtype.BF16)
 
 
 def _mean_square(fault: Fault, store: ActivationStore, side: str) -> float:

@@ -47,7 +47,7 @@ def main() -> None:
     if "clean" in arguments.what:
         results.clean = [told(clean_outcome(dtype, seed, scratch)) for dtype in dtypes for seed in CLEAN_SEEDS]
     if "clean" in arguments.what and "fp16" in dtypes:
-        results.at_the_edge = [told(clean_outcome("fp16", seed, scratch, OFTEN)) for seed in CLEAN_SEEDS]
+        results.at_the_edge = [told(clean_outcome(Dtype.FP16, seed, scratch, OFTEN)) for seed in CLEAN_SEEDS]
     if arguments.publish:
         publish(results, arguments.publish, "python -m benchmarks.training_faults --publish reports")
 

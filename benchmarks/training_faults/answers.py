@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from benchmarks.training_faults.faults import applied_rate, first_sync_skipped, reward_nan, sampling_temperature
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
 from benchmarks.training_faults.runs import LabRun, digest_of, run_with, small_settings, weights_digest
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.train.checkpoints import Checkpoints
@@ -40,7 +41,7 @@ class Proof:
 
 
 def skip_update(scratch: Path) -> Proof:
-    seen = run_with(scratch, small_settings("fp16", seed=0, steps=STEPS), guards=asking("skip_update")).seen
+    seen = run_with(scratch, small_settings(Dtype.FP16, seed=0, steps=STEPS), guards=asking("skip_update")).seen
     return Proof(
         "skip_update",
         {
@@ -66,7 +67,7 @@ def lower_learning_rate(scratch: Path) -> Proof:
 
         replaced(optimizer_of(parts), "step", make)
 
-    settings = small_settings("fp16", seed=0, steps=STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
     run = run_with(scratch, settings, record, guards=asking("lower_learning_rate(0.5)"))
     logged = [metrics["optim/learning_rate"] for metrics in run.metrics.values()]
     return Proof(
@@ -82,7 +83,7 @@ def lower_learning_rate(scratch: Path) -> Proof:
 
 def switch_correction(scratch: Path) -> Proof:
     updates = _Updates()
-    settings = small_settings("fp16", seed=0, steps=STEPS, objective={"name": "grpo"})
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, objective={"name": "grpo"})
     inject = _both(partial(sampling_temperature, temperature=1.7), updates.record)
     run_with(scratch, settings, inject, Now(STEP), guards=asking("switch_correction(seq-mis)"))
     first, again = updates.of(STEP)
@@ -102,7 +103,7 @@ def switch_correction(scratch: Path) -> Proof:
 
 def tighten_sequences(scratch: Path) -> Proof:
     updates = _Updates()
-    settings = small_settings("fp16", seed=0, steps=STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
     run = run_with(scratch, settings, updates.record, guards=asking("tighten_sequences(0.5)"))
     first, again = (int(update.plan.batch.included_N.sum()) for update in updates.of(STEP))
     bound = Checkpoints(run.directory.checkpoints_path, keep=2).adjustments(STEPS).sequence_bound
@@ -130,7 +131,7 @@ def resync(scratch: Path) -> Proof:
 
         replaced(parts.engine, "replay", make)
 
-    settings = small_settings("fp16", seed=0, steps=STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
     inject = _both(first_sync_skipped, record)
     run = run_with(scratch, settings, inject, Now(STEP), guards=asking(["skip_update", "resync"]))
     before, (stale, fresh), after = answers[STEP - 1][-1], answers[STEP], answers[STEP + 1][0]
@@ -150,7 +151,7 @@ def resync(scratch: Path) -> Proof:
 def raise_precision(scratch: Path) -> Proof:
     steps = 3 * STEPS // 2
     guards = asking("raise_precision(infer)", "log", "log", "raise_precision(train)")
-    run = run_with(scratch, small_settings("bf16", seed=0, steps=steps, checkpoint={"keep": 20}), guards=guards)
+    run = run_with(scratch, small_settings(Dtype.BF16, seed=0, steps=steps, checkpoint={"keep": 20}), guards=guards)
     metrics, seen, second = run.metrics, run.seen, STEP + 3
     spans = {"bf16/bf16": (1, STEP), "bf16/fp32": (STEP + 1, second), "fp32/fp32": (second + 1, steps)}
     k3 = {
@@ -176,7 +177,7 @@ def raise_precision(scratch: Path) -> Proof:
 def rollback(scratch: Path) -> Proof:
     """The default guards and one update at a hundred times the rate, unseen, whose weights are in a checkpoint."""
     bad = STEP + 1
-    settings = small_settings("fp16", seed=0, steps=2 * STEPS, checkpoint={"every": 2, "keep": 20})
+    settings = small_settings(Dtype.FP16, seed=0, steps=2 * STEPS, checkpoint={"every": 2, "keep": 20})
     run = run_with(scratch, settings, partial(applied_rate, factor=100.0), Now(bad, bad + 1))
     seen, metrics = run.seen, run.metrics
     kept = Checkpoints(run.directory.checkpoints_path, keep=20).steps()
@@ -202,7 +203,7 @@ def rollback(scratch: Path) -> Proof:
 
 def stop(scratch: Path) -> Proof:
     """The default guards and a reward that is NaN; then the same run continued with a sound reward."""
-    settings = small_settings("fp16", seed=0, steps=2 * STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=2 * STEPS)
     stopped = run_with(scratch, settings, reward_nan, Now(STEP))
     steps = len(stopped.metrics)
     newest = Checkpoints(stopped.directory.checkpoints_path, keep=2).steps()[-1]

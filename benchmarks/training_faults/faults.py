@@ -18,7 +18,7 @@ from mismatch_probe.train.parts import Parts
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
-TRAINED: Final[tuple[Dtype, ...]] = ("fp16", "bf16")
+TRAINED: Final[tuple[Dtype, ...]] = (Dtype.FP16, Dtype.BF16)
 _LAYER: Final = "layers.1."
 _BAD_REWARD_EVERY: Final = 8
 _FAR_ABOVE_FP16: Final = 2.0**60
@@ -281,7 +281,13 @@ FAULTS: Final[tuple[Fault, ...]] = (
         (Cause.LEARNING_RATE,),
     ),
     Fault(
-        "loss-scale overflow", "scale of 2^60", loss_scale, ("overflow",), (Cause.FP16_DEAD,), lasts=1, dtypes=("fp16",)
+        "loss-scale overflow",
+        "scale of 2^60",
+        loss_scale,
+        ("overflow",),
+        (Cause.FP16_DEAD,),
+        lasts=1,
+        dtypes=(Dtype.FP16,),
     ),
     Fault(
         "activations beyond FP16",
@@ -289,6 +295,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
         activations,
         ("loss-nonfinite", "mismatch-nonfinite"),
         (Cause.FP16_DEAD, Cause.NONFINITE_GRADIENT),
-        dtypes=("fp16",),
+        dtypes=(Dtype.FP16,),
     ),
 )

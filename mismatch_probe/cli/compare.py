@@ -7,7 +7,7 @@ import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli.flags import nested
-from mismatch_probe.dtypes import Dtype, parse_dtype
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
 _ENGINE_PREFIX = "--vllm."
@@ -120,7 +120,7 @@ def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, 
     Raises:
         UsageError: the flags contradict each other, one side is missing, or a name is none of a dtype.
     """
-    both, trains, infers = ([parse_dtype(one) for one in given or ()] for given in (dtypes, train, infer))
+    both, trains, infers = ([Dtype.parse(one) for one in given or ()] for given in (dtypes, train, infer))
     if not trains and not infers:
         return [(one, one) for one in both] or None
     if both:

@@ -13,9 +13,8 @@ from mismatch_probe.compare.plan import (
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.subsample import MOST_NUMBERS
 from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.dtypes import Dtype
 
-_BYTES: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
+_LOGPROB_BYTES = 4
 _ID_BYTES = 4
 _TEXT_BYTES_PER_TOKEN = 12
 _LEG_BYTES_PER_TOKEN = 16
@@ -63,7 +62,7 @@ def estimate(preparation: Preparation) -> DryRun:
                 stage=stage.name,
                 sequences=sequences,
                 max_tokens=sequences * settings.sampling.max_new_tokens,
-                weight_bytes=parameters * _BYTES[stage.dtype],
+                weight_bytes=parameters * stage.dtype.num_bytes,
             )
         )
     return DryRun(
@@ -87,10 +86,8 @@ def _max_disk_bytes(preparation: Preparation, stages: list[StageEstimate]) -> in
     token_bytes = _ID_BYTES + _TEXT_BYTES_PER_TOKEN
     records = prompt_tokens * (token_bytes + samples * _ID_BYTES) + response_tokens * token_bytes
     records += sum(stage.max_tokens * _LEG_BYTES_PER_TOKEN + stage.sequences * _ROW_BYTES for stage in stages)
-    distributions = (
-        _BYTES["fp32"] * MOST_NUMBERS * len(settings.infer_dtypes) if settings.full_vocabulary.positions else 0
-    )
-    return 2 * records + distributions + _DOCUMENT_BYTES
+    numbers = MOST_NUMBERS * len(settings.infer_dtypes) if settings.full_vocabulary.positions else 0
+    return 2 * records + _LOGPROB_BYTES * numbers + _DOCUMENT_BYTES
 
 
 def _num_sequences(stage: Stage, per_engine: int, settings: CompareSettings) -> int:

@@ -112,7 +112,7 @@ class RunReader:
     def _rounded(self, reference: str, dtype: Dtype) -> str:
         name = f"{reference}-weights-{dtype}"
         stage = self._manifest.stages.get(f"score-{name}")
-        exact = dtype in ("fp32", "fp64") or (stage is not None and stage.state == "skipped")
+        exact = not dtype.is_16_bit or (stage is not None and stage.state == "skipped")
         return reference if exact else name
 
     def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:

@@ -236,7 +236,7 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
     stages: list[TrainingStage] = [ScoreStage(reference, everyone, reference=True)]
     if settings.reference.rounded_weights:
         for dtype in dict.fromkeys((*settings.train_dtypes, *settings.infer_dtypes)):
-            if dtype in ("fp16", "bf16"):
+            if dtype.is_16_bit:
                 samplers = tuple(f"infer-{infer}" for train, infer in settings.pairs if dtype in (train, infer))
                 stages.append(ScoreStage(reference, _unique(samplers), reference=True, rounded_to=dtype))
     for dtype in settings.train_dtypes:

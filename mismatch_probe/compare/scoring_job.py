@@ -129,7 +129,7 @@ def _score(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
-        table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.dtype == "fp64")
+        table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.dtype == Dtype.FP64)
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, batches, work, events)
@@ -153,7 +153,7 @@ def _score_alone(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [chosen[row] for row in rows]
-        table = leg_table(batch, scorer.score_batch(batch), double=stage.dtype == "fp64")
+        table = leg_table(batch, scorer.score_batch(batch), double=stage.dtype == Dtype.FP64)
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, fixed_batches(len(chosen), 1), work, events)

@@ -31,7 +31,7 @@ def check_sides(settings: CompareSettings) -> None:
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
     if training.device not in _ALWAYS_THERE:
         _device_type(training.device)
-    wide = [dtype for dtype in settings.train_dtypes if dtype not in ("fp16", "bf16")]
+    wide = [dtype for dtype in settings.train_dtypes if not dtype.is_16_bit]
     if training.attention == "flash_attention_2" and wide:
         raise UsageError(
             f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {wide[0]} too; "

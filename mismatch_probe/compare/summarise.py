@@ -151,7 +151,7 @@ def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
     same = {pair.train_dtype: pair for pair in pairs if pair.train_dtype == pair.infer_dtype}
     found = []
     for metric in CONTRASTED_METRICS:
-        for of, over in permutations((dtype for dtype in same if dtype in ("fp16", "bf16")), 2):
+        for of, over in permutations((dtype for dtype in same if dtype.is_16_bit), 2):
             if metric in same[of].metrics and metric in same[over].metrics:
                 ratio = contrast(same[of].metrics[metric], same[over].metrics[metric])
                 if ratio is not None:

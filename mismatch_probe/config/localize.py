@@ -17,6 +17,7 @@ from mismatch_probe.config.model import (
     Settings,
     TrainingPathSettings,
 )
+from mismatch_probe.dtypes import Dtype
 
 DEFAULT_NUM_PROMPTS: Final = 16
 DEFAULT_BATCH_TOKENS: Final = 2048
@@ -31,8 +32,8 @@ class LocalizeSettings(Settings):
     """
 
     model: ModelSettings
-    train_dtype: DtypeField = "bf16"
-    infer_dtype: DtypeField = "bf16"
+    train_dtype: DtypeField = Dtype.BF16
+    infer_dtype: DtypeField = Dtype.BF16
     prompts: PromptSettings = PromptSettings(num_prompts=DEFAULT_NUM_PROMPTS)
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
     engine: EngineSettings = EngineSettings()

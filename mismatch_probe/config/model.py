@@ -2,16 +2,23 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from mismatch_probe.dtypes import Dtype, parse_dtype
+from mismatch_probe.dtypes import Dtype
 
 
 def _named(value: object) -> object:
-    return parse_dtype(value) if isinstance(value, str) else value
+    return Dtype.parse(value) if isinstance(value, str) else value
+
+
+def _wide(dtype: Dtype) -> Dtype:
+    if dtype.is_16_bit:
+        raise ValueError(f"{dtype} is too coarse to hold others against; give fp32 or fp64")
+    return dtype
 
 
 DtypeField = Annotated[Dtype, BeforeValidator(_named)]
+WideDtypeField = Annotated[DtypeField, AfterValidator(_wide)]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 """What a library that counts in 32 bits can still be given."""
 CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
@@ -94,7 +101,7 @@ class TrainingPathSettings(Settings):
 
     precision: Literal["weights", "to", "autocast", "fsdp"] = "weights"
     attention: Attention | None = None
-    log_softmax_dtype: DtypeField = "fp32"
+    log_softmax_dtype: DtypeField = Dtype.FP32
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"
     device_map: str | None = None
@@ -104,7 +111,7 @@ class TrainingPathSettings(Settings):
 class ReferenceSettings(Settings):
     """The high-precision reference both sides are held against."""
 
-    dtype: Literal["fp32", "fp64"] = "fp32"
+    dtype: WideDtypeField = Dtype.FP32
     rounded_weights: bool = True
 
 
@@ -127,7 +134,7 @@ class CompareSettings(Settings):
     """One run of `compare`."""
 
     model: ModelSettings
-    pairs: PairsField = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+    pairs: PairsField = tuple((dtype, dtype) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.FP32))
     prompts: PromptSettings = PromptSettings()
     sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()

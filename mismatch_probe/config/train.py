@@ -127,8 +127,8 @@ class TrainSettings(Settings):
     task: TaskSettings = TaskSettings()
     rollout: RolloutSettings = RolloutSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
-    train_dtype: DtypeField = "fp16"
-    infer_dtype: DtypeField = "fp16"
+    train_dtype: DtypeField = Dtype.FP16
+    infer_dtype: DtypeField = Dtype.FP16
     policy: PolicySettings = PolicySettings()
     engine: EngineSettings = EngineSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -142,7 +142,7 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _trainable(self) -> "TrainSettings":
-        trainable: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+        trainable = [dtype for dtype in Dtype if dtype != Dtype.FP64]
         for flag, dtype in (("--train-dtype", self.train_dtype), ("--infer-dtype", self.infer_dtype)):
             if dtype not in trainable:
                 raise ValueError(f"{dtype} is only a reference; give {flag} one of {', '.join(trainable)}")

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model
 
 from mismatch_probe.config.model import Count, Settings
 from mismatch_probe.difference.slices import EVERYTHING, Span
-from mismatch_probe.dtypes import Dtype, parse_dtype
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
 from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
@@ -37,7 +37,7 @@ def _pair(value: object) -> object:
     if not isinstance(value, str) or value.count("/") > 1:
         raise ValueError(f'{value!r} is no pair of dtypes; write "bf16" or "TRAIN/INFER"')
     try:
-        names = [parse_dtype(name) for name in value.split("/")]
+        names = [Dtype.parse(name) for name in value.split("/")]
     except UsageError as error:
         raise ValueError(str(error)) from error
     return names[0], names[-1]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mismatch_probe.command_line import command_line
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.gate.config import SIGNS, FoundCheck
 from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
@@ -28,7 +29,8 @@ def found_results(checks: Sequence[FoundCheck], run: Path, manifest: Manifest) -
 def _results(check: FoundCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
     if check.metric in HEADROOM:
         path = run / HEADROOM_FILE
-        yield _result(check, Findings(run).headroom(), "fp16", path, manifest, command_line("headroom", "--run", run))
+        again = command_line("headroom", "--run", run)
+        yield _result(check, Findings(run).headroom(), Dtype.FP16, path, manifest, again)
         return
     localizations = Findings(run).localizations()
     for train, infer in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.headroom import Headroom, HeadroomCode
 from mismatch_probe.records.localize import Localization
 
 _FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
-_LARGEST = 65504.0
 _WEIGHTS_ONLY = "it was made with --weights-only"
 _NUM_LOSS_SCALES = 25
 
@@ -33,7 +33,7 @@ def _margin_bits(found: Headroom) -> float | str:
     if found.activations is None:
         return _WEIGHTS_ONLY
     largest = [found.weights.total.largest, *(one.largest or 0.0 for one in found.activations.tightest)]
-    return math.log2(_LARGEST / max(largest)) if max(largest) > 0 else "every weight and result is 0"
+    return math.log2(Dtype.FP16.largest / max(largest)) if max(largest) > 0 else "every weight and result is 0"
 
 
 def _loss_scales(found: Headroom) -> float | str:

@@ -6,6 +6,7 @@ from typing import Final
 
 from transformers import PreTrainedModel
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY
 from mismatch_probe.headroom.passes import Gradients
@@ -63,7 +64,7 @@ def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Tried) -> Trial
         if _share_of_weights(bench, modules) > _MOST_IN_FP32:
             break
         residual_from = next((layer for layer in layers if layer in chosen), None)
-        tried = bench.run("fp16", modules=modules, residual_from=residual_from, yardstick=bf16)
+        tried = bench.run(Dtype.FP16, modules=modules, residual_from=residual_from, yardstick=bf16)
         if fits(tried.trial, bf16.trial):
             break
     return None if tried is plain else tried.trial

@@ -3,7 +3,9 @@
 import math
 from typing import Final
 
-LARGEST: Final = 65504.0
+from mismatch_probe.dtypes import Dtype
+
+LARGEST: Final = Dtype.FP16.largest
 ROUNDS_TO_INFINITY: Final = 65520.0
 """The smallest magnitude that rounds to infinity: half a unit in the last place above the largest."""
 SMALLEST_NORMAL_EXPONENT: Final = -14

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from mismatch_probe import __version__
 from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.advice import Seen, modules_of_overflowing_weights, try_exceptions
@@ -77,7 +78,7 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
     )
     if problems is None or weights.total.num_nonfinite:
         return found
-    reference = models.load(folder, "fp32", settings, attention="eager")
+    reference = models.load(folder, Dtype.FP32, settings, attention="eager")
     with stages("responses", f"responses: {len(problems.prompts)} prompts, sampled in FP32"):
         responses = sample_responses(reference, problems, settings)
     workload = Workload.plan(
@@ -95,9 +96,9 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
         )
     bench = Bench(folder, settings, reference, workload, logprobs_T)
     with stages("bf16", "BF16, as the yardstick"):
-        bf16 = bench.run("bf16", exponents=(0,))
+        bf16 = bench.run(Dtype.BF16, exponents=(0,))
     with stages("fp16", "FP16: forward, and backward at each loss scale"):
-        plain = bench.run("fp16", yardstick=bf16)
+        plain = bench.run(Dtype.FP16, yardstick=bf16)
     held = held_in_fp16(plain.ranges)
     with stages("fp32_backward", "gradients: FP32"):
         gradients = look_backward(reference, workload, held)

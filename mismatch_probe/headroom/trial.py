@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from transformers import PreTrainedModel
 
 from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.passes import look_forward, try_backward
 from mismatch_probe.headroom.ranges import ForwardRanges
@@ -50,7 +51,7 @@ class Bench:
 
     def run(
         self,
-        dtype: Literal["fp16", "bf16"],
+        dtype: Dtype,
         *,
         modules: Sequence[str] = (),
         residual_from: str | None = None,

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, SMALLEST_NORMAL_EXPONENT
 from mismatch_probe.headroom.ranges import largest_magnitude, squared_norm
@@ -19,7 +20,8 @@ from mismatch_probe.training_path.weight_cast import measure_weight_cast
 
 _SLICE_VALUES: Final = 2**22
 _NUM_WORST: Final = 8
-_STORED: Final = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_STORED: Final = {dtype.upper().replace("FP", "F"): dtype for dtype in Dtype}
+"""By the names that safetensors has."""
 _TINY: Final = 1e-15
 """Squares of smaller weights would be lost in FP32."""
 _NO_WEIGHTS: Final = ("I", "U", "BOOL")
@@ -115,9 +117,9 @@ def is_unfit(one: WeightRange) -> bool:
     return one.num_nonfinite > 0 or one.num_overflowed > 0 or is_too_small(one)
 
 
-def _scan_tensor(name: str, stored_as: str, slices: Iterator[torch.Tensor], sums: _Totals) -> WeightRange:
+def _scan_tensor(name: str, stored_as: Dtype, slices: Iterator[torch.Tensor], sums: _Totals) -> WeightRange:
     own = _Totals()
-    cast = measure_weight_cast(own.passing(slices), "fp16")
+    cast = measure_weight_cast(own.passing(slices), Dtype.FP16)
     sums.merge(own)
     return WeightRange(
         tensor=name,

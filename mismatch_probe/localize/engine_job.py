@@ -8,7 +8,7 @@ from mismatch_probe.engines.vllm.activations import record_activations
 from mismatch_probe.engines.vllm.recorded import infer_names
 from mismatch_probe.localize.engine_trials import try_engine_parts
 from mismatch_probe.localize.looked_into import activation_batches
-from mismatch_probe.localize.trials import NOT_16_BIT, SIXTEEN_BIT
+from mismatch_probe.localize.trials import NOT_16_BIT
 from mismatch_probe.localize.workspace import JobNotes, Workspace, sampler_name
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
 from mismatch_probe.records.tables import read_table, write_table
@@ -55,5 +55,5 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
         layout=layout,
         trials=trials,
         stored_bytes=workspace.activations.num_bytes(),
-        left_out={} if dtype in SIXTEEN_BIT else {"engine": NOT_16_BIT},
+        left_out={} if dtype.is_16_bit else {"engine": NOT_16_BIT},
     )

@@ -8,7 +8,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.raised import parts_of, raised
 from mismatch_probe.localize.interventions import ONE_AT_A_TIME
-from mismatch_probe.localize.trials import SIXTEEN_BIT, Raise, try_parts, try_plain
+from mismatch_probe.localize.trials import Raise, try_parts, try_plain
 from mismatch_probe.localize.workspace import TrialNotes, Workspace
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
@@ -19,7 +19,7 @@ def try_engine_parts(
     workspace: Workspace, engine: Engine, dtype: Dtype, sequences: Sequence[TokenSequence]
 ) -> list[TrialNotes]:
     """Replay with each part raised, of a 16-bit engine, and with every response in a pass of its own."""
-    names = parts_of(engine) if dtype in SIXTEEN_BIT else []
+    names = parts_of(engine) if dtype.is_16_bit else []
     parts: dict[str, Raise] = {name: partial(raised, engine, name) for name in names}
     trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts)
     alone = partial(replay_in_batches, engine, sequences, size=1)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.workspace import Task
 from mismatch_probe.records.activations import ActivationBatch, plan_activation_batches
 from mismatch_probe.records.sequences import TokenSequence
@@ -13,15 +14,14 @@ _HIDDEN_WIDE: Final = 18
 _HEADS_WIDE: Final = 6
 _FEED_FORWARD_WIDE: Final = 6
 """Of modules: how often a layer of vLLM, whose norms are given FP32 sums, stores what is as wide as this."""
-_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 _MOST_LOGITS: Final = 2**26
 
 
-def max_stored_tokens(config: dict[str, Any], *, dtypes: tuple[str, str], modules: bool, most_bytes: int) -> int:
+def max_stored_tokens(config: dict[str, Any], *, dtypes: tuple[Dtype, Dtype], modules: bool, most_bytes: int) -> int:
     """Tokens whose activations, both sides together, stay within `most_bytes` by the checkpoint's config."""
     text = config.get("text_config", config)
     numbers = _of_modules(text) if modules else _BLOCK_NUMBERS * text["hidden_size"]
-    return int(most_bytes // (numbers * text["num_hidden_layers"] * sum(_BYTES[dtype] for dtype in dtypes)))
+    return int(most_bytes // (numbers * text["num_hidden_layers"] * sum(dtype.num_bytes for dtype in dtypes)))
 
 
 def _of_modules(text: dict[str, Any]) -> int:

@@ -21,11 +21,8 @@ from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import PlaceError, Side, Suspect
 from mismatch_probe.records.place_errors import Floats, PlaceSums, SideSums
 
-_ROUNDING: Final[dict[Dtype, float]] = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-25, "fp64": 2.0**-54}
-"""Half of the unit roundoff: numbers of all sizes are off by 0.85 of it, in root mean square."""
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""
-_SIXTEEN_BIT: Final = ("bf16", "fp16")
 _FLOOR: Final = 0.1
 _FLOOR_OTHER_FORMAT: Final = 1.0
 _FLOOR_BESIDE_FP32: Final = 6.0
@@ -42,8 +39,11 @@ _SIDE_NAMES: Final[dict[Side, str]] = {"infer": "the engine", "train": "the trai
 
 
 def rounding_unit(dtype: Dtype) -> float:
-    """The relative error that one rounding to a dtype makes on average, or that FP32 sums make."""
-    return max(_ROUNDING[dtype], _LEAST_UNIT)
+    """The relative error that one rounding to a dtype makes on average, or that FP32 sums make.
+
+    Half of the unit roundoff: numbers of all sizes are off by 0.85 of it, in root mean square.
+    """
+    return max(dtype.round_off / 2, _LEAST_UNIT)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
     """Roundings that are added to both sides' errors, so that their ratio says something."""
     if infer_dtype == train_dtype:
         return _FLOOR
-    beside_fp32 = (infer_dtype in _SIXTEEN_BIT) != (train_dtype in _SIXTEEN_BIT)
+    beside_fp32 = infer_dtype.is_16_bit != train_dtype.is_16_bit
     return _FLOOR_BESIDE_FP32 if beside_fp32 else _FLOOR_OTHER_FORMAT
 
 

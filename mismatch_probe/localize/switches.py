@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.dtypes import SIXTEEN_BIT, short_name
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.localize.engine_trials import replay_in_batches
 from mismatch_probe.localize.trials import try_plain
@@ -45,7 +46,7 @@ def switches_of(settings: LocalizeSettings) -> list[str]:
 
 def has_low_kv_cache(settings: LocalizeSettings) -> bool:
     """Whether the engine is told to keep keys and values in fewer than 16 bits."""
-    return settings.engine.args.get("kv_cache_dtype", "auto") not in ("auto", "float16", "bfloat16")
+    return short_name(settings.engine.args.get("kv_cache_dtype", "auto")) not in ("auto", *SIXTEEN_BIT)
 
 
 def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.looked_into import activation_batches
 from mismatch_probe.localize.training_trials import try_training_parts
 from mismatch_probe.localize.workspace import JobNotes, Task, Workspace
@@ -68,7 +69,7 @@ def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], note
     settings = task.settings
     model, arithmetic, _ = load_reference_model(
         Path(task.folder),
-        "fp32",
+        Dtype.FP32,
         settings.training,
         choose_device(settings.training.device),
         rounded_to=None,

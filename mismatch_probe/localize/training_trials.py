@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.localize.interventions import TOGETHER
-from mismatch_probe.localize.trials import NOT_16_BIT, SIXTEEN_BIT, Raise, Score, try_parts
+from mismatch_probe.localize.trials import NOT_16_BIT, Raise, Score, try_parts
 from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.sequences import TokenSequence
@@ -24,7 +24,7 @@ def try_training_parts(
     notes: JobNotes,
 ) -> None:
     """Try every part, every layer, all parts together, and the whole model; what cannot be tried is said in `notes`."""
-    if settings.train_dtype not in SIXTEEN_BIT or settings.training.precision not in ("weights", "to"):
+    if not settings.train_dtype.is_16_bit or settings.training.precision not in ("weights", "to"):
         notes.left_out["training path"] = NOT_16_BIT
         return
     names = parts_of(model)

@@ -13,7 +13,6 @@ from mismatch_probe.records.tables import write_table
 
 Score = Callable[[], list[ScoredSequence]]
 Raise = Callable[[], AbstractContextManager[int]]
-SIXTEEN_BIT: Final = ("bf16", "fp16")
 NOT_16_BIT: Final = "its weights are not 16-bit, so it has no part to raise"
 _REPEATS: Final = 2
 

@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import Literal
 
 from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.summary import Record
 
@@ -175,7 +176,7 @@ class Trial(Record):
     `from_exponent` to `to_exponent` are the loss scales that fit, None where none does.
     """
 
-    dtype: Literal["fp16", "bf16"]
+    dtype: Dtype
     modules_in_fp32: list[str]
     residual_in_fp32_from: str | None
     first_nonfinite: str | None

@@ -31,8 +31,12 @@ class PairStyle:
     marker: str
 
 
-_DASHES: dict[Dtype, tuple[float, ...]] = {"bf16": (), "fp16": (6, 2), "fp32": (1.5, 1.5), "fp64": (6, 2, 1.5, 2)}
-_MARKERS: dict[Dtype, str] = {"bf16": "o", "fp16": "s", "fp32": "^", "fp64": "D"}
+_DASHES_AND_MARKERS: dict[Dtype, tuple[tuple[float, ...], str]] = {
+    Dtype.BF16: ((), "o"),
+    Dtype.FP16: ((6, 2), "s"),
+    Dtype.FP32: ((1.5, 1.5), "^"),
+    Dtype.FP64: ((6, 2, 1.5, 2), "D"),
+}
 
 KEY_MARKERS: Final[dict[str, str]] = {
     "o": "M19 2.8a3.2 3.2 0 1 1 0 6.4a3.2 3.2 0 1 1 0-6.4z",
@@ -48,7 +52,7 @@ def pair_style(pair: PairSummary) -> PairStyle:
 
 
 def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:
-    return PairStyle(infer, _DASHES[train], _MARKERS[train])
+    return PairStyle(infer, *_DASHES_AND_MARKERS[train])
 
 
 def pair_label(pair: PairSummary) -> str:

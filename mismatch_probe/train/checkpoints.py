@@ -18,7 +18,7 @@ from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, writ
 from mismatch_probe.records.regular_files import require_regular_files
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.remembered import read_remembered, restoring
+from mismatch_probe.train.remembered import adjustments_of, read_remembered, restoring
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.tensor_files import read_tensors, write_tensors
 from mismatch_probe.train.updater import Trained
@@ -127,7 +127,7 @@ class Checkpoints:
 
     def adjustments(self, step: int) -> Adjustments:
         """What guards had changed by that step."""
-        return Adjustments(**self._rest(step)["adjustments"])
+        return adjustments_of(self._rest(step))
 
     def best(self) -> int | None:
         """The first step whose recent reward was highest; None where no checkpoint has one.

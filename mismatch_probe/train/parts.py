@@ -107,7 +107,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
 
 
 def _optimizer(model: Policy | ValueModel, settings: TrainSettings, own: OptimizerSettings) -> Optimizer:
-    scale = settings.loss_scale if model.dtype == "fp16" else None
+    scale = settings.loss_scale if model.dtype == Dtype.FP16 else None
     return Optimizer(model.trainable(), own, steps=settings.steps, scale=scale)
 
 
@@ -145,7 +145,7 @@ def _ranks_an_engine(engine: Engine) -> int:
 
 def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:
     """Whether the engine is to multiply FP16 as the policy does: a CPU has no kernel of its own for that."""
-    return dtype == "fp16" and choose_device(settings.policy.device).type == "cpu"
+    return dtype == Dtype.FP16 and choose_device(settings.policy.device).type == "cpu"
 
 
 def _probe_sequences(

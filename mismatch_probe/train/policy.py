@@ -48,7 +48,7 @@ class Policy(ShardedModel[TokenLogprobs]):
             **describe_model(self._model),
             "compute_dtype": self.dtype,
             "shares_prefixes": self.shares_prefixes,
-            "reduce_dtype": "fp32",
+            "reduce_dtype": Dtype.FP32,
             "trainable_parameters": sum(parameter.numel() for parameter in self.trainable()),
             "ranks": world_size(),
         }
@@ -63,7 +63,7 @@ class Policy(ShardedModel[TokenLogprobs]):
         logprobs_T, entropy_T = self._compute(sequences)
         return logprobs_T, entropy_T
 
-    def weights(self, dtype: Dtype = "fp32") -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, dtype: Dtype = Dtype.FP32) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight whole, adapters merged in FP32, rounded once to `dtype`, under its checkpoint's name.
 
         Every rank must go through it to the end.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from mismatch_probe import __version__
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
@@ -123,7 +124,7 @@ def _refuse_empty_raises(settings: TrainSettings, guards: tuple[GuardSettings, .
         UsageError: a guard would raise the precision of a side that is in FP32 already.
     """
     for action in GuardBook(guards).declared_actions:
-        if action.kind is ActionKind.RAISE_PRECISION and getattr(settings, f"{action.side}_dtype") == "fp32":
+        if action.kind is ActionKind.RAISE_PRECISION and getattr(settings, f"{action.side}_dtype") == Dtype.FP32:
             raise UsageError(
                 f"a guard asks for {action}, and --{action.side}-dtype is fp32 already; give that guard another action"
             )

@@ -39,10 +39,15 @@ def read_remembered(path: Path) -> dict[str, Any]:
     rest = as_object(parse_json(read_text(path), constants=True))
     try:
         _Remembered.model_validate(rest)
-        _ADJUSTMENTS.validate_json(json.dumps(rest["adjustments"]))
+        adjustments_of(rest)
     except ValidationError as error:
         raise Unreadable(first_problem(error)) from error
     return rest
+
+
+def adjustments_of(rest: dict[str, Any]) -> Adjustments:
+    """What guards had changed, out of the document; a ValidationError says what is wrong with it."""
+    return _ADJUSTMENTS.validate_json(json.dumps(rest["adjustments"]))
 
 
 @contextmanager

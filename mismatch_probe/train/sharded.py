@@ -90,7 +90,7 @@ class ShardedModel(Generic[Module]):
 
         What that changes of BF16 is the backward pass alone, so a pass without gradients does without.
         """
-        follows = self.device.type == "cpu" and (self.dtype != "bf16" or torch.is_grad_enabled())
+        follows = self.device.type == "cpu" and (self.dtype != Dtype.BF16 or torch.is_grad_enabled())
         return CpuProducts() if follows else nullcontext()
 
     def _compute(self, sequences: list[TokenSequence]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from mismatch_probe.dtypes import TORCH_NAME, Dtype
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.double import Float64Throughout
 from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
 
@@ -18,7 +18,7 @@ _REDUCTIONS: Final = ("allow_fp16_reduced_precision_reduction", "allow_bf16_redu
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
-    found: torch.dtype = getattr(torch, TORCH_NAME[dtype])
+    found: torch.dtype = getattr(torch, dtype.torch_name)
     return found
 
 
@@ -61,7 +61,9 @@ class Arithmetic:
     @property
     def defines_cpu_products(self) -> bool:
         """Whether products follow `products`; PyTorch's own BF16 and FP64 products need no help."""
-        return self.device_type == "cpu" and (self.dtype == "fp16" or (self.dtype == "fp32" and fp32_by_onednn()))
+        return self.device_type == "cpu" and (
+            self.dtype == Dtype.FP16 or (self.dtype == Dtype.FP32 and fp32_by_onednn())
+        )
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -80,7 +82,7 @@ class Arithmetic:
         """The part of `active` that each thread enters for itself, inside `flags_set`."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            if self.dtype == "fp64":
+            if self.dtype == Dtype.FP64:
                 stack.enter_context(Float64Throughout())
             if self.autocast_dtype is not None:
                 stack.enter_context(torch.autocast(self.device_type, dtype=self.autocast_dtype))

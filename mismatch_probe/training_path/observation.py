@@ -8,7 +8,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from mismatch_probe.dtypes import TORCH_NAME, Dtype
+from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
 from mismatch_probe.training_path.loading import sdpa_leaves_out
 from mismatch_probe.training_path.products import fp32_by_onednn
@@ -17,7 +17,6 @@ from mismatch_probe.verdict.preflight.facts import forward_facts
 aten = torch.ops.aten
 _GROUPED: Final = aten._grouped_mm.default
 _PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default, _GROUPED)
-_SHORT_NAME: Final[dict[str, Dtype]] = {name: dtype for dtype, name in TORCH_NAME.items()}
 
 
 class ProductFormats(TorchDispatchMode):
@@ -59,11 +58,6 @@ class ProductFormats(TorchDispatchMode):
         return self.grouped.most_common(1)[0][0] if self.grouped else None
 
 
-def short_name(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return _SHORT_NAME.get(name, name)
-
-
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:
     """Parameters and buffers by format, the attention and expert code in use, whether dropout can act."""
     parameter_formats: Counter[str] = Counter()
@@ -91,7 +85,7 @@ def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
     """Flags as they are while `arithmetic` is active, and the versions at work."""
     with arithmetic.active():
         flags = product_flags()
-    defines_fp16 = arithmetic.dtype == "fp16" and arithmetic.defines_cpu_products
+    defines_fp16 = arithmetic.dtype == Dtype.FP16 and arithmetic.defines_cpu_products
     return {
         **flags,
         "autocast_dtype": None if arithmetic.autocast_dtype is None else short_name(arithmetic.autocast_dtype),

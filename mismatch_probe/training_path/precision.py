@@ -2,7 +2,7 @@
 
 import atexit
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,7 @@ from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
 from mismatch_probe.training_path.loading import load_model
 from mismatch_probe.training_path.memory import memory_errors_named
-
-_SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
+from mismatch_probe.training_path.products import is_16_bit
 
 
 def load_training_model(
@@ -35,7 +34,7 @@ def load_training_model(
     if settings.precision == "fsdp" and settings.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
     target = torch_dtype(dtype)
-    at_load = target if settings.precision == "weights" or dtype == "fp64" else torch.float32
+    at_load = target if settings.precision == "weights" or dtype == Dtype.FP64 else torch.float32
     model = load_model(
         folder,
         dtype=at_load,
@@ -50,7 +49,7 @@ def load_training_model(
         _compute_head_in(model, torch_dtype(settings.lm_head_dtype))
     if settings.precision == "fsdp":
         _shard(model, target, device)
-    autocast_dtype = target if settings.precision == "autocast" and target in _SIXTEEN_BIT else None
+    autocast_dtype = target if settings.precision == "autocast" and dtype.is_16_bit else None
     return model, Arithmetic(dtype, model.device.type, autocast_dtype, is_reference=False)
 
 
@@ -77,7 +76,7 @@ def load_reference_model(
     for parameter in model.parameters():
         parameter.data = parameter.data.to(target)
     for buffer in model.buffers():
-        if buffer.dtype in _SIXTEEN_BIT:
+        if is_16_bit(buffer):
             buffer.data = buffer.data.to(target)
     arithmetic = Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
     advice = "use a smaller model, or a training.device with more memory"

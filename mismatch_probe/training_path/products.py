@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 aten = torch.ops.aten
 
-_SIXTEEN_BIT: Final = (torch.float16, torch.bfloat16)
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
 _ROWS_PER_BLOCK: Final = 1024
 _ROW_STEP: Final = 32
@@ -106,9 +105,13 @@ def _fp32_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return func(*args, **kwargs)
 
 
+def is_16_bit(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 2
+
+
 def _in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def widen(value: Any) -> Any:
-        return value.float() if isinstance(value, torch.Tensor) and value.dtype in _SIXTEEN_BIT else value
+        return value.float() if isinstance(value, torch.Tensor) and is_16_bit(value) else value
 
     return func(*map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import TrainingPathSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
@@ -23,7 +23,7 @@ from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.logprobs import TokenScores, log_distributions, score_hidden_states
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.observation import describe_arithmetic, describe_model, short_name
+from mismatch_probe.training_path.observation import describe_arithmetic, describe_model
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.probe import probe
 from mismatch_probe.training_path.streams import in_streams, most_streams
@@ -63,7 +63,7 @@ class Scorer:
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
         self._head = ChunkedHead(model)
-        is_double = arithmetic.dtype == "fp64"
+        is_double = arithmetic.dtype == Dtype.FP64
         self._log_softmax_dtype = torch.float64 if is_double else torch_dtype(settings.log_softmax_dtype)
         on_cpu = arithmetic.device_type == "cpu"
         self._can_stream = on_cpu and settings.precision != "fsdp" and settings.device_map is None
@@ -102,7 +102,7 @@ class Scorer:
         device = choose_device(settings.device)
         attention_choice = None
         if reference:
-            if dtype not in ("fp32", "fp64"):
+            if dtype.is_16_bit:
                 raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
             settings = TrainingPathSettings(
                 device=settings.device, device_map=settings.device_map, batch_tokens=settings.batch_tokens

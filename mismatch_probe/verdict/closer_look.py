@@ -38,11 +38,11 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         ]
     if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:
         shown_in_fp32 = case.exact is not None and case.exact.settled
-        command = localize_command("fp32", "fp32") if shown_in_fp32 else _localize(case)
+        command = localize_command(Dtype.FP32, Dtype.FP32) if shown_in_fp32 else _localize(case)
         return [f"Find the module that it enters at: `{command} --modules`"]
     if verdict.kind != "precision":
         return []
-    has_bf16 = "bf16" in (case.train_dtype, case.infer_dtype)
+    has_bf16 = Dtype.BF16 in (case.train_dtype, case.infer_dtype)
     found = []
     if has_bf16 or verdict.advice or verdict.code == Code.ROUTING:
         modules = " --modules" if verdict.code == Code.ROUTING else ""

@@ -16,7 +16,6 @@ from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.disagreement import SIXTEEN_BIT
 
 LEAST_TOKENS: Final = 32
 CERTAIN_NATS: Final = 1e-3
@@ -35,7 +34,7 @@ def equal_tokens(pair: TokenPair) -> int:
 
 def is_copy(pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, say_whose_they_are: bool) -> bool:
     """Whether the pair's legs are taken for one and its copy."""
-    return bool(not say_whose_they_are and set(dtypes) & set(SIXTEEN_BIT) and equal_tokens(pair))
+    return bool(not say_whose_they_are and any(dtype.is_16_bit for dtype in dtypes) and equal_tokens(pair))
 
 
 def copied_leg(case: Case) -> Iterator[Cause]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import TokenPair, difference
-from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
 LEAST_FP32_FLOOR = 1e-6
 """Nats: log-probs of magnitude 8 are stored in FP32 to 5e-7."""
@@ -33,18 +33,18 @@ def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
     Without a reference, from the engine's decode against its prefill; 0 where neither was recorded, which makes every
     test ask for more.
     """
-    spacings = np.hypot(ULP[train], ULP[infer])
+    spacings = np.hypot(train.round_off, infer.round_off)
     if pair.log_ref is not None:
         errors = [
-            root_mean_square(difference(leg, pair.log_ref)) / ULP[dtype]
+            root_mean_square(difference(leg, pair.log_ref)) / dtype.round_off
             for leg, dtype in ((pair.log_pi, train), (pair.log_mu, infer))
         ]
         floor = min(errors) * spacings
     elif pair.log_mu_prefill is not None:
-        floor = root_mean_square(difference(pair.log_mu, pair.log_mu_prefill)) / ULP[infer] * spacings / np.sqrt(2)
+        floor = root_mean_square(difference(pair.log_mu, pair.log_mu_prefill)) / infer.round_off * spacings / np.sqrt(2)
     else:
         floor = 0.0
-    if {train, infer} <= {"fp32", "fp64"}:
+    if not (train.is_16_bit or infer.is_16_bit):
         return float(np.clip(floor, LEAST_FP32_FLOOR, MOST_FP32_FLOOR))
     return float(max(floor, LEAST_FP32_FLOOR))
 

@@ -13,7 +13,7 @@ from mismatch_probe.verdict.floors import exact_pair_agrees
 from mismatch_probe.verdict.innocent import clean, precision
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import course_of
-from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
 
@@ -95,7 +95,7 @@ def _costs(case: Case, found: Disagreement) -> Iterator[Cause]:
     """Settings known to cost one side precision, where FP32 agrees and that side does err more than the other."""
     if not found.formats_alone or found.errors is None:
         return
-    pi, mu = found.errors[0] / ULP[found.train_dtype], found.errors[1] / ULP[found.infer_dtype]
+    pi, mu = found.errors[0] / found.train_dtype.round_off, found.errors[1] / found.infer_dtype.round_off
     for finding in case.preflight:
         worse, better = (pi, mu) if finding.side == "pi" else (mu, pi)
         if finding.level == "warning" and finding.code and finding.side and worse > COSTS * better:

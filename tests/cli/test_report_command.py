@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.training_run import TrainingSummary
 from tests.cli.test_bad_input import assert_refused
 from tests.cli.test_schema import validate
@@ -20,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    return training_run(tmp_path / "bf16", TrainingSample(dtype="bf16")).path
+    return training_run(tmp_path / "bf16", TrainingSample(dtype=Dtype.BF16)).path
 
 
 def test_a_training_run_gets_its_page_and_its_answer_on_the_terminal(run: Path) -> None:

@@ -12,6 +12,7 @@ from mismatch_probe.compare.addition import pairs_to_add, samplers_left, with_ad
 from mismatch_probe.compare.plan import LegStage, SampleStage, ScoreStage, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -19,8 +20,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
 
-FIRST = Simulation(num_prompts=6, mean_length=20, pairs=(("fp32", "bf16"),))
-ADDED = replace(FIRST, pairs=(("fp32", "fp32"), ("bf16", "bf16")))
+FIRST = Simulation(num_prompts=6, mean_length=20, pairs=((Dtype.FP32, Dtype.BF16),))
+ADDED = replace(FIRST, pairs=((Dtype.FP32, Dtype.FP32), (Dtype.BF16, Dtype.BF16)))
 BOTH = replace(FIRST, pairs=(*FIRST.pairs, *ADDED.pairs))
 
 
@@ -117,7 +118,7 @@ def test_the_manifest_says_what_was_added_and_when_and_adds_up_the_progress(
 
 
 def test_dtypes_that_the_run_has_are_neither_added_nor_taken_away(run: RunDirectory) -> None:
-    asked_for(run, replace(FIRST, pairs=(("bf16", "bf16"), ("fp32", "bf16"))))
+    asked_for(run, replace(FIRST, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.BF16))))
     asked_for(run, ADDED)
     assert [one.added for one in run.read_manifest().continued] == [[("bf16", "bf16")], [("fp32", "fp32")]]
     assert pairs_to_add(run.read_manifest()) == [("bf16", "bf16"), ("fp32", "fp32")]

@@ -10,12 +10,13 @@ import pytest
 from mismatch_probe.compare.extension import FOLDER, extend_run
 from mismatch_probe.compare.pair_data import RunReader
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
 
-SMALL = Simulation(num_prompts=8, mean_length=20, pairs=(("bf16", "bf16"), ("fp16", "fp16")))
+SMALL = Simulation(num_prompts=8, mean_length=20, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
 LARGE = replace(SMALL, num_prompts=20)
 LEGS = ("infer-bf16-decode", "train-bf16", "infer-fp16-decode", "train-fp16", "ref-fp32")
 
@@ -67,7 +68,7 @@ def test_a_merge_that_was_interrupted_leaves_a_run_that_reads_and_is_merged_once
     extension = simulated_run(run.path / FOLDER, replace(LARGE, first_prompt=8))
     whole = simulated_run(tmp_path / "whole", LARGE)
     whole.leg_path("train-bf16").replace(run.leg_path("train-bf16"))
-    assert RunReader(run, run.read_manifest()).pair("bf16", "bf16").counts.num_sequences == 8
+    assert RunReader(run, run.read_manifest()).pair(Dtype.BF16, Dtype.BF16).counts.num_sequences == 8
     extend_run(run, Preparation(extension.read_manifest(), simulated_prompts(LARGE)), lambda event: None)
     assert read_table(run.leg_path("train-bf16")).num_rows == 20
     assert run.read_summary().pairs[0].counts.num_sequences == 20

@@ -9,6 +9,7 @@ import pytest
 from mismatch_probe.compare.extension import FOLDER, extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
@@ -106,7 +107,7 @@ def test_sides_that_are_equal_and_say_whose_they_are_are_believed_and_it_is_said
 def test_fp32_sides_that_are_equal_in_an_earlier_version_are_believed_and_what_they_lack_is_said(
     tmp_path: Path,
 ) -> None:
-    run = simulated_run(tmp_path / "run", replace(SMALL, pairs=(("fp32", "fp32"),), run_key=""))
+    run = simulated_run(tmp_path / "run", replace(SMALL, pairs=((Dtype.FP32, Dtype.FP32),), run_key=""))
     equal_legs(run, "train-fp32", "infer-fp32-decode")
     [pair] = summarise(run, run.read_manifest()).pairs
     assert pair.verdict.kind == "clean"

@@ -20,7 +20,7 @@ from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
 TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
-WITH_FP32 = Simulation(num_prompts=24, pairs=(("bf16", "bf16"), ("fp32", "fp32")))
+WITH_FP32 = Simulation(num_prompts=24, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32)))
 
 
 @pytest.fixture
@@ -123,7 +123,11 @@ def test_vllms_floor_is_a_missing_log_prob_and_never_averaged(
 
 @pytest.mark.parametrize("lost", ["train-fp32", "train-bf16"])
 def test_no_ratio_stands_beside_a_pair_that_is_broken(tmp_path: Path, lost: str) -> None:
-    pairs: tuple[tuple[Dtype, Dtype], ...] = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+    pairs: tuple[tuple[Dtype, Dtype], ...] = (
+        (Dtype.BF16, Dtype.BF16),
+        (Dtype.FP16, Dtype.FP16),
+        (Dtype.FP32, Dtype.FP32),
+    )
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=24, pairs=pairs))
     sound = judged(run)
     assert contrast_sentences(sound)

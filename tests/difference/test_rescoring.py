@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -43,8 +44,8 @@ def test_rescoring_and_its_place_go_together(flags: list[str], tmp_path: Path, c
         (SMALL, replace(SMALL, sampling={"temperature": 0.7}), "sampled with temperature = 1.0"),
         (SMALL, SMALL, "no log-probs of its engine by prefill"),
         (
-            replace(SMALL, pairs=(("bf16", "bf16"), ("fp16", "fp16"))),
-            replace(SMALL, pairs=(("fp32", "fp32"),)),
+            replace(SMALL, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16))),
+            replace(SMALL, pairs=((Dtype.FP32, Dtype.FP32),)),
             "has responses of bf16, fp16 and none of fp32",
         ),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from mismatch_probe.difference.result import Difference
 from mismatch_probe.difference.runs import difference_of
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
@@ -98,14 +99,14 @@ def test_bins_hold_every_token_once(tmp_path: Path) -> None:
 
 
 def test_pairs_of_dtypes_match_by_name_and_two_single_ones_each_other(tmp_path: Path) -> None:
-    both = replace(SMALL, pairs=(("bf16", "bf16"), ("fp16", "fp16")))
+    both = replace(SMALL, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
     first = found(tmp_path / "one", SMALL, first=both)
     assert ([pair.first_pair for pair in first.pairs], first.only_first) == (["bf16/bf16"], ["fp16/fp16"])
-    [pair] = found(tmp_path / "two", replace(SMALL, pairs=(("fp16", "fp16"),))).pairs
+    [pair] = found(tmp_path / "two", replace(SMALL, pairs=((Dtype.FP16, Dtype.FP16),))).pairs
     assert (pair.first_pair, pair.second_pair) == ("bf16/bf16", "fp16/fp16")
     assert "the second run is better" in pair.sentence
     with pytest.raises(UsageError, match="no pair of dtypes in common"):
-        found(tmp_path / "three", replace(SMALL, pairs=(("fp32", "fp32"),)), first=both)
+        found(tmp_path / "three", replace(SMALL, pairs=((Dtype.FP32, Dtype.FP32),)), first=both)
 
 
 def test_a_run_without_a_response_cannot_be_compared(tmp_path: Path) -> None:

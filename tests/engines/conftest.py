@@ -23,7 +23,9 @@ def start() -> Iterator[StartEngine]:
     environment = dict(os.environ)
     running: list[Engine] = []
 
-    def start_one(checkpoint: Any, dtype: Dtype = "fp32", *, prefix_caching: bool = False, **settings: Any) -> Engine:
+    def start_one(
+        checkpoint: Any, dtype: Dtype = Dtype.FP32, *, prefix_caching: bool = False, **settings: Any
+    ) -> Engine:
         for engine in running:
             engine.close()
         args = {"max_num_seqs": 32, **settings.pop("args", {})}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.effective import check_applied
 from mismatch_probe.errors import EngineError, OutOfMemory, UsageError
 from tests.engines.conftest import CONTEXT, gaps, requests, same
@@ -55,8 +56,8 @@ def test_top_p_is_renormalised_in_decode_alone_and_the_settings_say_so(start, ch
 
 def test_a_dtype_is_applied_and_shows_in_the_log_probs(start, checkpoint):
     sampling = SamplingSettings(max_new_tokens=32)
-    sampled = {dtype: start(checkpoint, dtype).sample(requests(), sampling) for dtype in ("fp16", "bf16")}
-    exact = start(checkpoint, "fp32")
+    sampled = {dtype: start(checkpoint, dtype).sample(requests(), sampling) for dtype in (Dtype.FP16, Dtype.BF16)}
+    exact = start(checkpoint, Dtype.FP32)
     error = {
         dtype: np.abs(gaps([one.scores for one in ours], exact.replay([one.sequence for one in ours]))).mean()
         for dtype, ours in sampled.items()
@@ -66,16 +67,16 @@ def test_a_dtype_is_applied_and_shows_in_the_log_probs(start, checkpoint):
 
 
 def test_the_dtype_read_back_is_the_one_that_runs(start, checkpoint):
-    settings = start(checkpoint, "bf16").effective_settings()
+    settings = start(checkpoint, Dtype.BF16).effective_settings()
     assert settings["dtype"] == "bf16"
     assert settings["kv_cache_dtypes"] == ["bfloat16"]
-    check_applied(settings, "bf16")
+    check_applied(settings, Dtype.BF16)
     with pytest.raises(EngineError, match="runs in bf16 although fp16"):
-        check_applied(settings, "fp16")
+        check_applied(settings, Dtype.FP16)
     with pytest.raises(EngineError, match="holds its weights in float32"):
-        check_applied({**settings, "parameter_dtypes": {"float32": 3, "bfloat16": 1}}, "bf16")
+        check_applied({**settings, "parameter_dtypes": {"float32": 3, "bfloat16": 1}}, Dtype.BF16)
     with pytest.raises(EngineError, match="raw_logprobs"):
-        check_applied({**settings, "logprobs_mode": "raw_logprobs"}, "bf16")
+        check_applied({**settings, "logprobs_mode": "raw_logprobs"}, Dtype.BF16)
 
 
 def test_prefix_caching_keeps_a_batch_independent_of_earlier_ones(start, checkpoint):
@@ -158,8 +159,8 @@ def test_an_unknown_argument_is_named(start, checkpoint):
 
 
 def test_a_dtype_vllm_lacks_is_named(start, checkpoint):
-    with pytest.raises(UsageError, match="fp64"):
-        start(checkpoint, "fp64")
+    with pytest.raises(UsageError, match=Dtype.FP64):
+        start(checkpoint, Dtype.FP64)
 
 
 def test_a_temperature_vllm_would_change_is_refused(start, checkpoint):

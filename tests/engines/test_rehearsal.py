@@ -27,7 +27,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_what_vllm_can_start_passes_in_every_dtype_and_leaves_this_process_as_it_was(llama: Path) -> None:
     before = dict(os.environ)
-    rehearsed(llama, "bf16", "fp16", "fp32", enforce_eager="true", max_num_seqs="8")
+    rehearsed(llama, Dtype.BF16, Dtype.FP16, Dtype.FP32, enforce_eager="true", max_num_seqs="8")
     assert os.environ == before
 
 
@@ -42,20 +42,20 @@ def test_what_vllm_can_start_passes_in_every_dtype_and_leaves_this_process_as_it
 )
 def test_a_value_that_vllm_refuses_is_named_as_it_was_given(llama: Path, args: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        rehearsed(llama, "bf16", **args)
+        rehearsed(llama, Dtype.BF16, **args)
 
 
 @pytest.mark.slow
 def test_a_dtype_that_vllm_refuses_this_checkpoint_in_is_found_among_others(tmp_path: Path) -> None:
     gemma = make_checkpoint(tmp_path, "gemma2")
     with pytest.raises(UsageError, match="in fp16: "):
-        rehearsed(gemma, "bf16", "fp16")
+        rehearsed(gemma, Dtype.BF16, Dtype.FP16)
 
 
 def test_a_failure_of_the_body_comes_first_and_ends_the_rehearsal(llama: Path) -> None:
     with (
         pytest.raises(KeyError, match="mine"),
-        rehearsal(str(llama), ["bf16"], EngineSettings(), PLAIN, max_model_len=64),
+        rehearsal(str(llama), [Dtype.BF16], EngineSettings(), PLAIN, max_model_len=64),
     ):
         raise KeyError("mine")
 
@@ -68,16 +68,16 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
     (tmp_path / "vllm" / "__init__.py").write_text("import sys; sys.exit('libcudart.so.13: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(EngineError, match=r"configuring vllm ended with exit code 1: .*libcudart.*probe doctor"):
-        rehearsed(llama, "bf16")
+        rehearsed(llama, Dtype.BF16)
 
 
 @pytest.mark.parametrize(
     ("dtypes", "args", "temperature", "words"),
     [
-        (["fp64"], {}, 1.0, "vLLM cannot run in fp64"),
-        (["bf16"], {"nonsense": 1}, 1.0, "no argument 'nonsense'"),
-        (["bf16"], {"max_num_seqs": "many"}, 1.0, "takes a whole number"),
-        (["bf16"], {}, 0.001, "--temperature 0.001 cannot be used"),
+        ([Dtype.FP64], {}, 1.0, "vLLM cannot run in fp64"),
+        ([Dtype.BF16], {"nonsense": 1}, 1.0, "no argument 'nonsense'"),
+        ([Dtype.BF16], {"max_num_seqs": "many"}, 1.0, "takes a whole number"),
+        ([Dtype.BF16], {}, 0.001, "--temperature 0.001 cannot be used"),
     ],
 )
 def test_what_needs_no_checkpoint_to_be_seen_is_refused_at_once(

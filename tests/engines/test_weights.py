@@ -46,7 +46,7 @@ def syncs(start: StartEngine, folder: Path, dtype: Dtype, settings: PolicySettin
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_engine_computes_with_every_weight_it_is_sent(family: str, start: StartEngine, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    first, *moved = syncs(start, folder, "fp32", PolicySettings(attention="eager"))
+    first, *moved = syncs(start, folder, Dtype.FP32, PolicySettings(attention="eager"))
     assert first["sync/probe_k3"] < FP32_FLOOR
     for found in moved:
         assert found["update/policy_shift_k3"] > 0.01
@@ -56,14 +56,14 @@ def test_an_engine_computes_with_every_weight_it_is_sent(family: str, start: Sta
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe"])
 def test_an_engine_computes_with_adapters_that_were_merged(family: str, start: StartEngine, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    first, *moved = syncs(start, folder, "fp32", PolicySettings(lora=LoraSettings(rank=4)))
+    first, *moved = syncs(start, folder, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)))
     assert first["sync/probe_k3"] < FP32_FLOOR
     for found in moved:
         assert found["update/policy_shift_k3"] > 0.01
         assert found["sync/probe_k3"] < FP32_FLOOR
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_kernels_of_sixteen_bits_take_new_weights_too(
     family: str, dtype: Dtype, start: StartEngine, tmp_path: Path
@@ -79,5 +79,5 @@ def test_what_is_not_packed_again_shows_in_the_probe(
     from mismatch_probe.engines.vllm.worker import ProbeWorker
 
     monkeypatch.setattr(ProbeWorker, "probe_repack", lambda self: None)
-    found = syncs(start, make_checkpoint(tmp_path / family, family), "fp32", PolicySettings())[-1]
+    found = syncs(start, make_checkpoint(tmp_path / family, family), Dtype.FP32, PolicySettings())[-1]
     assert found["sync/probe_k3"] > 0.01

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.evaluate.answers import Marker
 from mismatch_probe.evaluate.console import sentence
@@ -24,7 +25,7 @@ SIMULATION = Simulation(
     num_prompts=40,
     samples_per_prompt=2,
     mean_length=20,
-    pairs=(("fp16", "fp16"), ("bf16", "bf16"), ("bf16", "fp16")),
+    pairs=((Dtype.FP16, Dtype.FP16), (Dtype.BF16, Dtype.BF16), (Dtype.BF16, Dtype.FP16)),
 )
 
 
@@ -146,7 +147,7 @@ def test_a_reward_that_is_no_number_is_named(run: EvaluationDirectory) -> None:
 def test_pis_own_responses_are_set_against_mus_problem_by_problem(run: EvaluationDirectory) -> None:
     rollouts = read_table(run.rollouts_path)
     own = rollouts.filter(pa.array([name == "infer-fp16" for name in rollouts["sampler"].to_pylist()]))
-    for dtype in ("fp16", "bf16"):
+    for dtype in (Dtype.FP16, Dtype.BF16):
         write_table(run.pi_rollouts_path(dtype), own)
     same, other, _ = evaluated(run, sample_pi=True).pairs
     assert same.direct is not None

@@ -179,8 +179,8 @@ BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "a damaged manifest": (_broken_manifest, "manifest.json cannot be read"),
     "an unfinished run": (lambda run: edit_manifest(run, _unfinished), "score-train-bf16 not done"),
     "a run without stages": (lambda run: edit_manifest(run, _no_stage), "is unfinished"),
-    "training in another dtype": (_applied("score-train-bf16", "fp32"), "the training path for bf16/bf16"),
-    "an engine in another dtype": (_applied("sample-bf16", "fp16"), "ran in fp16, not in bf16"),
+    "training in another dtype": (_applied("score-train-bf16", Dtype.FP32), "the training path for bf16/bf16"),
+    "an engine in another dtype": (_applied("sample-bf16", Dtype.FP16), "ran in fp16, not in bf16"),
 }
 
 
@@ -251,7 +251,7 @@ BAD_BASELINES: dict[str, tuple[Simulation, Callable[[RunDirectory], None], str, 
         ExitCode.USAGE,
     ),
     "another pair": (
-        Simulation(num_prompts=32, pairs=(("fp16", "fp16"),)),
+        Simulation(num_prompts=32, pairs=((Dtype.FP16, Dtype.FP16),)),
         lambda run: None,
         "has no pair bf16/bf16",
         ExitCode.USAGE,

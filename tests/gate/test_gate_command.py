@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mismatch_probe.cli import gate_command
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.markdown import escaped, passing_text
 from mismatch_probe.gate.result import CheckResult, GateResult
@@ -31,7 +32,7 @@ def mean_deviation(run: RunDirectory) -> float:
     from mismatch_probe.difference.samples import read_samples
     from mismatch_probe.stats.metrics import pair_metrics
 
-    pair = read_samples(run, run.read_manifest())["bf16", "bf16"].data.pair
+    pair = read_samples(run, run.read_manifest())[Dtype.BF16, Dtype.BF16].data.pair
     assert pair is not None
     return pair_metrics(pair)[0]["abs_logprob_diff"].value
 

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
 from tests.tiny_models import make_checkpoint
 
@@ -14,8 +15,8 @@ SETTINGS = HeadroomSettings(model=ModelSettings(path="tiny"))
 
 
 def raised(folder: Path, modules: list[str], residual_from: str | None = None) -> PreTrainedModel:
-    model = models.load(folder, "fp16", SETTINGS)
-    models.raise_to_fp32(model, models.load(folder, "fp32", SETTINGS), modules, residual_from)
+    model = models.load(folder, Dtype.FP16, SETTINGS)
+    models.raise_to_fp32(model, models.load(folder, Dtype.FP32, SETTINGS), modules, residual_from)
     return model
 
 
@@ -53,7 +54,7 @@ def test_a_residual_stream_in_fp32_leaves_the_products_in_fp16(tmp_path: Path) -
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gemma2"])
 def test_everything_in_fp32_is_the_fp32_model(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    whole = models.load(folder, "fp32", SETTINGS)
+    whole = models.load(folder, Dtype.FP32, SETTINGS)
     model = raised(folder, ["model", "lm_head"])
     with torch.no_grad():
         difference = model(input_ids=IDS, use_cache=False).logits - whole(input_ids=IDS, use_cache=False).logits
@@ -77,7 +78,7 @@ def test_a_raised_head_does_not_raise_the_embeddings_it_was_tied_to(tmp_path: Pa
     ],
 )
 def test_what_must_be_in_fp32_for_a_module_to_be(tmp_path: Path, module: str, mended: str) -> None:
-    assert models.mendable(models.load(make_checkpoint(tmp_path / "m"), "fp32", SETTINGS), module) == mended
+    assert models.mendable(models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, SETTINGS), module) == mended
 
 
 def test_a_module_stands_for_what_lies_inside_it() -> None:
@@ -86,5 +87,5 @@ def test_a_module_stands_for_what_lies_inside_it() -> None:
 
 @pytest.mark.parametrize(("family", "attention"), [("gemma2", "eager"), ("llama", "sdpa")])
 def test_a_soft_cap_of_attention_scores_is_kept_in_the_fp16_run(tmp_path: Path, family: str, attention: str) -> None:
-    model = models.load(make_checkpoint(tmp_path / "m", family), "fp16", SETTINGS)
+    model = models.load(make_checkpoint(tmp_path / "m", family), Dtype.FP16, SETTINGS)
     assert model.config._attn_implementation == attention

@@ -2,13 +2,14 @@
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom.trial import is_close
 from mismatch_probe.records.headroom import Trial
 
 
 def trial(error: float | None, further_share: float | None = None) -> Trial:
     return Trial(
-        dtype="fp16",
+        dtype=Dtype.FP16,
         modules_in_fp32=[],
         residual_in_fp32_from=None,
         first_nonfinite=None,

@@ -5,6 +5,7 @@ import torch
 
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.ranges import ForwardRanges
 from mismatch_probe.headroom.watch import Operation, Watch
@@ -24,7 +25,7 @@ def seen(folder: Path, dtype: str, attention: str) -> ForwardRanges:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gemma2"])
 def test_the_same_operations_are_seen_in_both_formats(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    fp32, fp16 = seen(folder, "fp32", "eager"), seen(folder, "fp16", "eager")
+    fp32, fp16 = seen(folder, Dtype.FP32, "eager"), seen(folder, Dtype.FP16, "eager")
     assert list(fp16.formats) == list(fp32.formats)
     largest, low = fp32.largest(), fp16.largest()
     for operation, value in largest.items():
@@ -32,14 +33,14 @@ def test_the_same_operations_are_seen_in_both_formats(tmp_path: Path, family: st
 
 
 def test_the_mask_of_attention_is_no_magnitude(tmp_path: Path) -> None:
-    ranges = seen(make_checkpoint(tmp_path / "m"), "fp32", "eager")
+    ranges = seen(make_checkpoint(tmp_path / "m"), Dtype.FP32, "eager")
     assert max(ranges.largest().values()) < 1e4
     scores = ranges.largest()[Operation("model.layers.0.self_attn", "softmax input", 0)]
     assert 0.1 < scores < 100
 
 
 def test_norms_are_in_fp32_and_products_in_fp16(tmp_path: Path) -> None:
-    formats = seen(make_checkpoint(tmp_path / "m"), "fp16", "sdpa").formats
+    formats = seen(make_checkpoint(tmp_path / "m"), Dtype.FP16, "sdpa").formats
     assert formats[Operation("model.norm", "pow", 0)] == torch.float32
     assert formats[Operation("model.layers.1.mlp.down_proj", "linear", 0)] == torch.float16
     assert formats[Operation("model.layers.1", "add", 0)] == torch.float16
@@ -48,19 +49,19 @@ def test_norms_are_in_fp32_and_products_in_fp16(tmp_path: Path) -> None:
 
 def test_the_magnitude_is_that_of_the_modules_own_result(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "m")
-    model = models.load(folder, "fp32", HeadroomSettings(model=ModelSettings(path="tiny")))
+    model = models.load(folder, Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny")))
     outputs: list[torch.Tensor] = []
     module = model.get_submodule("model.layers.1.mlp.down_proj")
     handle = module.register_forward_hook(lambda module, args, output: outputs.append(output))
     with torch.no_grad():
         model(input_ids=IDS, use_cache=False)
     handle.remove()
-    found = seen(folder, "fp32", "sdpa").largest()[Operation("model.layers.1.mlp.down_proj", "linear", 0)]
+    found = seen(folder, Dtype.FP32, "sdpa").largest()[Operation("model.layers.1.mlp.down_proj", "linear", 0)]
     assert found == pytest.approx(float(outputs[0].abs().max()), rel=1e-5)
 
 
 def test_nothing_is_watched_afterwards(tmp_path: Path) -> None:
-    model = models.load(make_checkpoint(tmp_path / "m"), "fp32", HeadroomSettings(model=ModelSettings(path="tiny")))
+    model = models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny")))
     ranges = ForwardRanges()
     with torch.no_grad(), Watch(model, ranges.see):
         pass

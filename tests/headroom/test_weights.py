@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom import weights as weights_module
 from mismatch_probe.headroom.judge import judge_weights
@@ -73,7 +74,7 @@ def test_shards_are_all_read_and_agree_with_the_weight_cast(tmp_path: Path) -> N
     whole, sharded = scan_weights(folder), scan_weights(tmp_path / "sharded")
     assert sharded.total.num_values == whole.total.num_values
     assert sharded.num_tensors == whole.num_tensors
-    cast = measure_weight_cast(stored_weights(folder) or [], "fp16")
+    cast = measure_weight_cast(stored_weights(folder) or [], Dtype.FP16)
     assert (whole.total.num_values, whole.total.num_flushed) == (cast.num_weights, cast.num_flushed)
 
 

@@ -54,7 +54,7 @@ class Held:
 class Bench:
     """One checkpoint, its training path loaded once."""
 
-    def __init__(self, folder: Path, scratch: Path, dtype: Dtype = "bf16", *, modules: bool = True) -> None:
+    def __init__(self, folder: Path, scratch: Path, dtype: Dtype = Dtype.BF16, *, modules: bool = True) -> None:
         self.folder = folder
         self.dtype = dtype
         self.modules = modules
@@ -77,7 +77,7 @@ class Bench:
 
     def hold(self, first: str, second: str) -> Held:
         model, arithmetic, _ = load_reference_model(
-            self.folder, "fp32", TrainingPathSettings(), CPU, rounded_to=None, trust_remote_code=False
+            self.folder, Dtype.FP32, TrainingPathSettings(), CPU, rounded_to=None, trust_remote_code=False
         )
         walk = ReferenceWalk(model, arithmetic, self.store, modules=self.modules, sides=(first, second))
         walk.run(self.batches)

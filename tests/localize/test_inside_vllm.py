@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.activations import record_activations
 from mismatch_probe.engines.vllm.raised import parts_of, raised
 from mismatch_probe.engines.vllm.recorded import infer_names
@@ -27,7 +28,7 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
 ) -> None:
     bench = Bench(checkpoint(family), tmp_path)
     bench.record("train")
-    engine = start(checkpoint(family), "bf16")
+    engine = start(checkpoint(family), Dtype.BF16)
     plain = engine.replay(some_sequences())
     layout, recorded = record_activations(engine, bench.batches, bench.store, modules=True)
     record_activations(engine, bench.batches, bench.store, modules=True, side="infer again")
@@ -48,7 +49,7 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
 def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: StartEngine, tmp_path: Path) -> None:
     bench = Bench(checkpoint("qwen3"), tmp_path)
     for side, tokens in (("infer", 1024), ("chunked", 48)):
-        engine = start(checkpoint("qwen3"), "fp32", args={"max_num_batched_tokens": tokens})
+        engine = start(checkpoint("qwen3"), Dtype.FP32, args={"max_num_batched_tokens": tokens})
         record_activations(engine, bench.batches, bench.store, modules=True, side=side)
     assert max(error.between for error in bench.hold("infer", "chunked").errors) < 1e-4
 
@@ -57,7 +58,7 @@ def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: S
 def test_a_raised_part_of_the_engine_changes_it_and_is_lowered_again(
     checkpoint: Checkpoint, start: StartEngine, family: str
 ) -> None:
-    engine = start(checkpoint(family), "bf16")
+    engine = start(checkpoint(family), Dtype.BF16)
     plain = engine.replay(some_sequences())
     for part in parts_of(engine):
         with raised(engine, part):

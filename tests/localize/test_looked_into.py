@@ -1,5 +1,6 @@
 """What is stored stays within what may be stored, and which sequences and positions that leaves."""
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.looked_into import logit_rows, looked_into, max_stored_tokens
 from mismatch_probe.records.activations import plan_activation_batches
 from mismatch_probe.records.sequences import TokenSequence
@@ -12,9 +13,9 @@ def sequence(name: str, prompt: int, response: int) -> TokenSequence:
 
 
 def test_tokens_are_bounded_by_the_bytes_of_both_sides() -> None:
-    blocks = max_stored_tokens(CONFIG, dtypes=("bf16", "bf16"), modules=False, most_bytes=2**32)
-    modules = max_stored_tokens(CONFIG, dtypes=("bf16", "bf16"), modules=True, most_bytes=2**32)
-    fp32 = max_stored_tokens(CONFIG, dtypes=("fp32", "fp32"), modules=True, most_bytes=2**32)
+    blocks = max_stored_tokens(CONFIG, dtypes=(Dtype.BF16, Dtype.BF16), modules=False, most_bytes=2**32)
+    modules = max_stored_tokens(CONFIG, dtypes=(Dtype.BF16, Dtype.BF16), modules=True, most_bytes=2**32)
+    fp32 = max_stored_tokens(CONFIG, dtypes=(Dtype.FP32, Dtype.FP32), modules=True, most_bytes=2**32)
     assert blocks > 10 * modules
     assert modules == 2 * fp32 or modules == 2 * fp32 + 1
     assert modules * 28 * 1024 * 48 * 4 <= 2**32
@@ -23,7 +24,7 @@ def test_tokens_are_bounded_by_the_bytes_of_both_sides() -> None:
 def test_wide_feed_forward_parts_and_heads_leave_room_for_fewer_tokens() -> None:
     def tokens(**changes: int) -> int:
         config = {**CONFIG, "num_attention_heads": 8, "num_key_value_heads": 1, **changes}
-        return max_stored_tokens(config, dtypes=("bf16", "bf16"), modules=True, most_bytes=2**32)
+        return max_stored_tokens(config, dtypes=(Dtype.BF16, Dtype.BF16), modules=True, most_bytes=2**32)
 
     gemma = tokens(intermediate_size=8 * 1024)
     assert (

@@ -11,6 +11,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.training_path.inside.raised import EVERYTHING, LM_HEAD, NORMS, RESIDUAL, ROUTER, parts_of, raised
 from mismatch_probe.training_path.precision import load_training_model
@@ -30,8 +31,8 @@ class Loaded:
 
     def __init__(self, folder: Path) -> None:
         settings = TrainingPathSettings()
-        self.model, arithmetic = load_training_model(folder, "bf16", settings, CPU, trust_remote_code=False)
-        self.scorer = Scorer(folder, self.model, arithmetic, settings, temperature=1.0, weights_dtype="bf16")
+        self.model, arithmetic = load_training_model(folder, Dtype.BF16, settings, CPU, trust_remote_code=False)
+        self.scorer = Scorer(folder, self.model, arithmetic, settings, temperature=1.0, weights_dtype=Dtype.BF16)
 
     def logprobs(self, *parts: str) -> FloatArray:
         with ExitStack() as stack:
@@ -41,7 +42,7 @@ class Loaded:
 
 
 def reference(folder: Path) -> FloatArray:
-    with Scorer.load(folder, "fp32", TrainingPathSettings(), reference=True) as scorer:
+    with Scorer.load(folder, Dtype.FP32, TrainingPathSettings(), reference=True) as scorer:
         return flat(scorer)
 
 
@@ -68,7 +69,7 @@ def test_every_part_changes_something_and_nothing_is_left_behind(checkpoint: Che
 
 def test_an_fp32_head_is_the_training_paths_own_fp32_head(checkpoint: Checkpoint) -> None:
     folder = checkpoint("qwen3")
-    with Scorer.load(folder, "bf16", TrainingPathSettings(lm_head_dtype="fp32")) as scorer:
+    with Scorer.load(folder, Dtype.BF16, TrainingPathSettings(lm_head_dtype=Dtype.FP32)) as scorer:
         configured = flat(scorer)
     assert np.array_equal(Loaded(folder).logprobs(LM_HEAD), configured)
 

@@ -11,6 +11,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.activations import (
     ACTIVATION,
@@ -79,7 +80,7 @@ def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Chec
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_fp32_side_errs_as_sums_in_another_order_do(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
-    bench = Bench(checkpoint(family), tmp_path, dtype="fp32")
+    bench = Bench(checkpoint(family), tmp_path, dtype=Dtype.FP32)
     held = bench.twice()
     assert max(error.infer.total.value for error in held.errors) < 1e-4
     assert max(error.infer.own.value for error in held.errors) < 1e-5
@@ -115,7 +116,7 @@ def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_
     folder = checkpoint("qwen3")
     bench = Bench(folder, tmp_path)
     recorded = bench.record("once")
-    with Scorer.load(folder, "bf16", TrainingPathSettings()) as scorer:
+    with Scorer.load(folder, Dtype.BF16, TrainingPathSettings()) as scorer:
         plain = [one for batch in bench.batches for one in scorer.score_batch(batch.sequences)]
     assert [one.id for one in recorded] == [one.id for one in some_sequences()]
     for one, other in zip(recorded, plain, strict=True):
@@ -144,7 +145,7 @@ def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, 
 
 
 def test_a_side_that_overflows_is_named_instead_of_measured(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    bench = Bench(checkpoint("llama"), tmp_path, dtype="fp16", modules=False)
+    bench = Bench(checkpoint("llama"), tmp_path, dtype=Dtype.FP16, modules=False)
     bench.record("clean")
     decoder_layers(bench.model)[1].mlp.down_proj.weight.data *= 2e4
     bench.record("overflowing")

@@ -21,7 +21,7 @@ NAMES = Names([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for 
 
 
 def side(
-    seed: int, *, size: float = 1.0, dtype: Dtype = "bf16", scale: float = 0.0, row: int | None = None
+    seed: int, *, size: float = 1.0, dtype: Dtype = Dtype.BF16, scale: float = 0.0, row: int | None = None
 ) -> SideSums:
     """Own errors of `size` roundings, an output `scale` too long, and one channel with ten times the error."""
     random = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ def place(name: str, layer: int | None, infer: SideSums, train: SideSums) -> Pla
     return PlaceSums(layer, name, infer, train, infer.total)
 
 
-def suspects(*places: PlaceSums, infer: Dtype = "bf16", train: Dtype = "bf16") -> list[Suspect]:
+def suspects(*places: PlaceSums, infer: Dtype = Dtype.BF16, train: Dtype = Dtype.BF16) -> list[Suspect]:
     estimator = Estimator(Sequences.of_lengths([TOKENS_EACH] * NUM_SEQUENCES))
     settings = LocalizeSettings(model=ModelSettings(path=""), infer_dtype=infer, train_dtype=train)
     return find_suspects(places, place_errors(places, estimator, NAMES, settings), infer, train)
@@ -62,7 +62,9 @@ def test_a_side_that_rounds_half_again_as_much_is_not_accused() -> None:
     assert suspects(place("self_attn.rotary_emb[q]", 0, side(0), side(1, size=1.5))) == []
 
 
-@pytest.mark.parametrize(("infer", "train"), [("bf16", "fp32"), ("fp16", "bf16"), ("fp32", "fp16")])
+@pytest.mark.parametrize(
+    ("infer", "train"), [(Dtype.BF16, Dtype.FP32), (Dtype.FP16, Dtype.BF16), (Dtype.FP32, Dtype.FP16)]
+)
 def test_another_dtype_on_each_side_is_no_fault(infer: Dtype, train: Dtype) -> None:
     two = place("mlp.up_proj", 0, side(0, dtype=infer), side(1, dtype=train))
     assert suspects(two, infer=infer, train=train) == []
@@ -75,29 +77,29 @@ def test_the_rounding_of_16_bits_is_no_fault_beside_fp32_which_has_none(row: int
         rounded.own_channels[row] *= 100
         rounded.target_channels[row] *= 100
         rounded.target_fourths[row] *= 100**2
-    assert suspects(place("mlp.up_proj", 0, exact, rounded), infer="fp32") == []
-    assert suspects(place("mlp.up_proj", 0, rounded, exact), train="fp32") == []
+    assert suspects(place("mlp.up_proj", 0, exact, rounded), infer=Dtype.FP32) == []
+    assert suspects(place("mlp.up_proj", 0, rounded, exact), train=Dtype.FP32) == []
 
 
 def test_luck_of_one_of_two_formats_in_a_channel_is_no_fault() -> None:
-    lucky = side(0, dtype="fp16")
+    lucky = side(0, dtype=Dtype.FP16)
     lucky.own_channels[22] /= 25
-    assert suspects(place("input_layernorm", 0, lucky, side(1, size=1.5)), infer="fp16") == []
-    (found,) = suspects(place("mlp.up_proj", 0, side(0, dtype="fp16"), side(1, size=15)), infer="fp16")
+    assert suspects(place("input_layernorm", 0, lucky, side(1, size=1.5)), infer=Dtype.FP16) == []
+    (found,) = suspects(place("mlp.up_proj", 0, side(0, dtype=Dtype.FP16), side(1, size=15)), infer=Dtype.FP16)
     assert found.side == "train"
 
 
 @pytest.mark.parametrize("wrong", ["infer", "train"])
 def test_a_wrong_side_is_named_in_fp32_and_beside_it(wrong: str) -> None:
-    exact = side(0, dtype="fp32", size=100.0 if wrong == "infer" else 0.0)
-    (found,) = suspects(place("mlp.up_proj", 0, exact, side(1, size=60 if wrong == "train" else 1)), infer="fp32")
+    exact = side(0, dtype=Dtype.FP32, size=100.0 if wrong == "infer" else 0.0)
+    (found,) = suspects(place("mlp.up_proj", 0, exact, side(1, size=60 if wrong == "train" else 1)), infer=Dtype.FP32)
     assert found.side == wrong
     assert "something else" in found.sentence
 
 
 def test_a_length_that_weights_rounded_in_another_format_explain_accuses_no_norm() -> None:
-    two = place("input_layernorm", 0, side(0, scale=4e-4), side(1, dtype="fp16"))
-    assert suspects(two, train="fp16") == []
+    two = place("input_layernorm", 0, side(0, scale=4e-4), side(1, dtype=Dtype.FP16))
+    assert suspects(two, train=Dtype.FP16) == []
 
 
 def test_a_side_whose_error_is_far_beyond_rounding_is_named() -> None:
@@ -146,7 +148,7 @@ def test_a_channel_that_one_huge_token_decides_needs_more_to_accuse() -> None:
         huge = 100.0
         one.target_channels[5] += huge**2
         one.target_fourths[5] += huge**4
-        one.own_channels[5] += (huge * error * rounding_unit("bf16")) ** 2
+        one.own_channels[5] += (huge * error * rounding_unit(Dtype.BF16)) ** 2
     assert suspects(place("mlp.act_fn", 0, lucky, unlucky)) == []
 
 

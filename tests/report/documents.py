@@ -43,7 +43,7 @@ def estimate(value: float, spread: float = 0.1) -> Estimate:
 
 
 def localization(
-    dtype: Dtype = "bf16", *, suspect_layer: int | None = None, name: str = "demo", fingerprint: str = "0" * 16
+    dtype: Dtype = Dtype.BF16, *, suspect_layer: int | None = None, name: str = "demo", fingerprint: str = "0" * 16
 ) -> Localization:
     """Errors that grow as the root of the depth; with a suspect, one block of the engine adds twenty times as much."""
     blocks = [_block(layer, 20.0 if layer == suspect_layer else 1.0) for layer in range(NUM_LAYERS)]
@@ -241,7 +241,7 @@ def _trial(dtype: str, *, finite: bool, first: str | None) -> Trial:
         for exponent in EXPONENTS
     ]
     return Trial(
-        dtype="fp16" if dtype == "fp16" else "bf16",
+        dtype=Dtype.FP16 if dtype == Dtype.FP16 else Dtype.BF16,
         modules_in_fp32=[],
         residual_in_fp32_from=None,
         first_nonfinite=first,

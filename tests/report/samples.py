@@ -28,7 +28,7 @@ from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
 from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
 
-ERROR_NATS: dict[Dtype, float] = {"bf16": 2e-2, "fp16": 2.6e-3, "fp32": 2e-6, "fp64": 1e-12}
+ERROR_NATS: dict[Dtype, float] = {Dtype.BF16: 2e-2, Dtype.FP16: 2.6e-3, Dtype.FP32: 2e-6, Dtype.FP64: 1e-12}
 """Standard deviation of a side's error on a middling token."""
 
 Pairs = tuple[tuple[Dtype, Dtype], ...]
@@ -100,16 +100,16 @@ def _full_vocabulary(train: Dtype, infer: Dtype) -> FullVocabularyCheck:
 
 
 def summary(
-    pairs: Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")),
+    pairs: Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32)),
     simulation: Simulation = Simulation(),
 ) -> Summary:
     tokens = {pair: simulated_pair(*pair, simulation) for pair in pairs}
     metrics = {pair: pair_metrics(found) for pair, found in tokens.items()}
-    exact = metrics[("fp32", "fp32")][0] if ("fp32", "fp32") in metrics else None
+    exact = metrics[(Dtype.FP32, Dtype.FP32)][0] if ("fp32", "fp32") in metrics else None
     summaries = [_pair_summary(pair, tokens[pair], *metrics[pair], exact, simulation) for pair in pairs]
     contrasts = []
     if ("bf16", "bf16") in metrics and ("fp16", "fp16") in metrics:
-        ratio = contrast(*(metrics[(dtype, dtype)][0]["kl_k3"] for dtype in ("bf16", "fp16")))
+        ratio = contrast(*(metrics[(dtype, dtype)][0]["kl_k3"] for dtype in (Dtype.BF16, Dtype.FP16)))
         assert ratio is not None
         contrasts.append(Contrast(metric="kl_k3", of="bf16", over="fp16", ratio=ratio))
     return Summary(
@@ -206,7 +206,7 @@ def _worst(tokens: TokenPair, infer: Dtype, hostile: str) -> list[TokenInContext
     ]
 
 
-def manifest(pairs: Pairs = (("bf16", "bf16"), ("fp16", "fp16")), hostile: str = "") -> Manifest:
+def manifest(pairs: Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)), hostile: str = "") -> Manifest:
     settings = CompareSettings(model=ModelSettings(path="demo" + hostile), pairs=pairs)
     stages = {}
     for train, infer in pairs:
@@ -233,7 +233,7 @@ def manifest(pairs: Pairs = (("bf16", "bf16"), ("fp16", "fp16")), hostile: str =
             fingerprint="0" * 64,
             architecture="Qwen3ForCausalLM",
             context_length=4096,
-            checkpoint_dtype="bf16",
+            checkpoint_dtype=Dtype.BF16,
             weight_bytes=9_600_000,
         ),
         content_keys={"settings": "1" * 64, "model": "0" * 64},

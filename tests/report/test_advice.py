@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
@@ -14,13 +15,13 @@ from mismatch_probe.verdict.closer_look import ADD_EXACT_PAIR, HEADROOM, localiz
 from tests.report import samples
 from tests.report.documents import headroom, localization
 
-BF16 = localize_command("bf16", "bf16")
-FP16 = localize_command("fp16", "fp16")
+BF16 = localize_command(Dtype.BF16, Dtype.BF16)
+FP16 = localize_command(Dtype.FP16, Dtype.FP16)
 ADVICE = [f"Fits: `{HEADROOM}`", f"Where: `{BF16} --modules`", f"Where: `{FP16}`", f"Decide: `{ADD_EXACT_PAIR}`"]
 
 
 def advised() -> samples.Summary:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     verdict = summary.verdict.model_copy(update={"advice": ADVICE})
     pairs = [pair.model_copy(update={"verdict": verdict}) for pair in summary.pairs]
     return summary.model_copy(update={"verdict": verdict, "pairs": pairs})
@@ -31,8 +32,8 @@ def advised() -> samples.Summary:
     [
         ([], [0, 1, 2, 3]),
         ([headroom()], [1, 2, 3]),
-        ([localization("bf16")], [0, 2, 3]),
-        ([headroom(), localization("bf16"), localization("fp16")], [3]),
+        ([localization(Dtype.BF16)], [0, 2, 3]),
+        ([headroom(), localization(Dtype.BF16), localization("fp16")], [3]),
     ],
 )
 def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], left: list[int]) -> None:
@@ -45,7 +46,7 @@ def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], 
 def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one two")
     with run.created():
-        run.write_manifest(samples.manifest((("bf16", "bf16"),)))
+        run.write_manifest(samples.manifest(((Dtype.BF16, Dtype.BF16),)))
         run.write_summary(advised())
     page = write_report(run).read_text()
     assert "<span>headroom</span>" in page

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.report import render_html
 from tests.report import samples
 from tests.report.test_hostile import PAYLOADS
@@ -13,7 +14,7 @@ from tests.report.test_hostile import PAYLOADS
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
-PAIRS: samples.Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
 MOST_SHEETS = 14
 PROBE = "<script>document.documentElement.dataset.ran = 'yes'</script>"
 

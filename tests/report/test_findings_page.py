@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.headroom import Headroom
@@ -17,13 +18,13 @@ from tests.report.documents import headroom, localization
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_page import Structure
 
-PAIR: samples.Pairs = (("bf16", "bf16"),)
+PAIR: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
 DOCUMENTS = {
     "fits": headroom(),
     "does not fit": headroom(1e5),
     "weights only": headroom().model_copy(update=dict.fromkeys(("activations", "gradients", "plain", "bf16"))),
     "suspect": localization(suspect_layer=5),
-    "no suspect": localization("fp16"),
+    "no suspect": localization(Dtype.FP16),
     "no interventions": localization().model_copy(update={"interventions": None, "routers": [], "modules": []}),
 }
 
@@ -84,7 +85,7 @@ def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:
     summary, manifest = samples.summary(PAIR), samples.manifest(PAIR)
     alone = render_html(summary, manifest)
     assert 'id="headroom"' not in alone
-    page = render_html(summary, manifest, [headroom(), localization(suspect_layer=5), localization("fp16")])
+    page = render_html(summary, manifest, [headroom(), localization(suspect_layer=5), localization(Dtype.FP16)])
     found = checked(page)
     assert {"headroom", "localize-bf16-bf16", "localize-fp16-fp16"} <= set(found.ids)
     assert "<code>headroom.json</code>" in page

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import shortened
 from mismatch_probe.report.hostile import inert_json, visible
 from mismatch_probe.report.page import render_html
@@ -56,7 +57,7 @@ class Inspector(HTMLParser):
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
 def test_hostile_text_anywhere_in_the_records_stays_inert(payload: str) -> None:
-    pairs: samples.Pairs = (("bf16", "bf16"),)
+    pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
     simulation = samples.Simulation(num_responses=16, longest=64, hostile=payload, model=f"demo{payload}")
     page = render_html(samples.summary(pairs, simulation), samples.manifest(pairs, payload))
     inspector = Inspector()

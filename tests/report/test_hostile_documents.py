@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report import render_html
@@ -18,7 +19,7 @@ from tests.report.test_page import parsed
 
 Document = TypeVar("Document", bound=BaseModel)
 
-PAIR: samples.Pairs = (("bf16", "bf16"),)
+PAIR: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
 FINDINGS = {"headroom": headroom(1e5), "localize": localization(suspect_layer=5)}
 UNSEEN = set("\x00\x1b\x07\u202e\u2066\u2028\u2029\ufeff\ud800")
 

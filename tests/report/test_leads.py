@@ -2,6 +2,7 @@
 
 import re
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.leads import leads
 from mismatch_probe.report.page import render_html
@@ -15,7 +16,7 @@ def words(pair: PairSummary) -> str:
 
 
 def exact_pair(simulation: samples.Simulation) -> PairSummary:
-    return samples.summary((("fp32", "fp32"),), simulation).pairs[0]
+    return samples.summary(((Dtype.FP32, Dtype.FP32),), simulation).pairs[0]
 
 
 def test_a_bug_at_the_start_is_placed_at_the_first_token_and_on_its_side() -> None:
@@ -39,7 +40,7 @@ def test_a_response_that_holds_the_worst_tokens_is_named() -> None:
 
 
 def test_only_a_verdict_that_is_not_innocent_says_where_to_look() -> None:
-    pairs: samples.Pairs = (("bf16", "bf16"), ("fp32", "fp32"))
+    pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
     assert "Where to look" in render_html(samples.summary(pairs, BUG), samples.manifest(pairs))
     assert "Where to look" not in render_html(samples.summary(pairs), samples.manifest(pairs))
 

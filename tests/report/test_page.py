@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.dtypes import DTYPES
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import render_html, write_report
@@ -141,17 +141,17 @@ def test_the_summary_is_embedded(page: str) -> None:
 
 
 def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
-    pairs: samples.Pairs = (("fp32", "bf16"), ("bf16", "bf16"))
+    pairs: samples.Pairs = ((Dtype.FP32, Dtype.BF16), (Dtype.BF16, Dtype.BF16))
     page = render_html(samples.summary(pairs), samples.manifest(pairs))
     assert "train FP32 / infer BF16" in page
 
 
 def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     advice = ["See: `mismatch-probe headroom --run RUN`", "`<script>` is text"]
     page = render_html(
         summary.model_copy(update={"verdict": summary.verdict.model_copy(update={"advice": advice})}),
-        samples.manifest((("bf16", "bf16"),)),
+        samples.manifest(((Dtype.BF16, Dtype.BF16),)),
     )
     words = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
     assert f"<li>See: <code>{words.strip()}</code></li>" in page
@@ -167,7 +167,7 @@ def test_settings_that_differ_between_the_sides_are_marked(page: str) -> None:
 
 
 def test_parts_that_could_not_be_had_are_told_in_words() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     bare = summary.pairs[0].model_copy(
         update={"length": None, "blame": None, "scatter": None, "confidence": [], "errors": [], "worst_tokens": []}
     )
@@ -178,7 +178,7 @@ def test_parts_that_could_not_be_had_are_told_in_words() -> None:
 
 
 def test_a_run_without_one_usable_token_still_has_a_page() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     empty = summary.pairs[0].model_copy(
         update={
             "metrics": {},
@@ -209,7 +209,7 @@ def test_the_whole_vocabulary_checks_every_sampled_estimator(page: str) -> None:
 
 
 def test_an_estimator_that_disagrees_is_named() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     check = summary.pairs[0].full_vocabulary
     assert check is not None
     wrong = replace(check.estimators["kl_k3"], agrees=False)
@@ -221,7 +221,7 @@ def test_an_estimator_that_disagrees_is_named() -> None:
 
 
 def test_whole_distributions_that_were_not_compared_are_told_with_the_reason() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     why = "the whole distributions are not finite at 3 of 8 positions"
     pair = summary.pairs[0].model_copy(update={"full_vocabulary": None, "metrics_unavailable": {"full_kl": why}})
     page = render_html(summary.model_copy(update={"pairs": [pair]}), samples.manifest())
@@ -251,12 +251,12 @@ def test_one_rule_of_each_kind_is_drawn_against_length_and_every_rule_is_in_the_
 def test_no_two_rules_drawn_look_alike() -> None:
     assert len({(style.color, style.dash) for style in STYLES.values()}) == len(STYLES)
     assert len({(style.dash, style.marker) for style in STYLES.values()}) == len(STYLES)
-    for rule in samples.summary((("bf16", "bf16"),)).pairs[0].corrections:
+    for rule in samples.summary(((Dtype.BF16, Dtype.BF16),)).pairs[0].corrections:
         assert rule.name not in STYLES or rule.by_length
 
 
 def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
-    summary = samples.summary((("bf16", "bf16"),), samples.Simulation(num_responses=8))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(num_responses=8))
     section = _section(render_html(summary, samples.manifest()), "corrections")
     assert "Too few responses are long enough for a drawing." in section
     assert '<svg class="plot"' not in section
@@ -271,7 +271,7 @@ def _section(page: str, anchor: str) -> str:
 
 @pytest.mark.slow
 def test_the_page_of_the_largest_run_stays_small() -> None:
-    pairs: samples.Pairs = tuple((train, infer) for train in DTYPES for infer in DTYPES)
+    pairs: samples.Pairs = tuple((train, infer) for train in Dtype for infer in Dtype)
     hostile = "\u202e</script><script>" * 100
     simulation = samples.Simulation(num_responses=120, longest=32_768, hostile=hostile)
     summary = samples.summary(pairs, simulation)

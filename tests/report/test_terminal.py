@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_tokens
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report import render_html, render_terminal
 from tests.report import samples
 
-CROSSED: samples.Pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("fp32", "bf16"))
+CROSSED: samples.Pairs = (
+    (Dtype.BF16, Dtype.BF16),
+    (Dtype.FP16, Dtype.FP16),
+    (Dtype.FP32, Dtype.FP32),
+    (Dtype.FP32, Dtype.BF16),
+)
 
 
 def printed(summary: Summary, *, width: int = 80, terminal: bool = False) -> str:
@@ -51,13 +57,13 @@ def test_a_terminal_is_never_overrun_and_no_number_is_cut(width: int) -> None:
 
 def test_hostile_text_cannot_drive_the_terminal() -> None:
     hostile = "\x1b[2J\u202e[bold red]"
-    text = printed(samples.summary((("bf16", "bf16"),), samples.Simulation(hostile=hostile)), terminal=True)
+    text = printed(samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(hostile=hostile)), terminal=True)
     assert "\x1b[2J" not in text
     assert "<U+001B>[2J<U+202E>[bold red]" in text
 
 
 def test_data_that_was_left_out_is_named() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     pair = summary.pairs[0]
     broken = pair.model_copy(update={"counts": pair.counts.model_copy(update={"missing_mu": 1234})})
     assert "1,234 log-probs missing" in printed(summary.model_copy(update={"pairs": [broken]}))
@@ -66,13 +72,13 @@ def test_data_that_was_left_out_is_named() -> None:
 
 
 def test_an_extrapolated_budget_is_marked_and_explained() -> None:
-    text = printed(samples.summary((("fp16", "fp16"),)))
+    text = printed(samples.summary(((Dtype.FP16, Dtype.FP16),)))
     assert "* extrapolated beyond the longest response measured" in text
     assert re.search(r"\d[kMBT]?\* \[", text)
 
 
 def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     pair = summary.pairs[0]
     assert pair.length is not None
     unfitted = replace(pair.length, budget_tokens=None, longest_budget_is_extrapolated=False)
@@ -82,7 +88,7 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
 
 
 def test_a_command_to_copy_names_the_folder_of_the_run() -> None:
-    summary = samples.summary((("bf16", "bf16"),))
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     pair = summary.pairs[0]
     advice = [
         "Look: mismatch-probe localize --run RUN --dtype bf16",

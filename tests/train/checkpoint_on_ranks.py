@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mismatch_probe.config.train import OptimizerSettings, PolicySettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.adapters import whole
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
@@ -51,8 +52,8 @@ def sums(trained: dict[str, Trained]) -> dict[str, list[float]]:
 def main(what: str, checkpoint: str, folder: str, output: str) -> None:
     join_process_group(torch.device("cpu"))
     settings, rate = PolicySettings(device="cpu"), OptimizerSettings()
-    policy = Policy(Path(checkpoint), "fp32", settings, temperature=1.0)
-    critic = ValueModel(Path(checkpoint), "fp32", settings)
+    policy = Policy(Path(checkpoint), Dtype.FP32, settings, temperature=1.0)
+    critic = ValueModel(Path(checkpoint), Dtype.FP32, settings)
     trained = {
         name: Trained(model.module, Optimizer(model.trainable(), rate, steps=4, scale=None))
         for name, model in (("policy", policy), ("critic", critic))

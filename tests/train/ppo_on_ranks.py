@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mismatch_probe.config.train import OptimizerSettings, PolicySettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import is_main, join_process_group
@@ -43,8 +44,8 @@ def responses() -> list[Rollout]:
 def main(checkpoint: str, output: str) -> None:
     join_process_group(torch.device("cpu"))
     settings, rate = PolicySettings(device="cpu"), OptimizerSettings(learning_rate=1e-3)
-    policy = Policy(Path(checkpoint), "fp32", settings, temperature=1.0)
-    model = ValueModel(Path(checkpoint), "fp32", settings)
+    policy = Policy(Path(checkpoint), Dtype.FP32, settings, temperature=1.0)
+    model = ValueModel(Path(checkpoint), Dtype.FP32, settings)
     own, critics = (Optimizer(one.trainable(), rate, steps=UPDATES, scale=None) for one in (policy, model))
     updater = Updater(policy, own, Critic(model, critics, ONE_RESPONSE), ONE_RESPONSE)
     rollouts = responses()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mismatch_probe.config.train import LoraSettings, PolicySettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
@@ -29,22 +30,22 @@ def test_merged_adapters_compute_what_they_compute_beside_the_weights(
     family: str, rollouts: list[Rollout], tmp_path: Path
 ) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    adapted = Policy(folder, "fp32", PolicySettings(lora=LoraSettings(rank=4, alpha=16)), temperature=1.0)
+    adapted = Policy(folder, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4, alpha=16)), temperature=1.0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in adapted.trainable():
             torch.nn.init.normal_(parameter.to_local(), std=0.1, generator=generator)  # type: ignore[attr-defined]
     adapted.save(tmp_path / "merged")
     beside = logprobs(adapted, rollouts)
-    merged = logprobs(Policy(tmp_path / "merged", "fp32", PolicySettings(), temperature=1.0), rollouts)
-    unadapted = logprobs(Policy(folder, "fp32", PolicySettings(), temperature=1.0), rollouts)
+    merged = logprobs(Policy(tmp_path / "merged", Dtype.FP32, PolicySettings(), temperature=1.0), rollouts)
+    unadapted = logprobs(Policy(folder, Dtype.FP32, PolicySettings(), temperature=1.0), rollouts)
     assert np.abs(beside - merged).max() < 1e-4
     assert np.abs(beside - unadapted).max() > 1e-2
 
 
 def test_every_adapter_of_a_mixture_of_experts_learns(rollouts: list[Rollout], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "qwen3-moe", "qwen3-moe")
-    policy = Policy(folder, "fp32", PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
+    policy = Policy(folder, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
     with policy.computing():
         policy.logprobs([rollout.sequence for rollout in rollouts])[0].sum().backward()
     gradients = {name: p.grad for name, p in policy.module.named_parameters() if "lora_B" in name}

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel
 
 from mismatch_probe.config.train import LoraSettings, LossScaleSettings, OptimizerSettings, PolicySettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
@@ -36,7 +37,7 @@ def optimizer(model: Policy | ValueModel) -> Optimizer:
 
 def make_critic(folder: Path, micro_batch_tokens: int = WHOLE, *, with_head: bool = True) -> Critic:
     """A critic that values states differently, unless its head is to be the one it starts with."""
-    model = ValueModel(folder, "fp32", PolicySettings(attention="eager"))
+    model = ValueModel(folder, Dtype.FP32, PolicySettings(attention="eager"))
     if with_head:
         with torch.no_grad():
             local = model.module.head_D.to_local()  # type: ignore[attr-defined]
@@ -155,12 +156,12 @@ def test_the_policy_learns_the_same_whether_or_not_a_critic_learns_beside_it(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
     rows = range(len(rollouts))
-    policy, critic = Policy(llama, "fp32", PolicySettings(), temperature=1.0), make_critic(llama)
+    policy, critic = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0), make_critic(llama)
     updater = Updater(policy, optimizer(policy), critic, WHOLE)
     scored = updater.score(rollouts, keep_graph=True)
     update = plan_of(rollouts, scored).update()
     updater.accumulate(update, rollouts, rows, scored)
-    alone = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    alone = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     Learner(alone, WHOLE).accumulate(update, rollouts, rows, Scored(scored.log_pi_T, scored.entropy_T, None), 1.0)
     assert gradient(alone).abs().max() > 1e-4
     assert torch.allclose(gradient(policy), gradient(alone), atol=1e-6)
@@ -203,7 +204,7 @@ def test_explained_variance_is_one_for_a_prophet_and_zero_for_a_constant(rollout
 
 
 def test_gradients_that_are_not_finite_are_forgotten_alone(llama: Path, rollouts: list[Rollout]) -> None:
-    policy, critic = Policy(llama, "fp32", PolicySettings(), temperature=1.0), make_critic(llama)
+    policy, critic = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0), make_critic(llama)
     updater = Updater(policy, optimizer(policy), critic, WHOLE)
     scored = updater.score(rollouts, keep_graph=False)
     updater.accumulate(plan_of(rollouts, scored).update(), rollouts, range(len(rollouts)), scored)
@@ -218,8 +219,8 @@ def test_gradients_that_are_not_finite_are_forgotten_alone(llama: Path, rollouts
 
 def test_an_overflow_of_the_critic_lowers_its_own_loss_scale_alone(llama: Path, rollouts: list[Rollout]) -> None:
     policy, model = (
-        Policy(llama, "fp16", PolicySettings(), temperature=1.0),
-        ValueModel(llama, "fp16", PolicySettings()),
+        Policy(llama, Dtype.FP16, PolicySettings(), temperature=1.0),
+        ValueModel(llama, Dtype.FP16, PolicySettings()),
     )
     with torch.no_grad():
         model.module.head_D.to_local().fill_(0.1)  # type: ignore[attr-defined]
@@ -239,7 +240,7 @@ def test_an_overflow_of_the_critic_lowers_its_own_loss_scale_alone(llama: Path, 
 
 
 def test_with_adapters_the_head_is_trained_beside_them(llama: Path) -> None:
-    model = ValueModel(llama, "fp32", PolicySettings(lora=LoraSettings(rank=4)))
+    model = ValueModel(llama, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)))
     trained = {name for name, parameter in model.module.named_parameters() if parameter.requires_grad}
     assert {"head_D", "bias"} < trained
     assert all(".lora_" in name for name in trained - {"head_D", "bias"})

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mismatch_probe.config.train import PolicySettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import Plan, prepare
@@ -29,7 +30,7 @@ def gradient(policy: Policy) -> torch.Tensor:
 def learn(
     llama: Path, rollouts: list[Rollout], micro_batch_tokens: int, *, keep_graph: bool, scale: float = 1.0
 ) -> tuple[float, torch.Tensor]:
-    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     learner = Learner(policy, micro_batch_tokens)
     scored = learner.score(rollouts, keep_graph=keep_graph)
     update = plan("grpo", rollouts, scored).update()
@@ -59,7 +60,7 @@ def test_the_loss_scale_multiplies_the_gradient_and_not_the_loss(llama: Path, ro
 
 
 def test_a_graph_is_kept_only_where_one_micro_batch_holds_everything(llama: Path, rollouts: list[Rollout]) -> None:
-    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     assert Learner(policy, WHOLE).score(rollouts, keep_graph=True).graph is not None
     assert Learner(policy, PIECES).score(rollouts, keep_graph=True).graph is None
 
@@ -67,7 +68,7 @@ def test_a_graph_is_kept_only_where_one_micro_batch_holds_everything(llama: Path
 def test_scores_come_in_the_order_of_the_responses_whatever_the_micro_batches(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
-    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     whole = Learner(policy, WHOLE).score(rollouts, keep_graph=False)
     pieces = Learner(policy, PIECES).score(rollouts, keep_graph=False)
     assert np.allclose(whole.log_pi_T, pieces.log_pi_T, atol=1e-5)
@@ -75,12 +76,12 @@ def test_scores_come_in_the_order_of_the_responses_whatever_the_micro_batches(
 
 
 def test_responses_of_other_updates_do_not_reach_the_gradient(llama: Path, rollouts: list[Rollout]) -> None:
-    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     learner = Learner(policy, WHOLE)
     scored = learner.score(rollouts, keep_graph=False)
     rows = [0, 1, 2, 3]
     learner.accumulate(plan("pg-seq-tis", rollouts, scored).update(rows), rollouts, rows, scored, 1.0)
-    alone = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    alone = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     first = [rollouts[row] for row in rows]
     scored_alone = Learner(alone, WHOLE).score(first, keep_graph=False)
     Learner(alone, WHOLE).accumulate(plan("pg-seq-tis", first, scored_alone).update(), first, rows, scored_alone, 1.0)

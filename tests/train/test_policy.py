@@ -29,7 +29,7 @@ def logprobs(policy: Policy, batch: list[TokenSequence]) -> np.ndarray:
         return policy.logprobs(batch)[0].double().numpy()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16, Dtype.FP16])
 def test_log_probs_are_those_compare_measures_for_fsdp(dtype: Dtype, llama: Path, rollouts: list[Rollout]) -> None:
     """Bit for bit, where both compute the same sequences in one pass: a product's rounding depends on its rows.
 
@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_whole_logits(llama: Path, rollouts: list[Rollou
     from transformers import AutoModelForCausalLM
 
     batch = sequences(rollouts)[:1]
-    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     with policy.computing():
         policy.logprobs(batch)[0].sum().backward()
     plain = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
@@ -70,7 +70,7 @@ def test_chunks_of_logits_change_neither_log_probs_nor_gradient(
     found = []
     for chunk_bytes in (2**28, 8 * 320 * 5):
         monkeypatch.setattr("mismatch_probe.train.token_logprobs._CHUNK_BYTES", chunk_bytes)
-        policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+        policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
         with policy.computing():
             values, _ = policy.logprobs(sequences(rollouts))
             values.sum().backward()
@@ -85,13 +85,13 @@ def test_chunks_of_logits_change_neither_log_probs_nor_gradient(
 def test_weights_come_whole_under_the_names_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / family, family)
     stored = load_file(folder / "model.safetensors")
-    sent = dict(Policy(folder, "fp16", PolicySettings(), temperature=1.0).weights())
+    sent = dict(Policy(folder, Dtype.FP16, PolicySettings(), temperature=1.0).weights())
     assert sent.keys() == stored.keys()
     assert all(torch.equal(sent[name], stored[name].float()) for name in stored)
 
 
 def test_weights_are_the_masters_after_a_forward_pass_too(llama: Path, rollouts: list[Rollout]) -> None:
-    policy = Policy(llama, "bf16", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.BF16, PolicySettings(), temperature=1.0)
     with torch.no_grad():
         for parameter in policy.trainable():
             parameter.mul_(1 + 2**-12)
@@ -101,14 +101,14 @@ def test_weights_are_the_masters_after_a_forward_pass_too(llama: Path, rollouts:
 
 
 def test_a_saved_policy_loads_as_the_checkpoint_it_came_from(llama: Path, tmp_path: Path) -> None:
-    Policy(llama, "bf16", PolicySettings(), temperature=1.0).save(tmp_path / "saved")
+    Policy(llama, Dtype.BF16, PolicySettings(), temperature=1.0).save(tmp_path / "saved")
     stored, saved = load_file(llama / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
     assert all(torch.equal(saved[name], stored[name].float()) for name in stored)
 
 
 def test_fresh_adapters_leave_log_probs_and_weights_as_they_are(llama: Path, rollouts: list[Rollout]) -> None:
-    plain = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
-    adapted = Policy(llama, "fp32", PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
+    plain = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
+    adapted = Policy(llama, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
     assert np.allclose(logprobs(plain, sequences(rollouts)), logprobs(adapted, sequences(rollouts)), atol=1e-6)
     before, after = dict(plain.weights()), dict(adapted.weights())
     assert before.keys() == after.keys()
@@ -118,20 +118,20 @@ def test_fresh_adapters_leave_log_probs_and_weights_as_they_are(llama: Path, rol
 def test_merged_adapters_compute_what_adapters_beside_the_weights_compute(
     llama: Path, rollouts: list[Rollout], tmp_path: Path
 ) -> None:
-    adapted = Policy(llama, "fp32", PolicySettings(lora=LoraSettings(rank=4, alpha=16)), temperature=1.0)
+    adapted = Policy(llama, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4, alpha=16)), temperature=1.0)
     with torch.no_grad():
         for parameter in adapted.trainable():
             torch.nn.init.normal_(parameter.to_local(), std=0.1, generator=torch.Generator().manual_seed(1))  # type: ignore[attr-defined]
     adapted.save(tmp_path / "merged")
-    merged = Policy(tmp_path / "merged", "fp32", PolicySettings(), temperature=1.0)
+    merged = Policy(tmp_path / "merged", Dtype.FP32, PolicySettings(), temperature=1.0)
     beside, inside = logprobs(adapted, sequences(rollouts)), logprobs(merged, sequences(rollouts))
-    unadapted = logprobs(Policy(llama, "fp32", PolicySettings(), temperature=1.0), sequences(rollouts))
+    unadapted = logprobs(Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0), sequences(rollouts))
     assert np.abs(beside - inside).max() < 1e-4
     assert np.abs(beside - unadapted).max() > 1e-2
 
 
 def test_only_adapters_are_trained(llama: Path) -> None:
-    policy = Policy(llama, "fp32", PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(lora=LoraSettings(rank=4)), temperature=1.0)
     trained = [name for name, parameter in policy.module.named_parameters() if parameter.requires_grad]
     assert trained
     assert all(".lora_" in name for name in trained)
@@ -140,7 +140,7 @@ def test_only_adapters_are_trained(llama: Path) -> None:
 
 def test_checkpointed_gradients_leave_dropout_off(rollouts: list[Rollout], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "llama", "llama", attention_dropout=0.5)
-    policy = Policy(folder, "fp32", PolicySettings(gradient_checkpointing=True), temperature=1.0)
+    policy = Policy(folder, Dtype.FP32, PolicySettings(gradient_checkpointing=True), temperature=1.0)
     with policy.computing():
         first, second = (policy.logprobs(sequences(rollouts))[0].detach() for _ in range(2))
     assert torch.equal(first, second)
@@ -149,7 +149,7 @@ def test_checkpointed_gradients_leave_dropout_off(rollouts: list[Rollout], tmp_p
 def test_checkpointed_gradients_are_the_same_gradients(llama: Path, rollouts: list[Rollout]) -> None:
     found = []
     for checkpointing in (False, True):
-        policy = Policy(llama, "fp32", PolicySettings(gradient_checkpointing=checkpointing), temperature=1.0)
+        policy = Policy(llama, Dtype.FP32, PolicySettings(gradient_checkpointing=checkpointing), temperature=1.0)
         with policy.computing():
             policy.logprobs(sequences(rollouts))[0].sum().backward()
         found.append(torch.cat([p.grad.full_tensor().flatten() for p in policy.trainable()]))  # type: ignore[union-attr]

@@ -80,7 +80,7 @@ def test_sequences_that_others_continue_have_no_row_in_attention() -> None:
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3-moe", "mistral-sliding"])
 def test_log_probs_and_gradient_are_those_of_sequences_one_by_one(family: str, tmp_path: Path) -> None:
-    policy = Policy(make_checkpoint(tmp_path / family, family), "fp32", PolicySettings(), temperature=0.7)
+    policy = Policy(make_checkpoint(tmp_path / family, family), Dtype.FP32, PolicySettings(), temperature=0.7)
     assert policy.effective_settings()["shares_prefixes"]
     logprobs, gradient = log_probs_and_gradient(policy, shared=True)
     padded_logprobs, padded_gradient = log_probs_and_gradient(policy, shared=False)
@@ -89,10 +89,10 @@ def test_log_probs_and_gradient_are_those_of_sequences_one_by_one(family: str, t
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 def test_sixteen_bits_are_as_near_to_the_true_gradient_as_without_sharing(dtype: Dtype, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "qwen3", "qwen3")
-    _, truth = log_probs_and_gradient(Policy(folder, "fp32", PolicySettings(), temperature=1.0), shared=False)
+    _, truth = log_probs_and_gradient(Policy(folder, Dtype.FP32, PolicySettings(), temperature=1.0), shared=False)
     policy = Policy(folder, dtype, PolicySettings(), temperature=1.0)
     errors = [distance(log_probs_and_gradient(policy, shared=shared)[1], truth) for shared in (True, False)]
     assert errors[0] < 1.1 * errors[1]
@@ -103,14 +103,14 @@ def test_layers_that_are_computed_again_have_the_same_gradient(tmp_path: Path) -
     folder = make_checkpoint(tmp_path / "llama", "llama")
     settings = PolicySettings(), PolicySettings(gradient_checkpointing=True)
     kept, again = (
-        log_probs_and_gradient(Policy(folder, "fp32", one, temperature=1.0), shared=True)[1] for one in settings
+        log_probs_and_gradient(Policy(folder, Dtype.FP32, one, temperature=1.0), shared=True)[1] for one in settings
     )
     assert np.array_equal(kept, again)
 
 
 @pytest.mark.usefixtures("process_group")
 def test_the_body_computes_as_many_states_as_there_are_prefixes(tmp_path: Path) -> None:
-    policy = Policy(make_checkpoint(tmp_path / "llama", "llama"), "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(make_checkpoint(tmp_path / "llama", "llama"), Dtype.FP32, PolicySettings(), temperature=1.0)
     seen = []
     embeddings = policy.module.model.get_input_embeddings()
     embeddings.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].numel()))

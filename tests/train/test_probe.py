@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mismatch_probe.config.train import PolicySettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.probe import WeightSync, logit_error
 from mismatch_probe.train.rollouts import Rollout
@@ -17,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def make_sync(llama: Path, rollouts: list[Rollout], *faults: str) -> tuple[Policy, ModelEngine, WeightSync]:
-    policy = Policy(llama, "fp32", PolicySettings(), temperature=1.0)
+    policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
     engine = ModelEngine(llama, *faults)
-    return policy, engine, WeightSync(policy, engine, "fp32", [rollout.sequence for rollout in rollouts[:4]])
+    return policy, engine, WeightSync(policy, engine, Dtype.FP32, [rollout.sequence for rollout in rollouts[:4]])
 
 
 def move(policy: Policy, size: float) -> None:
@@ -102,6 +103,6 @@ def test_a_restored_sync_compares_with_what_the_first_one_saw(llama: Path, rollo
     saved = json.loads(json.dumps(sync.state()))
     move(policy, 0.01)
     expected = sync()
-    again = WeightSync(policy, engine, "fp32", [rollout.sequence for rollout in rollouts[:4]])
+    again = WeightSync(policy, engine, Dtype.FP32, [rollout.sequence for rollout in rollouts[:4]])
     again.restore(saved)
     assert again() == expected

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, TrainingStopped, UsageError
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -184,7 +185,7 @@ def test_a_side_in_another_precision_is_probed_with_the_same_tokens(
 ) -> None:
     quick_home(home, monkeypatch, RestartedEngine)
     raising = ALWAYS.replace('["log"]', '["log", "raise_precision(infer)", "log"]')
-    wanted = quick_settings(llama, home, 4, guards=guard_file(home, raising), infer_dtype="bf16")
+    wanted = quick_settings(llama, home, 4, guards=guard_file(home, raising), infer_dtype=Dtype.BF16)
     steps = train(home / "run", wanted)
     assert RestartedEngine.starts == 2
     shifts = [step["update/policy_shift_k3"] for step in steps[1:]]

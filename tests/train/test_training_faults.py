@@ -13,6 +13,7 @@ from benchmarks.training_faults.answers import Proof
 from benchmarks.training_faults.faults import FAULTS, Fault
 from benchmarks.training_faults.outcomes import fault_outcome
 from benchmarks.training_faults.runs import run_with, small_settings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TrainingDirectory
 
@@ -34,13 +35,13 @@ CHOSEN = [
 
 @pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: fault.slug)
 def test_a_fault_is_caught_within_two_steps_and_its_cause_named(fault: Fault, tmp_path: Path) -> None:
-    found = fault_outcome(fault, "fp16", tmp_path)
+    found = fault_outcome(fault, Dtype.FP16, tmp_path)
     assert found.in_time, found.firings
     assert found.right_cause, found.cause
 
 
 def test_no_guard_fires_without_a_fault(tmp_path: Path) -> None:
-    run = run_with(tmp_path / "run", small_settings("bf16", seed=3, steps=12))
+    run = run_with(tmp_path / "run", small_settings(Dtype.BF16, seed=3, steps=12))
     assert [event["guard"] for event in run.directory.read_events()] == []
 
 

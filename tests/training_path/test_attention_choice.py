@@ -31,7 +31,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def random_model(config: PreTrainedConfig, dtype: Dtype = "fp32") -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, dtype: Dtype = Dtype.FP32) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(dtype), attn_implementation="eager").eval()
     with torch.no_grad():
@@ -42,7 +42,7 @@ def random_model(config: PreTrainedConfig, dtype: Dtype = "fp32") -> PreTrainedM
     return model
 
 
-def chosen(model: PreTrainedModel, dtype: Dtype = "fp32") -> AttentionChoice:
+def chosen(model: PreTrainedModel, dtype: Dtype = Dtype.FP32) -> AttentionChoice:
     choice = choose_reference_attention(model, Arithmetic(dtype, "cpu", None, is_reference=True))
     assert model.config._attn_implementation == (FUSED if choice.fused else EAGER_IN_BLOCKS)
     return choice
@@ -52,7 +52,7 @@ def gpt_oss() -> PreTrainedConfig:
     return GptOssConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP64])
 @pytest.mark.parametrize("family", PLAIN_SOFTMAX)
 def test_plain_softmax_attention_takes_a_fused_kernel_whose_error_is_rounding(family: str, dtype: Dtype) -> None:
     choice = chosen(random_model(FAMILIES[family](), dtype), dtype)
@@ -109,7 +109,7 @@ def test_the_reference_scores_padded_and_long_rows_as_the_eager_formula_does(
 ) -> None:
     random = np.random.default_rng(0)
     batch = [TokenSequence(str(length), [1, 2], random.integers(0, 256, length).tolist()) for length in (200, 170, 3)]
-    with Scorer.load(checkpoint(family), "fp32", TrainingPathSettings(), reference=True) as scorer:
+    with Scorer.load(checkpoint(family), Dtype.FP32, TrainingPathSettings(), reference=True) as scorer:
         settings = scorer.effective_settings()
         fused = scorer.score_batch(batch)
         scorer._model.set_attn_implementation(EAGER_IN_BLOCKS)
@@ -120,7 +120,7 @@ def test_the_reference_scores_padded_and_long_rows_as_the_eager_formula_does(
 
 
 def test_pi_has_no_attention_chosen_for_it(checkpoint: Checkpoint) -> None:
-    with Scorer.load(checkpoint("llama"), "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(checkpoint("llama"), Dtype.FP32, TrainingPathSettings()) as scorer:
         assert scorer.effective_settings()["attention_choice"] is None
 
 

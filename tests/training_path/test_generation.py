@@ -18,7 +18,7 @@ SDPA = TrainingPathSettings(attention="sdpa")
 
 
 def sampled(
-    folder: Path, dtype: Dtype = "fp32", *, prompts: list[EncodedPrompt] = PROMPTS, seed: int = 0, **sampling: float
+    folder: Path, dtype: Dtype = Dtype.FP32, *, prompts: list[EncodedPrompt] = PROMPTS, seed: int = 0, **sampling: float
 ) -> list[Generated]:
     settings = SamplingSettings(**{"max_new_tokens": 12, **sampling})
     with Sampler(folder, dtype, SDPA, settings) as sampler:
@@ -31,7 +31,7 @@ def surprise(folder: Path, prompts: list[EncodedPrompt], responses: list[Generat
         TokenSequence(prompt.prompt_id, prompt.token_ids, response.token_ids)
         for prompt, response in zip(prompts, responses, strict=True)
     ]
-    with Scorer.load(folder, "fp32", SDPA) as scorer:
+    with Scorer.load(folder, Dtype.FP32, SDPA) as scorer:
         scored = scorer.score_batch(batch)
     found = []
     for one in scored:
@@ -46,7 +46,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("endless") / "llama", "llama", eos_token_id=None)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16, Dtype.BF16])
 def test_a_batch_and_its_seed_decide_the_responses(endless: Path, dtype: Dtype) -> None:
     assert sampled(endless, dtype) == sampled(endless, dtype)
     assert sampled(endless, dtype) != sampled(endless, dtype, seed=1)
@@ -55,7 +55,7 @@ def test_a_batch_and_its_seed_decide_the_responses(endless: Path, dtype: Dtype) 
 def test_almost_cold_sampling_takes_the_scorers_most_probable_token_whatever_the_padding(endless: Path) -> None:
     responses = sampled(endless, temperature=1e-3)
     batch = [TokenSequence("", p.token_ids, r.token_ids) for p, r in zip(PROMPTS, responses, strict=True)]
-    with Scorer.load(endless, "fp32", SDPA) as scorer:
+    with Scorer.load(endless, Dtype.FP32, SDPA) as scorer:
         for response, scores in zip(responses, scorer.score_batch(batch), strict=True):
             assert scores.top1_ids is not None
             assert scores.top1_ids.tolist() == response.token_ids
@@ -80,7 +80,7 @@ def test_a_response_ends_with_its_end_token_or_is_cut(checkpoint: Callable[[str]
 
 
 def test_the_tokenizers_end_token_ends_a_response_too(endless: Path) -> None:
-    with Sampler(endless, "fp32", SDPA, SamplingSettings(max_new_tokens=40)) as sampler:
+    with Sampler(endless, Dtype.FP32, SDPA, SamplingSettings(max_new_tokens=40)) as sampler:
         responses = sampler.sample(PROMPTS * 64, 7, seed=0)
     assert any(one.token_ids[-1] == 7 and one.finish_reason == "stop" for one in responses)
     assert all(7 not in one.token_ids[:-1] for one in responses)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_probe.config.model import Attention, TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, MismatchProbeError, MissingExtra, UsageError
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.loading import choose_attention, choose_device
@@ -20,7 +21,7 @@ from tests.tiny_models import make_checkpoint
 
 
 def load(folder: Path, **settings: Any) -> Scorer:
-    return Scorer.load(folder, "fp32", TrainingPathSettings(**settings))
+    return Scorer.load(folder, Dtype.FP32, TrainingPathSettings(**settings))
 
 
 @pytest.fixture
@@ -140,12 +141,13 @@ def test_running_out_of_host_memory_names_the_setting_to_halve(checkpoint: Calla
     script = """
 import resource, sys
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import OutOfMemory
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path import Scorer
 
 settings = TrainingPathSettings(attention="eager", batch_tokens=8192)
-with Scorer.load(sys.argv[1], "fp32", settings) as scorer:
+with Scorer.load(sys.argv[1], Dtype.FP32, settings) as scorer:
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
     try:
@@ -170,5 +172,5 @@ def test_a_rank_computes_on_the_gpu_that_torchrun_gave_it(monkeypatch: pytest.Mo
 
 
 def test_a_head_of_its_own_format_leaves_the_model_in_evaluation_mode(folder: Path) -> None:
-    with load(folder, lm_head_dtype="fp32") as scorer:
+    with load(folder, lm_head_dtype=Dtype.FP32) as scorer:
         assert scorer.effective_settings()["dropout"] == "off"

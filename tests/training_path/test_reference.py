@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
@@ -25,9 +26,9 @@ DEFAULTS = TrainingPathSettings()
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fp32_reference_is_within_fp32_noise_of_the_fp64_reference(family: str, score: Score) -> None:
-    exact = score(family, "fp64", reference=True)
+    exact = score(family, Dtype.FP64, reference=True)
     assert flat(exact).dtype == np.float64
-    assert 0 < mean_error(score(family, "fp32", reference=True), exact) < 1e-5
+    assert 0 < mean_error(score(family, Dtype.FP32, reference=True), exact) < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -37,7 +38,7 @@ def test_attention_in_blocks_is_the_models_own_eager_attention(
     random = np.random.default_rng(0)
     sequence = TokenSequence("long", [1], random.integers(0, 256, 200).tolist())
     monkeypatch.setitem(_blocks(), "cpu", 1)
-    with Scorer.load(checkpoint(family), "fp32", DEFAULTS, reference=True) as scorer:
+    with Scorer.load(checkpoint(family), Dtype.FP32, DEFAULTS, reference=True) as scorer:
         scorer._model.set_attn_implementation(EAGER_IN_BLOCKS)
         (scores,) = scorer.score_batch([sequence])
     model = AutoModelForCausalLM.from_pretrained(checkpoint(family), attn_implementation="eager").eval()
@@ -62,7 +63,7 @@ def test_nothing_in_the_fp64_reference_is_rounded_below_fp64(family: str, checkp
             return result
 
     sequence = TokenSequence("a", [1, 2, 3], list(range(70)))
-    with Scorer.load(checkpoint(family), "fp64", DEFAULTS, reference=True) as scorer, Formats() as formats:
+    with Scorer.load(checkpoint(family), Dtype.FP64, DEFAULTS, reference=True) as scorer, Formats() as formats:
         scorer.score_batch([sequence])
     assert formats.seen == {torch.float64}
 
@@ -74,19 +75,19 @@ def test_the_reference_on_rounded_weights_computes_with_the_weights_pi_holds(
     rounded = _with_weights(folder, tmp_path / "rounded", lambda weight: weight.bfloat16().float())
 
     def scores(path: Path, **arguments: Any) -> np.ndarray:
-        with Scorer.load(path, "fp32", DEFAULTS, reference=True, **arguments) as scorer:
+        with Scorer.load(path, Dtype.FP32, DEFAULTS, reference=True, **arguments) as scorer:
             return flat(scorer.score_batch(sequences))
 
-    np.testing.assert_array_equal(scores(folder, rounded_to="bf16"), scores(rounded))
-    assert np.abs(scores(folder, rounded_to="bf16") - scores(folder)).mean() > 1e-3
+    np.testing.assert_array_equal(scores(folder, rounded_to=Dtype.BF16), scores(rounded))
+    assert np.abs(scores(folder, rounded_to=Dtype.BF16) - scores(folder)).mean() > 1e-3
 
 
 def test_rounding_that_changes_nothing_is_known_to_be_exact(tmp_path: Path, checkpoint: Checkpoint) -> None:
     exact = checkpoint("llama")
-    with Scorer.load(exact, "fp32", DEFAULTS, reference=True, rounded_to="bf16") as scorer:
+    with Scorer.load(exact, Dtype.FP32, DEFAULTS, reference=True, rounded_to=Dtype.BF16) as scorer:
         assert scorer.rounding_is_exact
     with Scorer.load(
-        _with_full_fp32_weights(exact, tmp_path), "fp32", DEFAULTS, reference=True, rounded_to="bf16"
+        _with_full_fp32_weights(exact, tmp_path), Dtype.FP32, DEFAULTS, reference=True, rounded_to=Dtype.BF16
     ) as scorer:
         assert not scorer.rounding_is_exact
         assert scorer.effective_settings()["weight_cast"]["changed_share"] > 0.9
@@ -94,12 +95,12 @@ def test_rounding_that_changes_nothing_is_known_to_be_exact(tmp_path: Path, chec
 
 def test_a_reference_in_16_bit_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="a reference in fp16 would carry the error it is to measure"):
-        Scorer.load(checkpoint("llama"), "fp16", DEFAULTS, reference=True)
+        Scorer.load(checkpoint("llama"), Dtype.FP16, DEFAULTS, reference=True)
 
 
 def test_rounded_weights_are_for_the_reference_alone(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="pi's weights follow its own dtype"):
-        Scorer.load(checkpoint("llama"), "fp32", DEFAULTS, rounded_to="fp16")
+        Scorer.load(checkpoint("llama"), Dtype.FP32, DEFAULTS, rounded_to=Dtype.FP16)
 
 
 def test_true_fp32_sets_every_flag_and_puts_it_back() -> None:
@@ -121,9 +122,9 @@ def test_a_reference_runs_with_those_flags_and_reads_them_back(checkpoint: Check
     before = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
-        with Scorer.load(checkpoint("llama"), "fp32", DEFAULTS, reference=True) as reference:
+        with Scorer.load(checkpoint("llama"), Dtype.FP32, DEFAULTS, reference=True) as reference:
             assert reference.effective_settings()["fp32_products_mkldnn.matmul"] == "ieee"
-        with Scorer.load(checkpoint("llama"), "fp32", DEFAULTS) as pi:
+        with Scorer.load(checkpoint("llama"), Dtype.FP32, DEFAULTS) as pi:
             assert pi.effective_settings()["fp32_products_mkldnn.matmul"] == "bf16"
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before

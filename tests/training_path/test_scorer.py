@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
@@ -35,7 +36,7 @@ def plain_scores(folder: Path, sequences: list[TokenSequence], temperature: floa
 def test_log_probs_are_those_of_one_plain_forward_a_sequence(
     family: str, checkpoint: Checkpoint, score: Callable[..., list[ScoredSequence]], sequences: list[TokenSequence]
 ) -> None:
-    scores = score(family, "fp32")
+    scores = score(family, Dtype.FP32)
     assert [len(one.logprobs) for one in scores] == [len(sequence.token_ids) for sequence in sequences]
     assert [one.id for one in scores] == [sequence.id for sequence in sequences]
     assert flat(scores).dtype == np.float32
@@ -45,10 +46,10 @@ def test_log_probs_are_those_of_one_plain_forward_a_sequence(
 def test_temperature_divides_the_logits(
     checkpoint: Checkpoint, score: Callable[..., list[ScoredSequence]], sequences: list[TokenSequence]
 ) -> None:
-    scores = score("llama", "fp32", temperature=0.7)
+    scores = score("llama", Dtype.FP32, temperature=0.7)
     expected = plain_scores(checkpoint("llama"), sequences, temperature=0.7)
     np.testing.assert_allclose(flat(scores), expected, atol=FP32_NOISE, rtol=0)
-    assert np.abs(flat(score("llama", "fp32")) - expected).max() > 0.1
+    assert np.abs(flat(score("llama", Dtype.FP32)) - expected).max() > 0.1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -56,7 +57,7 @@ def test_a_whole_distribution_holds_the_log_probs_of_the_tokens_that_were_sample
     temperature: float, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     given, positions = sequences[3], [0, 7, 39]
-    with Scorer.load(checkpoint("llama"), "fp32", TrainingPathSettings(), temperature=temperature) as scorer:
+    with Scorer.load(checkpoint("llama"), Dtype.FP32, TrainingPathSettings(), temperature=temperature) as scorer:
         rows = scorer.distributions(given, positions)
         (scores,) = scorer.score_batch([given])
     np.testing.assert_allclose(np.exp(rows.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
@@ -65,7 +66,7 @@ def test_a_whole_distribution_holds_the_log_probs_of_the_tokens_that_were_sample
 
 
 def test_top1_and_entropy_belong_to_the_same_positions(checkpoint: Checkpoint, sequences: list[TokenSequence]) -> None:
-    with Scorer.load(checkpoint("llama"), "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(checkpoint("llama"), Dtype.FP32, TrainingPathSettings()) as scorer:
         greedy = sequences[0]
         for _ in range(3):
             (scores,) = scorer.score_batch([greedy])
@@ -80,7 +81,7 @@ def test_top1_and_entropy_belong_to_the_same_positions(checkpoint: Checkpoint, s
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gemma2"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16, Dtype.FP16])
 def test_padding_ids_cannot_change_a_logprob(
     family: str, dtype: str, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
@@ -93,7 +94,7 @@ def test_padding_ids_cannot_change_a_logprob(
 def test_padding_ids_cannot_route_another_tokens_experts(
     checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
-    with Scorer.load(checkpoint("qwen3-moe"), "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(checkpoint("qwen3-moe"), Dtype.FP32, TrainingPathSettings()) as scorer:
         one, other = (flat(scorer.score_batch(sequences, pad_id=pad_id)) for pad_id in (0, 77))
     np.testing.assert_allclose(one, other, atol=FP32_NOISE, rtol=0)
 
@@ -102,7 +103,7 @@ def test_padding_ids_cannot_route_another_tokens_experts(
 def test_a_padded_batch_scores_as_batches_of_one(
     family: str, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
-    with Scorer.load(checkpoint(family), "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(checkpoint(family), Dtype.FP32, TrainingPathSettings()) as scorer:
         together = scorer.score_batch(sequences)
         alone = [scorer.score_batch([sequence])[0] for sequence in sequences]
     np.testing.assert_allclose(flat(together), flat(alone), atol=FP32_NOISE, rtol=0)
@@ -113,7 +114,7 @@ def test_what_is_not_finite_in_padding_cannot_reach_a_response(
 ) -> None:
     poisoned_id = 300
     folder = _with_embedding(checkpoint("llama"), tmp_path, poisoned_id, float("nan"))
-    with Scorer.load(folder, "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(folder, Dtype.FP32, TrainingPathSettings()) as scorer:
         poisoned = scorer.score_batch(sequences, pad_id=poisoned_id)
         clean = scorer.score_batch(sequences, pad_id=0)
     assert np.isfinite(flat(poisoned)).all()
@@ -125,21 +126,21 @@ def test_what_is_not_finite_in_the_model_is_returned_as_it_is(
 ) -> None:
     poisoned_id = sequences[0].token_ids[5]
     folder = _with_embedding(checkpoint("llama"), tmp_path, poisoned_id, float("nan"))
-    with Scorer.load(folder, "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(folder, Dtype.FP32, TrainingPathSettings()) as scorer:
         (scores,) = scorer.score_batch([sequences[0]])
     assert np.isnan(scores.logprobs[6:]).all()
 
 
 def test_the_same_batch_scores_bitwise_the_same_twice(score: Callable[..., list[ScoredSequence]]) -> None:
-    np.testing.assert_array_equal(flat(score("llama", "fp16")), flat(score("llama", "fp16")))
+    np.testing.assert_array_equal(flat(score("llama", Dtype.FP16)), flat(score("llama", Dtype.FP16)))
 
 
 def test_logits_in_many_chunks_are_the_logits_in_one(
     monkeypatch: pytest.MonkeyPatch, score: Callable[..., list[ScoredSequence]]
 ) -> None:
-    whole = flat(score("gemma2", "fp32"))
+    whole = flat(score("gemma2", Dtype.FP32))
     monkeypatch.setattr("mismatch_probe.training_path.logprobs._CHUNK_BYTES", 10 * 320 * 28)
-    np.testing.assert_allclose(flat(score("gemma2", "fp32")), whole, atol=FP32_NOISE, rtol=0)
+    np.testing.assert_allclose(flat(score("gemma2", Dtype.FP32)), whole, atol=FP32_NOISE, rtol=0)
 
 
 def test_a_head_that_drops_the_models_soft_cap_is_caught_at_load(
@@ -150,11 +151,11 @@ def test_a_head_that_drops_the_models_soft_cap_is_caught_at_load(
 
     monkeypatch.setattr(ChunkedHead, "logits", bare_head)
     with pytest.raises(EngineError, match="Gemma2ForCausalLM gives other logits in chunks than in one pass"):
-        Scorer.load(checkpoint("gemma2"), "fp32", TrainingPathSettings())
+        Scorer.load(checkpoint("gemma2"), Dtype.FP32, TrainingPathSettings())
 
 
 def test_a_response_of_no_tokens_has_no_scores(checkpoint: Checkpoint) -> None:
-    with Scorer.load(checkpoint("llama"), "fp32", TrainingPathSettings()) as scorer:
+    with Scorer.load(checkpoint("llama"), Dtype.FP32, TrainingPathSettings()) as scorer:
         empty, one = scorer.score_batch([TokenSequence("empty", [1], []), TokenSequence("one", [1, 2], [3])])
     assert len(empty.logprobs) == 0
     assert len(one.logprobs) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from tests.tiny_models import make_checkpoint
 
 LIMIT_MIB = 512
@@ -37,9 +38,9 @@ with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference == "
 @pytest.mark.parametrize(
     ("family", "dtype", "side"),
     [
-        ("llama", "fp16", "pi"),
-        ("mistral-sliding", "fp32", "pi"),
-        ("mistral-sliding", "fp32", "reference"),
+        ("llama", Dtype.FP16, "pi"),
+        ("mistral-sliding", Dtype.FP32, "pi"),
+        ("mistral-sliding", Dtype.FP32, "reference"),
     ],
 )
 def test_scoring_8k_tokens_over_152k_words_stays_under_the_limit(

@@ -46,7 +46,7 @@ def scores(folder: Path, dtype: Dtype, batch: list[TokenSequence], **settings: A
         return loaded.score_batch(batch)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16, Dtype.FP32])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streams_give_the_bits_of_one_pass_after_another(
     family: str, dtype: Dtype, checkpoint: Checkpoint, batch: list[TokenSequence]
@@ -63,13 +63,13 @@ def test_streams_give_the_bits_of_one_pass_after_another(
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [
-        ("bf16", {"precision": "autocast"}),
-        ("fp16", {"precision": "autocast"}),
-        ("bf16", {"precision": "to"}),
-        ("bf16", {"precision": "fsdp"}),
-        ("bf16", {"lm_head_dtype": "fp32"}),
-        ("fp32", {"reference": True}),
-        ("fp64", {"reference": True}),
+        (Dtype.BF16, {"precision": "autocast"}),
+        (Dtype.FP16, {"precision": "autocast"}),
+        (Dtype.BF16, {"precision": "to"}),
+        (Dtype.BF16, {"precision": "fsdp"}),
+        (Dtype.BF16, {"lm_head_dtype": Dtype.FP32}),
+        (Dtype.FP32, {"reference": True}),
+        (Dtype.FP64, {"reference": True}),
     ],
 )
 def test_every_arithmetic_reaches_every_stream(
@@ -89,7 +89,7 @@ def test_two_streams_work_on_models_of_their_own_with_the_same_weights(checkpoin
         assert torch.get_num_threads() == 1
         return item * item
 
-    with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings()) as loaded:
+    with Scorer.load(checkpoint("llama"), Dtype.BF16, TrainingPathSettings()) as loaded:
         assert in_streams(loaded._model, range(5), work) == [0, 1, 4, 9, 16]
     models, weights = zip(*seen, strict=True)
     assert len(set(models)) == 2
@@ -98,7 +98,7 @@ def test_two_streams_work_on_models_of_their_own_with_the_same_weights(checkpoin
 
 def test_settings_say_how_passes_are_computed(checkpoint: Checkpoint) -> None:
     for settings, at_once in (({}, 2), ({"precision": "fsdp"}, 1)):
-        with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings(**settings)) as loaded:
+        with Scorer.load(checkpoint("llama"), Dtype.BF16, TrainingPathSettings(**settings)) as loaded:
             found = loaded.effective_settings()
         assert (found["passes_at_once"], found["pass_tokens"]) == (at_once, 1)
 
@@ -106,7 +106,7 @@ def test_settings_say_how_passes_are_computed(checkpoint: Checkpoint) -> None:
 def test_a_model_that_was_changed_after_loading_is_scored_as_it_is(
     checkpoint: Checkpoint, batch: list[TokenSequence]
 ) -> None:
-    with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings()) as loaded:
+    with Scorer.load(checkpoint("llama"), Dtype.BF16, TrainingPathSettings()) as loaded:
         before = flat(loaded.score_batch(batch))
         loaded._model.model.norm.weight = torch.nn.Parameter(loaded._model.model.norm.weight * 2)
         after = flat(loaded.score_batch(batch))
@@ -119,7 +119,7 @@ def test_what_a_stream_raises_is_raised(checkpoint: Checkpoint, batch: list[Toke
     def fail(model: Any, item: int) -> int:
         raise OutOfMemory(f"no room for {item}")
 
-    with Scorer.load(checkpoint("llama"), "bf16", TrainingPathSettings()) as loaded:
+    with Scorer.load(checkpoint("llama"), Dtype.BF16, TrainingPathSettings()) as loaded:
         with pytest.raises(OutOfMemory, match="no room for 0"):
             in_streams(loaded._model, range(4), fail)
         with pytest.raises(UsageError, match="has no prompt token"):

@@ -4,26 +4,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
 from tests.tiny_models import make_checkpoint
 
 
 def test_weights_of_bf16_are_exact_in_bf16_and_wider_formats_only() -> None:
     weights = [torch.linspace(-2, 2, 1000).bfloat16().float()]
-    assert measure_weight_cast(weights, "bf16").is_exact
-    assert measure_weight_cast(weights, "fp32").is_exact
-    assert measure_weight_cast([torch.linspace(-2, 2, 1000)], "fp16").num_changed > 900
+    assert measure_weight_cast(weights, Dtype.BF16).is_exact
+    assert measure_weight_cast(weights, Dtype.FP32).is_exact
+    assert measure_weight_cast([torch.linspace(-2, 2, 1000)], Dtype.FP16).num_changed > 900
 
 
 def test_what_a_cast_to_fp16_loses_is_counted() -> None:
-    cast = measure_weight_cast([torch.tensor([1.0, 1 + 2**-12, 1e6, 1e-9, 0.0, float("nan")])], "fp16")
+    cast = measure_weight_cast([torch.tensor([1.0, 1 + 2**-12, 1e6, 1e-9, 0.0, float("nan")])], Dtype.FP16)
     assert (cast.num_weights, cast.num_changed, cast.num_overflowed, cast.num_flushed) == (6, 3, 1, 1)
     assert cast.max_abs_error == pytest.approx(2**-12)
     assert cast.as_dict()["changed_share"] == pytest.approx(0.5)
 
 
 def test_integer_tensors_are_no_weights() -> None:
-    assert measure_weight_cast([torch.arange(10)], "bf16").num_weights == 0
+    assert measure_weight_cast([torch.arange(10)], Dtype.BF16).num_weights == 0
 
 
 def test_shards_are_all_read(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_shards_are_all_read(tmp_path: Path) -> None:
     whole, sharded = stored_weights(folder), stored_weights(tmp_path / "sharded")
     assert whole is not None
     assert sharded is not None
-    assert measure_weight_cast(whole, "fp16") == measure_weight_cast(sharded, "fp16")
+    assert measure_weight_cast(whole, Dtype.FP16) == measure_weight_cast(sharded, Dtype.FP16)
 
 
 def test_a_folder_without_safetensors_has_no_known_cast(tmp_path: Path) -> None:

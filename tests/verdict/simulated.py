@@ -8,7 +8,7 @@ import numpy as np
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
 from mismatch_probe.verdict.floors import rounding_floor
-from mismatch_probe.verdict.signatures.disagreement import ULP, Disagreement
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 NOISE_PER_ULP = 4.0
 """Logit errors of a right side in units of its format's roundoff, about what small models show."""
@@ -42,7 +42,7 @@ def world(
 def noisy(given: World, dtype: Dtype, logits: Floats | None = None) -> Floats:
     """Logits as an implementation in `dtype` computes them."""
     exact = given.logits if logits is None else logits
-    size = 1e-6 if dtype == "fp32" else NOISE_PER_ULP * ULP[dtype]
+    size = 1e-6 if dtype == "fp32" else NOISE_PER_ULP * dtype.round_off
     return np.asarray(exact + given.generator.normal(size=exact.shape) * size, dtype=np.float64)
 
 
@@ -64,7 +64,7 @@ def pair_of(given: World, logits_pi: Floats, logits_mu: Floats, *, kept: Floats 
     )
 
 
-def disagreement(given: World, pair: TokenPair, dtype: Dtype = "fp32", **known: Any) -> Disagreement:
+def disagreement(given: World, pair: TokenPair, dtype: Dtype = Dtype.FP32, **known: Any) -> Disagreement:
     """The pair as `compare` hands it to the signatures; FP32 pairs that disagree are settled."""
     settled = known.pop("settled", dtype == "fp32")
     return Disagreement(
@@ -78,13 +78,13 @@ def disagreement(given: World, pair: TokenPair, dtype: Dtype = "fp32", **known: 
     )
 
 
-def clean(given: World, dtype: Dtype = "fp32") -> Disagreement:
+def clean(given: World, dtype: Dtype = Dtype.FP32) -> Disagreement:
     """Two right implementations."""
     return disagreement(given, pair_of(given, noisy(given, dtype), noisy(given, dtype)), dtype, settled=False)
 
 
 def with_logits(
-    given: World, dtype: Dtype = "fp32", *, pi: Floats | None = None, mu: Floats | None = None
+    given: World, dtype: Dtype = Dtype.FP32, *, pi: Floats | None = None, mu: Floats | None = None
 ) -> Disagreement:
     """A pair whose sides compute other logits than the exact ones."""
     return disagreement(given, pair_of(given, noisy(given, dtype, pi), noisy(given, dtype, mu)), dtype)

@@ -28,14 +28,14 @@ from tests.verdict.simulated import (
 )
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_distinct_cause_is_seen_in_a_clean_run(dtype: Dtype, seed: int) -> None:
     found = clean(world(seed=seed), dtype)
     assert [test(found) for test in DISTINCT] == [None] * len(DISTINCT)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("num_tokens", [2, 4, 8])
 def test_a_handful_of_clean_tokens_is_accused_of_nothing(dtype: Dtype, num_tokens: int) -> None:
     for seed in range(150):
@@ -55,7 +55,7 @@ def test_a_temperature_on_one_side_is_named_with_its_ratio(value: float) -> None
 
 def test_a_temperature_is_seen_through_16_bit_rounding() -> None:
     given = world()
-    assert temperature(with_logits(given, "bf16", mu=given.logits / 0.7)) is not None
+    assert temperature(with_logits(given, Dtype.BF16, mu=given.logits / 0.7)) is not None
 
 
 def test_a_temperature_on_the_training_side_is_named_too() -> None:
@@ -90,7 +90,7 @@ def nucleus(logits: Floats, top_p: float) -> Floats:
 @pytest.mark.parametrize("top_p", [0.7, 0.95, 0.99, 0.999])
 def test_a_truncated_support_is_named(top_p: float) -> None:
     given = world()
-    pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32"), kept=nucleus(given.logits, top_p))
+    pair = pair_of(given, noisy(given, Dtype.FP32), noisy(given, Dtype.FP32), kept=nucleus(given.logits, top_p))
     cause = truncated_support(disagreement(given, pair))
     assert cause is not None
     assert cause.sentence.startswith("The engine samples from part")
@@ -101,7 +101,7 @@ def test_a_truncated_support_is_seen_beside_another_temperature_by_the_engines_o
     given = world()
     sharp = given.logits / 0.6
     kept = nucleus(sharp, 0.95)
-    pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32", sharp), kept=kept)
+    pair = pair_of(given, noisy(given, Dtype.FP32), noisy(given, Dtype.FP32, sharp), kept=kept)
     mass = np.log((np.exp(log_softmax(sharp)) * kept).sum(axis=1))
     replayed = replace(pair, log_mu_prefill=pair.log_mu + mass)
     assert truncated_support(disagreement(given, replayed)) is not None
@@ -111,7 +111,7 @@ def test_a_truncated_support_is_seen_beside_another_temperature_by_the_engines_o
 def test_a_truncated_training_side_is_the_training_paths() -> None:
     given = world()
     kept = nucleus(given.logits, 0.9)
-    pair = pair_of(given, noisy(given, "fp32"), noisy(given, "fp32"), kept=kept)
+    pair = pair_of(given, noisy(given, Dtype.FP32), noisy(given, Dtype.FP32), kept=kept)
     cause = truncated_support(disagreement(given, replace(pair, log_pi=pair.log_mu, log_mu=pair.log_pi)))
     assert cause is not None
     assert cause.sentence.startswith("The training path")
@@ -123,7 +123,7 @@ def test_a_constant_offset_is_no_truncated_support() -> None:
 
 
 @pytest.mark.parametrize("shift", [-2, -1, 1, 2])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_shifted_log_probs_are_a_label_offset(shift: int, dtype: Dtype) -> None:
     found = clean(world(), dtype)
     cause = label_offset(with_pair(found, log_pi=np.roll(found.pair.log_pi, shift)))
@@ -141,7 +141,7 @@ def test_logits_read_late_are_a_label_offset_by_their_arg_max() -> None:
 
 
 @pytest.mark.parametrize("place", [0, -1])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_one_wild_token_at_the_edge_of_a_response_is_no_label_offset(place: int, dtype: Dtype) -> None:
     found = clean(world(num_sequences=2), dtype)
     log_pi = found.pair.log_pi.copy()
@@ -149,7 +149,7 @@ def test_one_wild_token_at_the_edge_of_a_response_is_no_label_offset(place: int,
     assert label_offset(with_pair(found, log_pi=log_pi)) is None
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_a_label_offset_is_seen_beside_a_wild_token(dtype: Dtype) -> None:
     found = clean(world(), dtype)
     log_pi = np.roll(found.pair.log_pi, 1)
@@ -183,7 +183,7 @@ def test_responses_that_are_off_on_their_own_are_not_mispaired() -> None:
     assert mispaired(with_logits(given, pi=other)) is None
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 def test_rounded_log_probs_are_seen_by_their_grid(dtype: Dtype) -> None:
     found = clean(world())
     raw = found.pair.log_pi.astype(np.float32)
@@ -217,7 +217,7 @@ def test_log_probs_that_hang_on_their_batch_are_not_repeatable_and_another_atten
 
 
 def test_a_repeat_within_rounding_is_repeatable() -> None:
-    found = clean(world(), "bf16")
+    found = clean(world(), Dtype.BF16)
     repeat = Repeat(found.pair.sequences, found.pair.log_pi, found.pair.log_pi + np.float32(0.5 * found.floor))
     assert not_repeatable(with_pair(found, repeats={"pi_again": repeat})) is None
 

@@ -21,12 +21,12 @@ def computed_in(pi: Dtype, mu: Dtype, *, asked: Dtype, seed: int = 0, formats_al
 @pytest.mark.parametrize(
     ("pi", "mu", "asked", "said"),
     [
-        ("fp32", "bf16", "bf16", "training path's error is that of fp32, not bf16"),
-        ("fp16", "bf16", "bf16", "training path's error is that of fp16, not bf16"),
-        ("bf16", "fp16", "bf16", "engine's error is that of fp16, not bf16"),
-        ("bf16", "fp32", "bf16", "engine's error is that of fp32, not bf16"),
-        ("bf16", "fp16", "fp16", "training path's error is that of bf16, not fp16"),
-        ("fp16", "bf16", "fp16", "engine's error is that of bf16, not fp16"),
+        (Dtype.FP32, Dtype.BF16, Dtype.BF16, "training path's error is that of fp32, not bf16"),
+        (Dtype.FP16, Dtype.BF16, Dtype.BF16, "training path's error is that of fp16, not bf16"),
+        (Dtype.BF16, Dtype.FP16, Dtype.BF16, "engine's error is that of fp16, not bf16"),
+        (Dtype.BF16, Dtype.FP32, Dtype.BF16, "engine's error is that of fp32, not bf16"),
+        (Dtype.BF16, Dtype.FP16, Dtype.FP16, "training path's error is that of bf16, not fp16"),
+        (Dtype.FP16, Dtype.BF16, Dtype.FP16, "engine's error is that of bf16, not fp16"),
     ],
 )
 def test_the_side_in_another_format_is_named(pi: Dtype, mu: Dtype, asked: Dtype, said: str) -> None:
@@ -35,7 +35,7 @@ def test_the_side_in_another_format_is_named(pi: Dtype, mu: Dtype, asked: Dtype,
     assert said in cause.sentence
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 @pytest.mark.parametrize("seed", range(5))
 def test_two_sides_in_the_format_asked_for_are_not_accused(dtype: Dtype, seed: int) -> None:
     assert one_sided_dtype(computed_in(dtype, dtype, asked=dtype, seed=seed)) is None
@@ -43,34 +43,38 @@ def test_two_sides_in_the_format_asked_for_are_not_accused(dtype: Dtype, seed: i
 
 def test_an_error_twice_as_large_is_no_other_format() -> None:
     given = world()
-    twice = given.logits + 2 * (noisy(given, "bf16") - given.logits)
-    pair = pair_of(given, twice, noisy(given, "bf16"))
-    assert one_sided_dtype(disagreement(given, pair, "bf16", formats_alone=True)) is None
+    twice = given.logits + 2 * (noisy(given, Dtype.BF16) - given.logits)
+    pair = pair_of(given, twice, noisy(given, Dtype.BF16))
+    assert one_sided_dtype(disagreement(given, pair, Dtype.BF16, formats_alone=True)) is None
 
 
 def test_neighbouring_formats_are_told_apart_only_once_fp32_agrees() -> None:
-    assert one_sided_dtype(computed_in("fp16", "bf16", asked="bf16", formats_alone=False)) is None
-    assert one_sided_dtype(computed_in("fp32", "bf16", asked="bf16", formats_alone=False)) is not None
+    assert one_sided_dtype(computed_in(Dtype.FP16, Dtype.BF16, asked=Dtype.BF16, formats_alone=False)) is None
+    assert one_sided_dtype(computed_in(Dtype.FP32, Dtype.BF16, asked=Dtype.BF16, formats_alone=False)) is not None
 
 
 def test_a_side_far_off_is_no_other_format_of_the_other_side() -> None:
     given = world()
-    pair = pair_of(given, given.logits + 5 * given.generator.normal(size=given.logits.shape), noisy(given, "bf16"))
-    assert one_sided_dtype(disagreement(given, pair, "bf16", settled=False)) is None
+    pair = pair_of(given, given.logits + 5 * given.generator.normal(size=given.logits.shape), noisy(given, Dtype.BF16))
+    assert one_sided_dtype(disagreement(given, pair, Dtype.BF16, settled=False)) is None
 
 
 def test_the_floor_is_measured_on_the_side_that_errs_less() -> None:
     given = world()
     off = given.logits + given.generator.normal(size=given.logits.shape)
-    clean, faulty = (pair_of(given, pi, noisy(given, "bf16")) for pi in (noisy(given, "bf16"), off))
-    assert rounding_floor(faulty, "bf16", "bf16") == pytest.approx(rounding_floor(clean, "bf16", "bf16"), rel=0.2)
+    clean, faulty = (pair_of(given, pi, noisy(given, Dtype.BF16)) for pi in (noisy(given, Dtype.BF16), off))
+    assert rounding_floor(faulty, Dtype.BF16, Dtype.BF16) == pytest.approx(
+        rounding_floor(clean, Dtype.BF16, Dtype.BF16), rel=0.2
+    )
 
 
 def test_without_a_reference_decode_against_prefill_is_the_floor() -> None:
     given = world()
-    pair = pair_of(given, noisy(given, "bf16"), noisy(given, "bf16"))
-    prefill = pair_of(replace(given, generator=given.generator), noisy(given, "bf16"), noisy(given, "bf16")).log_mu
+    pair = pair_of(given, noisy(given, Dtype.BF16), noisy(given, Dtype.BF16))
+    prefill = pair_of(
+        replace(given, generator=given.generator), noisy(given, Dtype.BF16), noisy(given, Dtype.BF16)
+    ).log_mu
     alone = replace(pair, log_ref=None, log_mu_prefill=None)
-    assert rounding_floor(replace(alone, log_mu_prefill=prefill), "bf16", "bf16") > rounding_floor(
-        alone, "bf16", "bf16"
+    assert rounding_floor(replace(alone, log_mu_prefill=prefill), Dtype.BF16, Dtype.BF16) > rounding_floor(
+        alone, Dtype.BF16, Dtype.BF16
     )

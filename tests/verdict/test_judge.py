@@ -28,7 +28,7 @@ def counts(found: Disagreement | None, **more: int) -> Counts:
 
 
 def case(found: Disagreement | None, exact: Disagreement | None = None, **changes: Any) -> Case:
-    dtype: Dtype = "bf16" if found is None else found.train_dtype
+    dtype: Dtype = Dtype.BF16 if found is None else found.train_dtype
     given = Case(
         train_dtype=dtype,
         infer_dtype=dtype,
@@ -72,12 +72,14 @@ def kind_and_code(verdict: Verdict) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("dtype", "expected"), [("fp32", "clean"), ("fp16", "precision"), ("bf16", "precision")])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(Dtype.FP32, "clean"), (Dtype.FP16, "precision"), (Dtype.BF16, "precision")]
+)
 def test_a_clean_run_is_never_accused(dtype: Dtype, expected: str, seed: int) -> None:
     assert kind_and_code(judge(with_exact(dtype, seed=seed))) == (expected, expected)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
 def test_without_an_fp32_pair_a_clean_run_is_undecided(dtype: Dtype) -> None:
     verdict = judge(case(clean(world(), dtype)))
     assert kind_and_code(verdict) == ("undecided", "unexplained")
@@ -85,7 +87,7 @@ def test_without_an_fp32_pair_a_clean_run_is_undecided(dtype: Dtype) -> None:
 
 
 def test_a_bug_in_the_fp32_pair_is_the_16_bit_pairs_bug_too() -> None:
-    assert kind_and_code(judge(case(hot("bf16"), hot("fp32")))) == ("bug", "temperature")
+    assert kind_and_code(judge(case(hot(Dtype.BF16), hot(Dtype.FP32)))) == ("bug", "temperature")
 
 
 def test_a_bug_without_a_known_shape_is_unexplained() -> None:
@@ -116,21 +118,21 @@ def test_settings_known_to_differ_name_a_bug_that_the_data_cannot() -> None:
 
 def test_settings_support_what_the_data_shows() -> None:
     known = setting(setting="temperature", what="1 here and 0.8 there", code="temperature")
-    verdict = judge(case(hot("fp32"), hot("fp32"), preflight=[known]))
+    verdict = judge(case(hot(Dtype.FP32), hot(Dtype.FP32), preflight=[known]))
     assert verdict.code == "temperature"
     assert "1 here and 0.8 there" in verdict.evidence
     assert verdict.also == []
 
 
 def test_without_an_fp32_pair_settings_that_differ_are_a_bug() -> None:
-    assert kind_and_code(judge(case(clean(world(), "bf16"), preflight=[setting(code="positions")]))) == (
+    assert kind_and_code(judge(case(clean(world(), Dtype.BF16), preflight=[setting(code="positions")]))) == (
         "bug",
         "positions",
     )
 
 
 def test_a_second_setting_that_differs_is_listed_beside_the_first() -> None:
-    verdict = judge(case(hot("fp32"), hot("fp32"), preflight=[setting(code="positions")]))
+    verdict = judge(case(hot(Dtype.FP32), hot(Dtype.FP32), preflight=[setting(code="positions")]))
     assert [verdict.code, *(cause.code for cause in verdict.also)] == ["temperature", "positions"]
 
 
@@ -145,18 +147,18 @@ def test_a_place_that_few_tokens_show_stands_behind_a_setting_that_differs() -> 
 
 
 def test_settings_that_differ_without_effect_accuse_nobody() -> None:
-    innocent = with_exact("bf16")
+    innocent = with_exact(Dtype.BF16)
     assert judge(replace(innocent, preflight=[setting(code="positions")])).kind == "precision"
 
 
 def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> None:
     given = world()
-    twice = given.logits + 2 * (noisy(given, "bf16") - given.logits)
+    twice = given.logits + 2 * (noisy(given, Dtype.BF16) - given.logits)
     rounded = setting(level="warning", side="pi", setting="rope_inv_freq_dtype", code="positions")
     exact = clean(given)
-    for pi, expected in ((twice, "bug"), (noisy(given, "bf16"), "precision")):
-        pair = pair_of(given, pi, noisy(given, "bf16"))
-        found = disagreement(given, pair, "bf16", settled=False, formats_alone=True)
+    for pi, expected in ((twice, "bug"), (noisy(given, Dtype.BF16), "precision")):
+        pair = pair_of(given, pi, noisy(given, Dtype.BF16))
+        found = disagreement(given, pair, Dtype.BF16, settled=False, formats_alone=True)
         assert judge(case(found, exact, preflight=[rounded])).kind == expected
 
 
@@ -174,7 +176,7 @@ def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> 
     ],
 )
 def test_void_data_is_broken_whatever_the_numbers_say(changes: dict[str, Any], code: Code) -> None:
-    verdict = judge(replace(with_exact("bf16"), **changes))
+    verdict = judge(replace(with_exact(Dtype.BF16), **changes))
     assert kind_and_code(verdict) == ("broken", code)
 
 
@@ -188,14 +190,14 @@ def test_several_reasons_are_all_told() -> None:
 
 
 def test_broken_data_still_tells_the_bug_beside_it() -> None:
-    verdict = judge(case(hot("fp32"), hot("fp32"), counts=counts(hot("fp32"), missing_pi=1)))
+    verdict = judge(case(hot(Dtype.FP32), hot(Dtype.FP32), counts=counts(hot(Dtype.FP32), missing_pi=1)))
     assert verdict.kind == "broken"
     assert [cause.code for cause in verdict.also] == ["temperature"]
 
 
 def test_a_part_of_one_side_in_another_format_is_evidence_of_the_precision_it_makes() -> None:
     apart = setting(level="warning", side="pi", what="the experts compute in fp32", code="one_sided_dtype")
-    verdict = judge(replace(with_exact("bf16"), preflight=[apart]))
+    verdict = judge(replace(with_exact(Dtype.BF16), preflight=[apart]))
     assert verdict.kind == "precision"
     assert "the experts compute in fp32" in verdict.evidence
 
@@ -203,7 +205,7 @@ def test_a_part_of_one_side_in_another_format_is_evidence_of_the_precision_it_ma
 def test_flips_of_routing_are_precision_by_that_name() -> None:
     given = world()
     flips = (given.generator.random(given.sequences.num_tokens) < 0.005)[:, None]
-    flipped = with_logits(given, "bf16", pi=given.logits + flips * given.generator.normal(size=given.logits.shape))
+    flipped = with_logits(given, Dtype.BF16, pi=given.logits + flips * given.generator.normal(size=given.logits.shape))
     found = replace(flipped, has_experts=True, settled=False, formats_alone=True)
     verdict = judge(case(found, clean(given)))
     assert kind_and_code(verdict) == ("precision", "routing")
@@ -219,7 +221,7 @@ def test_every_cause_has_a_sentence_that_can_be_filled_in(code: Code) -> None:
 
 
 def test_deviations_far_beyond_any_format_do_not_stop_the_verdict() -> None:
-    found = clean(world(), "bf16")
+    found = clean(world(), Dtype.BF16)
     log_pi = np.full_like(found.pair.log_pi, -80.0)
     wild = replace(found, pair=replace(found.pair, log_pi=log_pi), settled=True)
     assert judge(case(wild)).kind in ("bug", "undecided")
@@ -230,10 +232,10 @@ def commands(verdict: Verdict) -> list[str]:
 
 
 def test_precision_of_bf16_is_followed_up_and_so_is_a_switch_to_fp16() -> None:
-    assert commands(judge(with_exact("bf16"))) == ["localize --run RUN --dtype bf16", "headroom --run RUN"]
+    assert commands(judge(with_exact(Dtype.BF16))) == ["localize --run RUN --dtype bf16", "headroom --run RUN"]
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.FP32])
 def test_what_is_close_enough_needs_no_closer_look(dtype: Dtype) -> None:
     assert commands(judge(with_exact(dtype))) == []
 
@@ -241,28 +243,28 @@ def test_what_is_close_enough_needs_no_closer_look(dtype: Dtype) -> None:
 def test_a_bug_without_a_name_is_looked_for_in_fp32() -> None:
     given = world()
     errors = given.generator.normal(size=given.logits.shape) * (given.generator.random((len(given.logits), 1)) < 0.1)
-    verdict = judge(case(clean(given, "bf16"), with_logits(given, "fp32", pi=given.logits + errors)))
+    verdict = judge(case(clean(given, Dtype.BF16), with_logits(given, Dtype.FP32, pi=given.logits + errors)))
     assert (verdict.kind, verdict.code) == ("bug", Code.UNEXPLAINED)
     assert commands(verdict) == ["localize --run RUN --dtype fp32 --modules"]
 
 
 def test_a_bug_outside_the_model_sends_nobody_into_it() -> None:
-    verdict = judge(case(hot("bf16"), replace(hot("fp32"), settled=True)))
+    verdict = judge(case(hot(Dtype.BF16), replace(hot(Dtype.FP32), settled=True)))
     assert (verdict.kind, verdict.code) == ("bug", Code.TEMPERATURE)
     assert commands(verdict) == []
 
 
 def test_two_formats_are_named_side_by_side() -> None:
-    given = replace(with_exact("bf16"), infer_dtype="fp16", applied_infer="fp16")
+    given = replace(with_exact(Dtype.BF16), infer_dtype=Dtype.FP16, applied_infer=Dtype.FP16)
     assert commands(judge(given))[0] == "localize --run RUN --train-dtype bf16 --infer-dtype fp16"
 
 
 def test_without_an_fp32_pair_that_is_asked_for_first() -> None:
-    assert commands(judge(case(clean(world(), "bf16")))) == ["compare --out RUN --resume --dtype fp32"]
+    assert commands(judge(case(clean(world(), Dtype.BF16)))) == ["compare --out RUN --resume --dtype fp32"]
 
 
 def test_a_run_that_takes_no_dtypes_is_not_told_to() -> None:
-    verdict = judge(replace(case(clean(world(), "bf16")), takes_dtypes=False))
+    verdict = judge(replace(case(clean(world(), Dtype.BF16)), takes_dtypes=False))
     assert verdict.kind == "undecided"
     assert commands(verdict) == []
     assert "rescore" in " ".join(verdict.advice)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
 from mismatch_probe.verdict.preflight.facts import forward_facts, has_experts
@@ -44,7 +45,7 @@ INFER = {
 
 
 def sides(train: dict[str, Any] | None = None, infer: dict[str, Any] | None = None, **more: Any) -> Sides:
-    return Sides("bf16", "bf16", {**TRAIN, **(train or {})}, {**INFER, **(infer or {})}, **more)
+    return Sides(Dtype.BF16, Dtype.BF16, {**TRAIN, **(train or {})}, {**INFER, **(infer or {})}, **more)
 
 
 def test_two_right_sides_have_nothing_to_say() -> None:
@@ -52,7 +53,7 @@ def test_two_right_sides_have_nothing_to_say() -> None:
 
 
 def test_an_engine_that_says_little_is_not_accused() -> None:
-    assert preflight(Sides("bf16", "bf16", {"dtype": "bf16"}, {"dtype": "bf16"})) == []
+    assert preflight(Sides(Dtype.BF16, Dtype.BF16, {"dtype": "bf16"}, {"dtype": "bf16"})) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
     train, infer = {**TRAIN, "dtype": "fp32", "lm_head_dtype": None}, {**INFER, "dtype": "fp32", "kv_cache_dtypes": []}
     side = train if "fp32_products_cuda.matmul" in lossy else infer
     side.update(lossy)
-    assert [one.code for one in preflight(Sides("fp32", "fp32", train, infer))] == [Code.ONE_SIDED_DTYPE]
+    assert [one.code for one in preflight(Sides(Dtype.FP32, Dtype.FP32, train, infer))] == [Code.ONE_SIDED_DTYPE]
     assert preflight(sides(train={key: value for key, value in lossy.items() if key.startswith("fp32")})) == []
 
 

@@ -82,7 +82,7 @@ def test_nothing_shaped_is_named_while_rounding_may_explain_it() -> None:
     assert [test(found) for test in SHAPED] == [None, None, None]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_settled_pair_within_rounding_has_no_shape(dtype: Dtype, seed: int) -> None:
     found = replace(clean(world(seed=seed), dtype), settled=True)
@@ -105,9 +105,9 @@ def test_routing_is_the_heavy_tail_of_a_mixture_of_experts() -> None:
     given = world()
     flips = given.generator.random(given.sequences.num_tokens) < 0.005
     found = with_logits(
-        given, "bf16", pi=given.logits + flips[:, None] * given.generator.normal(size=given.logits.shape)
+        given, Dtype.BF16, pi=given.logits + flips[:, None] * given.generator.normal(size=given.logits.shape)
     )
     cause = routing(replace(found, has_experts=True))
     assert cause is not None
     assert routing(found) is None, "a dense model has no routing"
-    assert routing(replace(clean(given, "bf16"), has_experts=True)) is None, "no heavy tail, no flips"
+    assert routing(replace(clean(given, Dtype.BF16), has_experts=True)) is None, "no heavy tail, no flips"

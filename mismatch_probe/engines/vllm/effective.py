@@ -4,7 +4,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.dtypes import Dtype, parse_dtype, vllm_name
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
@@ -29,7 +29,7 @@ def read_effective_settings(llm: Any, sampling: SamplingSettings) -> dict[str, A
     full_support = sampling.top_p == 1.0 and sampling.top_k == 0
     return {
         "engine": "vllm",
-        "dtype": parse_dtype(str(model.dtype)),
+        "dtype": Dtype.parse(str(model.dtype)),
         "quantization": model.quantization,
         "kv_cache_dtype": str(cache.cache_dtype),
         "lm_head_dtype": _plain(getattr(model, "head_dtype", None)),
@@ -71,7 +71,7 @@ def check_applied(settings: dict[str, Any], dtype: Dtype) -> None:
     """Raises:
     EngineError: the engine runs another dtype than `dtype`, or raw log-probs.
     """
-    wanted = vllm_name(dtype)
+    wanted = dtype.torch_name
     held = settings["parameter_dtypes"]
     most_held = max(held, key=held.__getitem__, default=wanted)
     if settings["dtype"] != dtype:

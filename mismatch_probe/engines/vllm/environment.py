@@ -19,7 +19,7 @@ def prepare_import() -> None:
 
 def keep_fp32_exact(dtype: Dtype) -> None:
     """Call before an engine is started: FP32 means FP32, where Triton's FP32 dot products default to TF32."""
-    if dtype == "fp32":
+    if dtype == Dtype.FP32:
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 

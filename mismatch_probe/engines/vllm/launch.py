@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
-from mismatch_probe.dtypes import Dtype, vllm_name
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, keep_fp32_exact, prepare_import
-from mismatch_probe.engines.vllm.limits import DTYPE_BYTES, check_limits
+from mismatch_probe.engines.vllm.limits import check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.provenance.checkpoint import has_tokenizer
@@ -61,13 +61,13 @@ def plan_launch(
     bounds: dict[str, Any] = memory_defaults(
         read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code),
         args,
-        dtype_bytes=DTYPE_BYTES[dtype],
+        dtype_bytes=dtype.num_bytes,
         max_model_len=given if given is not None and given > 0 else max_model_len,
         on_cpu=on_cpu,
     )
     decided: dict[str, Any] = {
         "model": checkpoint,
-        "dtype": vllm_name(dtype),
+        "dtype": dtype.torch_name,
         "revision": revision,
         "trust_remote_code": trust_remote_code,
         "seed": seed,

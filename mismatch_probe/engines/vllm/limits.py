@@ -6,7 +6,7 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
-DTYPE_BYTES: Final[dict[Dtype, int]] = {"fp32": 4, "fp16": 2, "bf16": 2}
+_DTYPES: Final = [dtype for dtype in Dtype if dtype != Dtype.FP64]
 
 SMALLEST_TEMPERATURE: Final = 0.01
 """vLLM raises a lower temperature to this, with nothing but a warning."""
@@ -17,8 +17,8 @@ def check_limits(dtype: Dtype, sampling: SamplingSettings) -> None:
     Raises:
         UsageError: vLLM has no such dtype, or would sample from another distribution than the one asked for.
     """
-    if dtype not in DTYPE_BYTES:
-        raise UsageError(f"vLLM cannot run in {dtype}; give --infer-dtype one of {', '.join(DTYPE_BYTES)}")
+    if dtype not in _DTYPES:
+        raise UsageError(f"vLLM cannot run in {dtype}; give --infer-dtype one of {', '.join(_DTYPES)}")
     if sampling.temperature < SMALLEST_TEMPERATURE:
         raise UsageError(
             f"--temperature {sampling.temperature} cannot be used: vLLM would silently sample at "

@@ -58,7 +58,7 @@ def rehearse_requested(send: Send, request: dict[str, Any]) -> None:
     Raises:
         MismatchProbeError: as `rehearse`.
     """
-    dtypes = request.pop("dtypes")
+    dtypes = map(Dtype.parse, request.pop("dtypes"))
     engine, sampling = EngineSettings(**request.pop("engine")), SamplingSettings(**request.pop("sampling"))
     for dtype in dtypes:
         rehearse(dtype=dtype, engine=engine, sampling=sampling, **request)

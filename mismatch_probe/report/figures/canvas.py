@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from mismatch_probe.dtypes import DTYPES
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import plain
 from mismatch_probe.report.figures.svg import for_page
 from mismatch_probe.report.names import PairStyle
@@ -33,7 +33,7 @@ _ROLES = (
     "truncate",
     "mask",
     "reject",
-    *DTYPES,
+    *Dtype,
     *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)),
 )
 _STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}

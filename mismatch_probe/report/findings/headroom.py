@@ -6,6 +6,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
@@ -28,7 +29,6 @@ from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Heading, Note, Overview, Panel, Section, Table
 
-LARGEST: Final = 65504.0
 _MOST_TENSORS: Final = 12
 
 _BADGES = {
@@ -106,7 +106,7 @@ def _table(found: Headroom) -> Table:
 def _magnitude(value: float | None) -> Cell:
     if not value:
         return "not finite" if value is None else "0"
-    bits = math.log2(LARGEST / value)
+    bits = math.log2(Dtype.FP16.largest / value)
     return Written(write_number(value), f"{abs(bits):.1f} bits {'left' if bits >= 0 else 'too large'}")
 
 
@@ -148,7 +148,7 @@ def _layers_panel(layers: Sequence[LayerRange]) -> Panel:
         [Series(places, values, style) for values, style in zip(curves, _LINES.values(), strict=True)],
         "layer",
         "largest magnitude",
-        marks=Marks(limit=(LARGEST, "65,504: FP16 ends here")),
+        marks=Marks(limit=(Dtype.FP16.largest, "65,504: FP16 ends here")),
     )
 
 
@@ -234,7 +234,7 @@ def _tried(found: Headroom, plain: Trial, bf16: Trial) -> Section:
             _raised(trial),
             "yes" if trial.first_nonfinite is None else visible(f"no: {trial.first_nonfinite}"),
             *("not finite" if error is None else write_number(error) for error in _errors(trial)),
-            fitting_scales(trial) if trial.dtype == "fp16" else ABSENT,
+            fitting_scales(trial) if trial.dtype == Dtype.FP16 else ABSENT,
         ]
         for name, trial in (("BF16", bf16), ("FP16", plain), *advised)
     ]

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from mismatch_probe.dtypes import TORCH_NAME
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype, short_name
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
-
-_SHORT = {name: dtype for dtype, name in TORCH_NAME.items()}
 
 
 def applied_dtypes(sides: Sides) -> Iterator[SettingFinding]:
@@ -47,7 +45,7 @@ def experts_apart(sides: Sides) -> Iterator[SettingFinding]:
 def rounded_frequencies(sides: Sides) -> Iterator[SettingFinding]:
     """RoPE's inverse frequencies below FP32: `.to()` and `.half()` cast buffers, loading with a dtype does not."""
     held = sides.train.get("rope_inv_freq_dtype")
-    if held is not None and {"fp16", "bf16"} & set(str(held).split("/")):
+    if any(dtype in SIXTEEN_BIT for dtype in str(held).split("/")):
         yield SettingFinding(
             level="warning",
             side="pi",
@@ -64,7 +62,7 @@ def compressed_engine(sides: Sides) -> Iterator[SettingFinding]:
     if quantization is not None:
         yield _engine_rounds("quantization", f"the engine's weights are quantised ({quantization})")
     for held in sides.infer.get("kv_cache_dtypes") or ():
-        if _SHORT.get(held, held) != sides.infer_dtype:
+        if short_name(held) != sides.infer_dtype:
             yield _engine_rounds("kv_cache_dtypes", f"the engine keeps keys and values in {held}")
 
 
@@ -82,7 +80,7 @@ def _engine_rounds(setting: str, what: str) -> SettingFinding:
 def rounded_outputs(sides: Sides) -> Iterator[SettingFinding]:
     """A log-softmax in 16 bit, and output projections that compute in different formats."""
     log_softmax = sides.train.get("log_softmax_dtype")
-    if log_softmax in ("fp16", "bf16"):
+    if log_softmax in SIXTEEN_BIT:
         yield SettingFinding(
             level="warning",
             side="pi",
@@ -92,7 +90,7 @@ def rounded_outputs(sides: Sides) -> Iterator[SettingFinding]:
             code=Code.ONE_SIDED_DTYPE,
         )
     heads = (sides.train.get("lm_head_dtype"), sides.infer.get("lm_head_dtype"))
-    train_head, infer_head = (_SHORT.get(str(head), str(head)) for head in heads)
+    train_head, infer_head = map(short_name, heads)
     if None not in heads and sides.train_dtype == sides.infer_dtype and train_head != infer_head:
         yield SettingFinding(
             level="note",
@@ -104,7 +102,7 @@ def rounded_outputs(sides: Sides) -> Iterator[SettingFinding]:
 
 def inexact_fp32(sides: Sides) -> Iterator[SettingFinding]:
     """FP32 products in TF32 or BF16 on either side of an FP32 pair."""
-    if "fp32" not in (sides.train_dtype, sides.infer_dtype):
+    if Dtype.FP32 not in (sides.train_dtype, sides.infer_dtype):
         return
     flags = {name: value for name, value in sides.train.items() if name.startswith("fp32_products")}
     lossy = {name: value for name, value in flags.items() if value not in ("ieee", "none")}

@@ -8,11 +8,6 @@ import numpy as np
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
-ULP: dict[Dtype, float] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Largest relative error of one rounding to nearest [IEEE 754-2019; bfloat16 has 8 bits of significand]."""
-
-SIXTEEN_BIT: tuple[Dtype, ...] = ("fp16", "bf16")
-
 LEAST_SENSITIVITY = 0.03
 UNCERTAIN = 0.1
 
@@ -43,7 +38,7 @@ class Disagreement:
     @property
     def is_exact(self) -> bool:
         """Both sides compute in FP32 or better, so a gap between them is a bug."""
-        return {self.train_dtype, self.infer_dtype} <= {"fp32", "fp64"}
+        return not (self.train_dtype.is_16_bit or self.infer_dtype.is_16_bit)
 
     @cached_property
     def rms(self) -> float:

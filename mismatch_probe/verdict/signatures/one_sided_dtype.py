@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.disagreement import SIXTEEN_BIT, ULP, Disagreement
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 LEAST_OCTAVES = 2.0
 """Two right sides of one format differ by less than this factor of 4; FP16 and BF16 lie 3 octaves apart."""
@@ -36,15 +36,16 @@ def one_sided_dtype(found: Disagreement) -> Cause | None:
 
     Between 16-bit formats the ratio is only read once FP32 has shown that no bug is there to make it.
     """
-    if found.errors is None or not {found.train_dtype, found.infer_dtype} <= set(SIXTEEN_BIT):
+    if found.errors is None or not (found.train_dtype.is_16_bit and found.infer_dtype.is_16_bit):
         return None
     if found.uncertain.sum() < LEAST_UNCERTAIN:
         return None
     median_pi, median_mu = found.errors
-    octaves = _octaves(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype])
+    rounds_pi, rounds_mu = median_pi / found.train_dtype.round_off, median_mu / found.infer_dtype.round_off
+    octaves = _octaves(rounds_pi, rounds_mu)
     if abs(octaves) < LEAST_OCTAVES:
         return None
-    too_exact = min(median_pi / ULP[found.train_dtype], median_mu / ULP[found.infer_dtype]) < BELOW_ROUNDING
+    too_exact = min(rounds_pi, rounds_mu) < BELOW_ROUNDING
     for what, expected in _alternatives(found.train_dtype, found.infer_dtype):
         if abs(expected) >= FP32_OCTAVES:
             matches = too_exact and abs(octaves) >= FP32_OCTAVES and expected * octaves > 0
@@ -64,13 +65,16 @@ def one_sided_dtype(found: Disagreement) -> Cause | None:
     return None
 
 
-def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, float]]:
+def _alternatives(train: Dtype, infer: Dtype) -> Iterator[tuple[str, int]]:
     """What may run instead, and the octaves by which the errors' ratio then misses the expected one."""
-    for dtype in (*SIXTEEN_BIT, "fp32"):
+    for dtype in (*SIXTEEN_BIT, Dtype.FP32):
         if dtype != train:
-            yield f"the training path's error is that of {dtype}, not {train}", _octaves(ULP[dtype], ULP[train])
+            yield (
+                f"the training path's error is that of {dtype}, not {train}",
+                train.significand_bits - dtype.significand_bits,
+            )
         if dtype != infer:
-            yield f"the engine's error is that of {dtype}, not {infer}", _octaves(ULP[infer], ULP[dtype])
+            yield f"the engine's error is that of {dtype}, not {infer}", dtype.significand_bits - infer.significand_bits
 
 
 def _octaves(first: float, second: float) -> float:

@@ -5,7 +5,7 @@ Rounded numbers lie on the format's grid: they are exact in it, every one, which
 
 import numpy as np
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Reals
@@ -13,7 +13,7 @@ from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 LEAST_TOKENS = 200
-COARSEST_FIRST: tuple[Dtype, ...] = ("bf16", "fp16")
+COARSEST_FIRST = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
 """A log-prob that is exact in BF16 is exact in FP16 too."""
 
 
@@ -39,7 +39,7 @@ def is_on_grid(log_probs: Reals, dtype: Dtype) -> bool:
     values = np.asarray(log_probs[log_probs != 0], dtype=np.float32)
     if values.size < LEAST_TOKENS:
         return False
-    if dtype == "bf16":
+    if dtype == Dtype.BF16:
         return bool((values.view(np.uint32) & 0xFFFF == 0).all())
     with np.errstate(over="ignore"):
         return bool((values.astype(np.float16).astype(np.float32) == values).all())

@@ -17,6 +17,7 @@ from mismatch_probe.config.train import (
     RolloutSettings,
     TaskSettings,
 )
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.training import summarise_training, write_training_report
@@ -27,7 +28,7 @@ from tests.report.training.training_runs import TrainingSample, firing, training
 
 DIAGNOSIS = "The mismatch of the two sides grows with equal weights. Use fp16 or fp32 on both sides."
 COLLAPSE = TrainingSample(
-    dtype="bf16",
+    dtype=Dtype.BF16,
     steps=44,
     asked=200,
     outcome=f"stopped: {DIAGNOSIS}",
@@ -61,7 +62,7 @@ def collapsed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return page_of(tmp_path_factory.mktemp("pair"), TrainingSample(), TrainingSample(dtype="bf16"))
+    return page_of(tmp_path_factory.mktemp("pair"), TrainingSample(), TrainingSample(dtype=Dtype.BF16))
 
 
 def headline(page: str) -> str:
@@ -210,7 +211,7 @@ def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> N
 def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    page = unescape(page_of(tmp_path, TrainingSample("bf16"), TrainingSample("fp16", **change)))
+    page = unescape(page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample("fp16", **change)))
     assert not re.search("times that of", page)
     assert re.search(f"0 and 1 do not learn the same.*{re.escape(words)}", page)
 
@@ -224,7 +225,7 @@ def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     ],
 )
 def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, change: dict[str, Any]) -> None:
-    page = page_of(tmp_path, TrainingSample("bf16"), TrainingSample("fp16", **change))
+    page = page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample("fp16", **change))
     assert re.search(r"kl_k3 of BF16 is (\S+) times that of FP16", page)
 
 

@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
 
-LEVELS_K3: dict[Dtype, float] = {"bf16": 1.2e-5, "fp16": 2e-7, "fp32": 1e-12, "fp64": 1e-16}
+LEVELS_K3: dict[Dtype, float] = {Dtype.BF16: 1.2e-5, Dtype.FP16: 2e-7, Dtype.FP32: 1e-12, Dtype.FP64: 1e-16}
 TOKENS = 7_500
 
 
@@ -25,7 +25,7 @@ class TrainingSample:
     changes: metrics that replace the sampled ones at a step.
     """
 
-    dtype: Dtype = "fp16"
+    dtype: Dtype = Dtype.FP16
     steps: int = 60
     asked: int = 60
     outcome: str = "finished"
