@@ -19,7 +19,7 @@ from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
+DTYPES = (Dtype.FP32, Dtype.BF16, Dtype.FP16)
 FAMILIES = ("llama", "qwen3", "qwen3-moe", "mistral-sliding")
 TEMPERATURE = 0.7
 MOST_OF_UNSHARED = 1.1
