@@ -6,7 +6,7 @@ from typing import Final
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.vllm.raised import parts_of, raised
+from mismatch_probe.engines.vllm.fp32_parts import engine_part_in_fp32, engine_parts
 from mismatch_probe.localize.interventions import ONE_AT_A_TIME
 from mismatch_probe.localize.trials import Raise, try_parts, try_plain
 from mismatch_probe.localize.workspace import TrialNotes, Workspace
@@ -19,8 +19,8 @@ def try_engine_parts(
     workspace: Workspace, engine: Engine, dtype: Dtype, sequences: Sequence[TokenSequence]
 ) -> list[TrialNotes]:
     """Replay with each part raised, of a 16-bit engine, and with every response in a pass of its own."""
-    names = parts_of(engine) if dtype.is_16_bit else []
-    parts: dict[str, Raise] = {name: partial(raised, engine, name) for name in names}
+    names = engine_parts(engine) if dtype.is_16_bit else []
+    parts: dict[str, Raise] = {name: partial(engine_part_in_fp32, engine, name) for name in names}
     trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts)
     alone = partial(replay_in_batches, engine, sequences, size=1)
     return [*trials, try_plain(workspace, "infer", sequences, alone, ONE_AT_A_TIME)]

@@ -12,7 +12,7 @@ from mismatch_probe.localize.trials import NOT_16_BIT, Raise, Score, try_parts
 from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path.inside.raised import ATTENTION, EVERYTHING, parts_of, raised
+from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
 
 
 def try_training_parts(
@@ -27,16 +27,16 @@ def try_training_parts(
     if not settings.train_dtype.is_16_bit or settings.training.precision not in ("weights", "to"):
         notes.left_out["training path"] = NOT_16_BIT
         return
-    names = parts_of(model)
+    names = model_parts(model)
     if settings.training.attention == "flash_attention_2":
         names.remove(ATTENTION)
         notes.left_out["attention of the training path"] = "flash_attention_2 does not compute in FP32"
-    parts: dict[str, Raise] = {name: partial(raised, model, name) for name in [*names, EVERYTHING]}
-    parts[TOGETHER] = partial(_all_raised, model, [name for name in names if not is_layer(name)])
+    parts: dict[str, Raise] = {name: partial(model_part_in_fp32, model, name) for name in [*names, EVERYTHING]}
+    parts[TOGETHER] = partial(_all_in_fp32, model, [name for name in names if not is_layer(name)])
     notes.trials += try_parts(workspace, "train", sequences, score, parts)
 
 
 @contextmanager
-def _all_raised(model: PreTrainedModel, parts: Sequence[str]) -> Iterator[int]:
+def _all_in_fp32(model: PreTrainedModel, parts: Sequence[str]) -> Iterator[int]:
     with ExitStack() as stack:
-        yield sum(stack.enter_context(raised(model, part)) for part in parts)
+        yield sum(stack.enter_context(model_part_in_fp32(model, part)) for part in parts)

@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.activations import record_activations
-from mismatch_probe.engines.vllm.raised import parts_of, raised
+from mismatch_probe.engines.vllm.fp32_parts import engine_part_in_fp32, engine_parts
 from mismatch_probe.engines.vllm.recorded import infer_names
 from mismatch_probe.localize.names import Names
 from tests.engines.conftest import StartEngine, start
@@ -60,8 +60,8 @@ def test_a_raised_part_of_the_engine_changes_it_and_is_lowered_again(
 ) -> None:
     engine = start(checkpoint(family), Dtype.BF16)
     plain = engine.replay(some_sequences())
-    for part in parts_of(engine):
-        with raised(engine, part):
+    for part in engine_parts(engine):
+        with engine_part_in_fp32(engine, part):
             with_part = engine.replay(some_sequences())
         again = engine.replay(some_sequences())
         assert any(

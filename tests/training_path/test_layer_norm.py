@@ -5,8 +5,8 @@ import torch
 from transformers import StableLmConfig, StableLmForCausalLM
 
 from mismatch_probe.headroom.models import raise_to_fp32
+from mismatch_probe.training_path.inside.fp32_parts import RESIDUAL, model_part_in_fp32
 from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
-from mismatch_probe.training_path.inside.raised import RESIDUAL, raised
 
 IDS = torch.arange(12)[None]
 
@@ -35,7 +35,7 @@ def test_the_residual_stream_of_a_model_with_layer_norms_can_be_raised() -> None
     exact = tiny_model()
     low = copy.deepcopy(exact).bfloat16()
     plain = low(input_ids=IDS).logits
-    with raised(low, RESIDUAL):
+    with model_part_in_fp32(low, RESIDUAL):
         with_part = low(input_ids=IDS).logits
     assert not torch.equal(with_part, plain)
     assert torch.equal(low(input_ids=IDS).logits, plain)

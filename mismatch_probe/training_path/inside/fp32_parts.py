@@ -28,7 +28,7 @@ RESIDUAL: Final = "residual stream"
 EVERYTHING: Final = "everything"
 
 
-def parts_of(model: PreTrainedModel) -> list[str]:
+def model_parts(model: PreTrainedModel) -> list[str]:
     """What can be raised in this model, every layer last."""
     parts = [LM_HEAD, RESIDUAL, NORMS, ATTENTION]
     if _rotary_modules(model):
@@ -39,7 +39,7 @@ def parts_of(model: PreTrainedModel) -> list[str]:
 
 
 @contextmanager
-def raised(model: PreTrainedModel, part: str) -> Iterator[int]:
+def model_part_in_fp32(model: PreTrainedModel, part: str) -> Iterator[int]:
     """Compute `part` in FP32 inside; gives the bytes that its FP32 weights take besides.
 
     Raises:

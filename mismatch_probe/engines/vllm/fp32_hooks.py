@@ -1,8 +1,7 @@
-"""A part of a running vLLM in FP32, from its 16-bit weights and what it is given: the head's logits, the router's."""
+"""Inside each vLLM worker: the head's or the router's logits in FP32, from 16-bit weights and what it is given."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,41 +11,15 @@ from torch.nn.functional import linear
 from mismatch_probe.records.activations import is_router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
-
-    from mismatch_probe.engines.base import Engine
 
 LM_HEAD: Final = "lm_head"
 ROUTER: Final = "router"
 
 
-def parts_of(engine: Engine) -> list[str]:
-    """What can be raised in this engine."""
-    routers = _llm(engine).collective_rpc("probe_num_routers")
-    return [LM_HEAD, ROUTER] if any(routers) else [LM_HEAD]
-
-
-@contextmanager
-def raised(engine: Engine, part: str) -> Iterator[int]:
-    """Compute `part` in FP32 inside; gives the bytes of FP32 weights that it keeps: none, each pass makes them."""
-    llm = _llm(engine)
-    llm.collective_rpc("probe_raise", args=(part,))
-    try:
-        yield 0
-    finally:
-        llm.collective_rpc("probe_lower")
-
-
-def _llm(engine: Engine) -> Any:
-    from mismatch_probe.engines.vllm.engine import VllmEngine
-
-    assert isinstance(engine, VllmEngine)
-    return engine.llm
-
-
-class RaisedParts:
+class Fp32Hooks:
     """Methods vLLM mixes into its worker class through `ProbeWorker`."""
 
     get_model: Callable[[], Any]

@@ -13,7 +13,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.training_path.inside.raised import EVERYTHING, LM_HEAD, NORMS, RESIDUAL, ROUTER, parts_of, raised
+from mismatch_probe.training_path.inside.fp32_parts import (
+    EVERYTHING,
+    LM_HEAD,
+    NORMS,
+    RESIDUAL,
+    ROUTER,
+    model_part_in_fp32,
+    model_parts,
+)
 from mismatch_probe.training_path.precision import load_training_model
 from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import CPU, some_sequences
@@ -37,7 +45,7 @@ class Loaded:
     def logprobs(self, *parts: str) -> FloatArray:
         with ExitStack() as stack:
             for part in parts:
-                stack.enter_context(raised(self.model, part))
+                stack.enter_context(model_part_in_fp32(self.model, part))
             return flat(self.scorer)
 
 
@@ -55,7 +63,7 @@ def test_every_part_changes_something_and_nothing_is_left_behind(checkpoint: Che
     plain = loaded.logprobs()
     kernels = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
     weights = copy.copy(dict(loaded.model.named_parameters()))
-    for part in [*parts_of(loaded.model), EVERYTHING]:
+    for part in [*model_parts(loaded.model), EVERYTHING]:
         with_part = loaded.logprobs(part)
         assert np.isfinite(with_part).all()
         is_fp32_already = (family, part) == ("gemma2", NORMS)
@@ -84,7 +92,7 @@ def test_everything_in_fp32_is_the_reference(checkpoint: Checkpoint, family: str
 def test_all_parts_together_come_nearer_to_the_reference(checkpoint: Checkpoint, family: str) -> None:
     folder = checkpoint(family)
     loaded, exact = Loaded(folder), reference(folder)
-    parts = [part for part in parts_of(loaded.model) if not part.startswith("layer ")]
+    parts = [part for part in model_parts(loaded.model) if not part.startswith("layer ")]
     errors = {
         parts_raised: np.square(loaded.logprobs(*parts_raised) - exact).mean() for parts_raised in [(), tuple(parts)]
     }
@@ -104,17 +112,17 @@ def test_the_residual_stream_stays_fp32_and_what_reads_it_does_not(checkpoint: C
 
 def test_raised_weights_are_counted(checkpoint: Checkpoint) -> None:
     model = Loaded(checkpoint("qwen3")).model
-    with raised(model, LM_HEAD) as extra_bytes:
+    with model_part_in_fp32(model, LM_HEAD) as extra_bytes:
         assert extra_bytes == 4 * model.lm_head.weight.numel()
-    with raised(model, NORMS) as extra_bytes:
+    with model_part_in_fp32(model, NORMS) as extra_bytes:
         assert extra_bytes == 4 * sum(one.numel() for name, one in model.named_parameters() if "norm" in name)
 
 
 def test_only_a_mixture_of_experts_has_a_router(checkpoint: Checkpoint) -> None:
-    assert ROUTER in parts_of(Loaded(checkpoint("qwen3-moe")).model)
-    assert ROUTER not in parts_of(Loaded(checkpoint("qwen3")).model)
+    assert ROUTER in model_parts(Loaded(checkpoint("qwen3-moe")).model)
+    assert ROUTER not in model_parts(Loaded(checkpoint("qwen3")).model)
 
 
 def test_a_part_that_does_not_exist_is_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ValueError, match="no part"), raised(Loaded(checkpoint("qwen3")).model, "tokenizer"):
+    with pytest.raises(ValueError, match="no part"), model_part_in_fp32(Loaded(checkpoint("qwen3")).model, "tokenizer"):
         pass
