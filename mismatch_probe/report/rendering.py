@@ -1,6 +1,7 @@
 """From sections to HTML: the templates with what they need to show a block."""
 
 import re
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,6 +19,7 @@ def rendered(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("mismatch_probe.report"),
