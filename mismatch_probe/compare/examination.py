@@ -22,8 +22,10 @@ def examine(model: str | None, dtype: str) -> Examination:
     """Examine the environment.
 
     Raises:
+        UsageError: there is no such dtype; said before anything is imported.
         MismatchProbeError: with `model`, a side cannot be started on it.
     """
+    settings = None if model is None else _settings(model, dtype)
     imports = [_import(package) for package in _PACKAGES]
     hardware = environment.hardware()
     versions = environment.versions()
@@ -33,7 +35,7 @@ def examine(model: str | None, dtype: str) -> Examination:
         imports=imports,
         conflicts=pin_conflicts(),
         remarks=_remarks(versions, hardware),
-        effective_settings={} if model is None else _effective_settings(model, dtype),
+        effective_settings={} if settings is None else _effective_settings(settings),
     )
 
 
@@ -71,11 +73,8 @@ def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
     return remarks
 
 
-def _effective_settings(model: str, dtype: str) -> dict[str, dict[str, Any]]:
-    from mismatch_probe.compare.preparation import prepare
-    from mismatch_probe.compare.run import execute, start_run
-
-    settings = parse_settings(
+def _settings(model: str, dtype: str) -> CompareSettings:
+    return parse_settings(
         CompareSettings,
         {
             "model": {"path": model},
@@ -84,6 +83,12 @@ def _effective_settings(model: str, dtype: str) -> dict[str, dict[str, Any]]:
             "sampling": {"max_new_tokens": 1},
         },
     )
+
+
+def _effective_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
+    from mismatch_probe.compare.preparation import prepare
+    from mismatch_probe.compare.run import execute, start_run
+
     with tempfile.TemporaryDirectory() as folder:
         run = start_run(Path(folder) / "run", prepare(settings))
         execute(run, lambda event: None)
