@@ -7,10 +7,19 @@ import pytest
 from mismatch_probe.children import preloads, servers
 
 
-@pytest.fixture(autouse=True)
-def light_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def light_servers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "_servers", None)
+        patch.setitem(preloads.STAGES, "training", ["json"])
+        patch.setitem(preloads.STAGES, "engine", ["tests.children.jobs"])
+        yield
+        servers.close_servers()
+
+
+@pytest.fixture
+def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers of one test, which says what they import; those of the other tests stay."""
     monkeypatch.setattr(servers, "_servers", None)
-    monkeypatch.setitem(preloads.STAGES, "training", ["json"])
-    monkeypatch.setitem(preloads.STAGES, "engine", ["tests.children.jobs"])
     yield
     servers.close_servers()

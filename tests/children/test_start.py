@@ -144,6 +144,7 @@ def test_a_job_is_forked_from_what_the_server_imported_and_has_a_group_of_its_ow
     assert told["group"] == told["own"]
 
 
+@pytest.mark.usefixtures("own_servers")
 def test_a_job_whose_imports_fail_has_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(preloads.STAGES, "engine", ["tests.children.jobs", "there_is_no_such_module"])
     told = run(job("tells_where_it_is", ""))

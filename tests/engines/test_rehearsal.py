@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.children import preloads
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal
 from mismatch_probe.errors import EngineError, UsageError
+from tests.children.conftest import own_servers
 from tests.tiny_models import make_checkpoint
 
+__all__ = ["own_servers"]
 PLAIN = SamplingSettings()
 
 
@@ -60,6 +63,7 @@ def test_a_failure_of_the_body_comes_first_and_ends_the_rehearsal(llama: Path) -
         raise KeyError("mine")
 
 
+@pytest.mark.usefixtures("own_servers")
 def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +71,7 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
     (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text("class EngineArgs: ...")
     (tmp_path / "vllm" / "__init__.py").write_text("import sys; sys.exit('libcudart.so.13: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(preloads.STAGES, "training", ["json"])
     with pytest.raises(EngineError, match=r"configuring vllm ended with exit code 1: .*libcudart.*probe doctor"):
         rehearsed(llama, Dtype.BF16)
 
