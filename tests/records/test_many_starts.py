@@ -1,5 +1,6 @@
 """Many processes start in one run directory at the same moment: one gets it, the others are told so."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,50 +8,47 @@ from pathlib import Path
 STARTS = 6
 ROUNDS = 15
 START = """
-import sys, time
+import json, sys
+from multiprocessing import get_context
 from pathlib import Path
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.run_directory import RunDirectory
 
-name, folder = sys.argv[1], Path(sys.argv[2])
-for round in range(int(sys.argv[3])):
-    run = RunDirectory(folder / f"run-{round}")
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        with run.created():
-            write_text(run.manifest_path, name)
-        print("started", flush=True)
-    except RunDirectoryError as error:
-        print(error, flush=True)
+def start(number):
+    for run in runs:
+        together.wait()
+        try:
+            with run.created():
+                write_text(run.manifest_path, str(number))
+            answers.put((str(run.path), number, "started"))
+        except RunDirectoryError as error:
+            answers.put((str(run.path), number, str(error)))
+
+starts, rounds = map(int, sys.argv[2:])
+runs = [RunDirectory(Path(sys.argv[1]) / f"run-{round}") for round in range(rounds)]
+context = get_context("fork")
+together, answers = context.Barrier(starts), context.Queue()
+children = [context.Process(target=start, args=(number,)) for number in range(starts)]
+for child in children:
+    child.start()
+print(json.dumps([answers.get() for _ in range(starts * rounds)]))
+for child in children:
+    child.join()
+    assert child.exitcode == 0
 """
 
 
 def test_of_many_starts_at_once_one_gets_the_directory(tmp_path: Path) -> None:
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", START, str(number), str(tmp_path), str(ROUNDS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(STARTS)
-    ]
-
-    def said() -> list[str]:
-        return [child.stdout.readline().strip() for child in children if child.stdout is not None]
-
-    for round in range(ROUNDS):
-        assert said() == ["ready"] * STARTS
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write("\n")
-            child.stdin.flush()
-        answers = said()
-        assert answers.count("started") == 1, answers
-        assert all("already holds a run" in one or "another process" in one for one in answers if one != "started")
-        assert (tmp_path / f"run-{round}" / "manifest.json").read_text() == str(answers.index("started"))
-    for child in children:
-        child.communicate()
-        assert child.returncode == 0
+    words = [sys.executable, "-c", START, str(tmp_path), str(STARTS), str(ROUNDS)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    said: dict[str, dict[int, str]] = {}
+    for run, number, answer in json.loads(ended.stdout):
+        said.setdefault(run, {})[number] = answer
+    assert len(said) == ROUNDS
+    for run, answers in said.items():
+        assert len(answers) == STARTS
+        [winner] = [number for number, answer in answers.items() if answer == "started"]
+        lost = [answer for answer in answers.values() if answer != "started"]
+        assert all("already holds a run" in one or "another process" in one for one in lost)
+        assert (Path(run) / "manifest.json").read_text() == str(winner)
