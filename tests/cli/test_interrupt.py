@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.cli import interrupts
 from mismatch_probe.errors import ExitCode
 from tests.children.test_start import ended
 from tests.cli.test_bad_input import assert_refused
@@ -83,24 +85,35 @@ def children_of(pid: str) -> list[str]:
         return []
 
 
-def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(tmp_path: Path) -> None:
+def rendering() -> list[str]:
+    """The processes that render a template for jobs of this process's servers."""
+    servers = children_of(str(os.getpid()))
+    return [child for server in servers for job in children_of(server) for child in children_of(job)]
+
+
+def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
     (checkpoint / "chat_template.jinja").write_text(3 * "{% for _ in range(99999) %}" + 3 * "{% endfor %}")
-    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", checkpoint, "--out", tmp_path / "run"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        rendering: list[str] = []
-        while not rendering:
+    found: list[str] = []
+
+    def press_three_times() -> None:
+        while not found:
             time.sleep(0.01)
-            assert process.poll() is None, "it ended before the template ran"
-            servers = children_of(str(process.pid))
-            jobs = [job for server in servers for job in children_of(server)]
-            rendering = [child for job in jobs for child in children_of(job)]
+            found.extend(rendering())
         for _ in range(3):
-            os.killpg(process.pid, signal.SIGINT)
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert (process.returncode, said) == (ExitCode.INTERRUPTED, "mismatch-probe: interrupted\n")
-    assert ended([int(child) for child in rendering])
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(interrupts, "_heeding", interrupts._Heeding())
+    interrupts.heed_interrupts()
+    pressing = threading.Thread(target=press_three_times, daemon=True)
+    pressing.start()
+    answer = probe("compare", "--model", checkpoint, "--out", tmp_path / "run")
+    pressing.join()
+    assert (answer.returncode, answer.stderr) == (ExitCode.INTERRUPTED, "mismatch-probe: interrupted\n")
+    assert ended([int(child) for child in found])
 
 
 HEEDED = """
