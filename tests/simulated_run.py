@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from shutil import copytree
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +62,24 @@ class Simulation:
 
 def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = False) -> RunDirectory:
     """A finished run: rollouts, the legs of every pair, an FP32 reference, a manifest, and a summary on request."""
+    key = (repr(simulation), with_summary)
+    if key not in _made:
+        _made[key] = Path(_home.name) / str(len(_made))
+        _write(RunDirectory(_made[key]), simulation, with_summary=with_summary)
+    run = RunDirectory(copytree(_made[key], path))
+    run.write_manifest(simulated_manifest(simulation))
+    return run
+
+
+_home: Final = TemporaryDirectory(prefix="simulated-runs-")
+_made: Final[dict[tuple[str, bool], Path]] = {}
+"""Runs of this process by how they were asked for: each is computed once, then copied."""
+
+
+def _write(run: RunDirectory, simulation: Simulation, *, with_summary: bool) -> None:
     settings = _settings(simulation)
     prompts = simulated_prompts(simulation)[simulation.first_prompt :]
     plan = make_plan(settings)
-    run = RunDirectory(path)
     legs = Legs(run, simulation.run_key)
     run.path.mkdir(parents=True)
     write_table(run.prompts_path, prompts_table(prompts))
@@ -79,11 +95,10 @@ def simulated_run(path: Path, simulation: Simulation, *, with_summary: bool = Fa
         if isinstance(stage, ScoreStage):
             chosen = [sequence for sampler in stage.samplers for sequence in sequences[sampler]]
             legs.write(stage.leg, _scored(chosen, stage, simulation))
-    manifest = simulated_manifest(simulation)
-    run.write_manifest(manifest)
     if with_summary:
+        manifest = simulated_manifest(simulation)
+        run.write_manifest(manifest)
         run.write_summary(summarise(run, manifest))
-    return run
 
 
 def edit_leg(run: RunDirectory, leg: str, change: Callable[[dict[str, Any]], None]) -> None:
