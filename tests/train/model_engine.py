@@ -1,8 +1,10 @@
 """A real policy behind the engine's interface, computed by transformers, for tests that need no vLLM."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from transformers import AutoModelForCausalLM
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 class ModelEngine(Engine):
@@ -22,10 +27,10 @@ class ModelEngine(Engine):
         self.perturbation = 0.0
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
-        return [self._sample(request, sampling) for request in requests]
+        return alike_together(requests, lambda one: len(one.prompt.token_ids), partial(self._sample, sampling))
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        return [ScoredSequence(one.id, self._logprobs(one)) for one in sequences]
+        return alike_together(sequences, lambda one: (len(one.prompt_token_ids), len(one.token_ids)), self._scored)
 
     @property
     def vocab_size(self) -> int:
@@ -53,21 +58,43 @@ class ModelEngine(Engine):
     def close(self) -> None:
         pass
 
-    def _sample(self, request: SampleRequest, sampling: SamplingSettings) -> SampledSequence:
-        generator = torch.Generator().manual_seed(request.seed)
-        ids = list(request.prompt.token_ids)
+    def _sample(self, sampling: SamplingSettings, requests: Sequence[SampleRequest]) -> list[SampledSequence]:
+        generators = [torch.Generator().manual_seed(request.seed) for request in requests]
+        prompts = [list(request.prompt.token_ids) for request in requests]
+        ids = torch.tensor(prompts)
         for _ in range(sampling.max_new_tokens):
             with torch.no_grad():
-                probabilities = self.model(torch.tensor([ids])).logits[0, -1].softmax(-1)
-            ids.append(int(torch.multinomial(probabilities, 1, generator=generator)))
-        sequence = TokenSequence(request.id, list(request.prompt.token_ids), ids[len(request.prompt.token_ids) :])
-        scores = ScoredSequence(request.id, self._logprobs(sequence))
-        return SampledSequence(sequence, scores, "length", ["?"] * len(sequence.token_ids))
+                probabilities = self.model(ids, logits_to_keep=1).logits[:, -1].softmax(-1)
+            drawn = [
+                torch.multinomial(row, 1, generator=generator)
+                for row, generator in zip(probabilities, generators, strict=True)
+            ]
+            ids = torch.cat([ids, torch.stack(drawn)], dim=1)
+        sequences = [
+            TokenSequence(request.id, prompt, row[len(prompt) :])
+            for request, prompt, row in zip(requests, prompts, ids.tolist(), strict=True)
+        ]
+        return [
+            SampledSequence(sequence, scores, "length", ["?"] * len(sequence.token_ids))
+            for sequence, scores in zip(sequences, self._scored(sequences), strict=True)
+        ]
 
-    def _logprobs(self, sequence: TokenSequence) -> FloatArray:
-        ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids])
+    def _scored(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        ids = torch.tensor([one.prompt_token_ids + one.token_ids for one in sequences])
         with torch.no_grad():
-            log_softmax = self.model(ids).logits[0].log_softmax(-1)
-        first = len(sequence.prompt_token_ids)
-        found = log_softmax[first - 1 : -1].gather(-1, ids[0, first:, None]).flatten()
-        return np.asarray(found.numpy())
+            log_softmax = self.model(ids).logits.log_softmax(-1)
+        first = len(sequences[0].prompt_token_ids)
+        found = log_softmax[:, first - 1 : -1].gather(-1, ids[:, first:, None])[..., 0]
+        return [ScoredSequence(one.id, np.asarray(row)) for one, row in zip(sequences, found.numpy(), strict=True)]
+
+
+def alike_together(
+    items: Sequence[Item], kind: Callable[[Item], Any], answer: Callable[[Sequence[Item]], list[Answer]]
+) -> list[Answer]:
+    """The answer to each item, in order; items of one kind are answered together."""
+    found: dict[int, Answer] = {}
+    rows = sorted(range(len(items)), key=lambda row: kind(items[row]))
+    for _, group in groupby(rows, key=lambda row: kind(items[row])):
+        chosen = list(group)
+        found |= zip(chosen, answer([items[row] for row in chosen]), strict=True)
+    return [found[row] for row in range(len(items))]
