@@ -5,15 +5,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from mismatch_probe.children import preloads
 from mismatch_probe.host import prepare
 
 prepare()
+gc.disable()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_as_it_was() -> Iterator[None]:
-    """An engine in this process replaces functions of torch: the next module gets torch's own."""
+    """An engine in this process replaces functions of torch: the next module gets torch's own, on one thread.
+
+    Tensors are tiny here, and other workers need the other processors.
+    """
     import torch
+
+    torch.set_num_threads(1)
 
     set_num_threads = torch.set_num_threads
     accelerator = torch.accelerator.synchronize, torch.accelerator.empty_cache
@@ -22,16 +29,26 @@ def _torch_as_it_was() -> Iterator[None]:
     torch.accelerator.synchronize, torch.accelerator.empty_cache = accelerator
 
 
+def is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no worker is left with one of them when the others have ended."""
-    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    slow = {item.path for item in items if is_slow(item)}
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what imports made, a million objects, out of each collection of garbage: a closed scorer asks for one."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what imports made, a million objects, out of each collection of garbage: a closed scorer asks for one.
+
+    Where no test is slow no job starts an engine, and the servers import none.
+    """
+    gc.enable()
     gc.collect()
     gc.freeze()
+    if not any(map(is_slow, session.items)):
+        preloads.STAGES["engine"] = []
 
 
 def pytest_sessionfinish() -> None:

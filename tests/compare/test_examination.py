@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_probe.compare import examination
 from mismatch_probe.compare.examination import examine
-from mismatch_probe.errors import INSTALL_ENGINES, ExitCode
+from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, UsageError
 
 
 def stand_in_for_engines(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -41,6 +41,12 @@ def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     assert [one.ok for one in found.imports] == [False, False, True]
     assert found.imports[0].problem.startswith("still importing after 2 s: it hangs, or the machine is very busy")
     assert found.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_a_dtype_that_is_none_is_refused_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "_import", pytest.fail)
+    with pytest.raises(UsageError, match="dtype 'float12' cannot be used"):
+        examine("demo", "float12")
 
 
 def test_engines_that_are_not_installed_come_with_what_installs_them(

@@ -3,16 +3,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.tiny_models import make_checkpoint
 
 NUM_LAYERS = 3
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
@@ -12,11 +11,6 @@ from mismatch_probe.training_path import Scorer
 from tests.tiny_models import make_checkpoint
 
 Score = Callable[..., list[ScoredSequence]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

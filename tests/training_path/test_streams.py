@@ -20,10 +20,11 @@ ROWS = 8
 
 
 @pytest.fixture(autouse=True)
-def _two_threads(_one_thread: None) -> Iterator[None]:
+def _two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
