@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mismatch_probe.compare.addition import pairs_to_add, with_pairs
+from mismatch_probe.engines import rehearsal
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import decisive
 from mismatch_probe.records.manifest import Continuation, Manifest
@@ -24,17 +25,25 @@ measured anew, or are held to elsewhere.
 """
 
 
+def with_typed_arguments(manifest: Manifest) -> Manifest:
+    """The manifest with engine arguments as a run records them now; earlier runs kept the text of a flag."""
+    engine = rehearsal.with_typed_arguments(manifest.settings.engine)
+    return manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"engine": engine})})
+
+
 def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
-    """Other dtypes are no difference: they are added.
+    """Other dtypes are no difference: they are added. Settings are compared one by one, as they would be recorded now.
 
     Raises:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
             environment.
     """
-    now = with_pairs(now, recorded.settings.pairs)
+    recorded, now = with_typed_arguments(recorded), with_pairs(now, recorded.settings.pairs)
     for name, key in recorded.content_keys.items():
         if now.content_keys.get(name) != key:
             what = ", ".join(_what_changed(name, recorded, now).values())
+            if name == "settings" and not what:
+                continue
             what = what or f"a mismatch-probe ({recorded.tool_version}) that knew other {name}"
             raise RunDirectoryError(f"{path} was made with {what}: resume with the same, or give another --out")
 

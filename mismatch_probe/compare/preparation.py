@@ -13,7 +13,7 @@ from mismatch_probe.compare.inputs import Inputs, checked_inputs
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides
 from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.engines.rehearsal import check_room, rehearsal
+from mismatch_probe.engines.rehearsal import check_room, rehearsal, with_typed_arguments
 from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
@@ -56,6 +56,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
+    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
     check_sides(settings)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)

@@ -21,11 +21,11 @@ def check_sides(settings: CompareSettings) -> None:
     """Refuse settings that no checkpoint could make usable on this machine.
 
     Raises:
-        UsageError: the engine has no such dtype or argument or cannot sample so, the device is not there, the device
-            map is none, or the attention does not run on it or in a format asked for.
+        UsageError: the engine has no such dtype or cannot sample so, the device is not there, the device map is none,
+            or the attention does not run on it or in a format asked for.
         MissingExtra: the attention is not installed.
     """
-    check_engine(settings.infer_dtypes, settings.engine, settings.sampling)
+    check_engine(settings.infer_dtypes, settings.sampling)
     training = settings.training
     if training.attention == "flash_attention_2" and _device_type(training.device) == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")

@@ -1,12 +1,14 @@
 """What changed between two runs: versions, settings, checkpoint, hardware, code, and what both sides really applied."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+from mismatch_probe.reading import Unreadable, parse_json
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Record
 
 _ABSENT = "absent"
+_WORDS: Final = {"true": True, "false": False, "none": None, "null": None}
 
 
 class Change(Record):
@@ -24,7 +26,7 @@ class Change(Record):
 def changes(first: Manifest, second: Manifest) -> list[Change]:
     """Everything that differs between two manifests and may change a number; where and when they were made may not."""
     return [
-        Change(kind=kind, name=name, first=_text(old), second=_text(new))
+        Change(kind=kind, name=name, first=old, second=new)
         for kind, before, after in _parts(first, second)
         for name, old, new in _differences(before, after)
     ]
@@ -36,7 +38,7 @@ def version_changes(first: Manifest, second: Manifest) -> list[Change]:
 
 def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
     yield "versions", first.versions, second.versions
-    yield "settings", first.settings.model_dump(mode="json"), second.settings.model_dump(mode="json")
+    yield "settings", _settings(first), _settings(second)
     model = {"fingerprint", "architecture", "checkpoint_dtype"}
     yield "model", first.model.model_dump(include=model), second.model.model_dump(include=model)
     yield "hardware", first.hardware, second.hardware
@@ -49,11 +51,28 @@ def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str
     )
 
 
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """Earlier runs kept the text of a flag where a file gives a number: each argument as the value it spells."""
+    settings = manifest.settings.model_dump(mode="json")
+    args = settings["engine"]["args"]
+    return settings | {"engine": settings["engine"] | {"args": {name: _spelled(args[name]) for name in args}}}
+
+
+def _spelled(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return _WORDS[value.lower()] if value.lower() in _WORDS else parse_json(value)
+    except Unreadable:
+        return value
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     old, new = dict(_leaves(first)), dict(_leaves(second))
     for name in old | new:
-        if old.get(name, _ABSENT) != new.get(name, _ABSENT):
-            yield name, old.get(name, _ABSENT), new.get(name, _ABSENT)
+        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
+        if before != after:
+            yield name, *_told_apart(before, after)
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,5 +84,7 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield name, value
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
+def _told_apart(before: Any, after: Any) -> tuple[str, str]:
+    """Both as text; in quotes where they read alike otherwise."""
+    old, new = (value if isinstance(value, str) else repr(value) for value in (before, after))
+    return (repr(before), repr(after)) if old == new else (old, new)

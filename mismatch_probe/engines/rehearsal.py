@@ -14,15 +14,26 @@ _UNLIMITED = -1
 """vLLM's word for as long a context as fits."""
 
 
-def check_engine(dtypes: Sequence[Dtype], engine: EngineSettings, sampling: SamplingSettings) -> None:
+def with_typed_arguments(engine: EngineSettings) -> EngineSettings:
+    """The settings as a run records them: each argument under the engine's own name and in its own type.
+
+    A flag gives text where a file gives a number; both are the same run.
+
+    Raises:
+        MissingExtra: the engine's library is not installed.
+        UsageError: the engine has no such argument, or none that takes such a value.
+    """
+    return engine.model_copy(update={"args": engine_arguments(engine.args, known_arguments())})
+
+
+def check_engine(dtypes: Sequence[Dtype], sampling: SamplingSettings) -> None:
     """Refuse at once what needs no checkpoint to be seen.
 
     Raises:
-        UsageError: the engine has no such dtype or argument, or cannot sample so.
+        UsageError: the engine has no such dtype, or cannot sample so.
     """
     for dtype in dtypes:
         check_limits(dtype, sampling)
-    engine_arguments(engine.args, known_arguments())
 
 
 def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> None:
@@ -30,7 +41,7 @@ def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> No
     Raises:
         UsageError: the engine arguments leave the prompt no room for a response and the token that a replay adds.
     """
-    given = engine_arguments(engine.args, known_arguments()).get("max_model_len")
+    given = with_typed_arguments(engine).args.get("max_model_len")
     if given is not None and given != _UNLIMITED and given < num_prompt_tokens + 2:
         raise UsageError(
             f"--vllm.max_model_len {given} leaves {label} of {num_prompt_tokens} tokens no room for a "

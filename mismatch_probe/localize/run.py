@@ -13,6 +13,7 @@ import pyarrow as pa
 from mismatch_probe import __version__
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import EngineError
 from mismatch_probe.localize.children import run_job
 from mismatch_probe.localize.interventions import judge_interventions
@@ -51,6 +52,7 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
         OutOfMemory: a side does not fit.
         StorageError: the disk refused.
     """
+    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
     preparation = prepare(settings.as_comparison())
     workspace = Workspace(folder)
     workspace.activations.root.mkdir(parents=True)

@@ -10,6 +10,7 @@ from mismatch_probe import __version__
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
@@ -62,11 +63,12 @@ def prepare_training(
     `guards` are those of a run that goes on; unset, those that the settings name. `asking` is for problems.
 
     Raises:
-        UsageError: the checkpoint, task, reward, objective or guards cannot be used.
+        UsageError: the checkpoint, task, reward, objective, guards or engine arguments cannot be used.
         MissingExtra: a needed package is not installed.
     """
     from mismatch_probe.training_path.fit import require_fit
 
+    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
     objective = build_objective(settings.objective.name, settings.objective.overrides)
     require_group(objective.advantage, settings.rollout.samples)
     if guards is None:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
@@ -48,13 +49,13 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     """
     directory = TrainingDirectory(path)
     recorded = directory.read_training_manifest()
+    free = free_to_change(preparation.settings)
+    old, new = (one.model_dump(mode="json", exclude=free) for one in (recorded.settings, preparation.settings))
+    old["engine"] = with_typed_arguments(recorded.settings.engine).model_dump(mode="json")
     before, now = recorded.content_keys, preparation.manifest.content_keys
-    changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-    if "settings" in changed:
-        free = free_to_change(preparation.settings)
-        old, new = (one.model_dump(mode="json", exclude=free) for one in (recorded.settings, preparation.settings))
-        if names := _others(old, new):
-            changed[changed.index("settings")] = f"settings ({', '.join(names)})"
+    changed = [name for name in {**now, **before} if name != "settings" and before.get(name) != now.get(name)]
+    if names := _others(old, new):
+        changed.insert(0, f"settings ({', '.join(names)})")
     if changed:
         raise RunDirectoryError(
             f"{path} was started with other {' and '.join(changed)}; resume with the same ones (they are in "

@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
-from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
+from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
 
 SMALL = Simulation(num_prompts=8, mean_length=20, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
 LARGE = replace(SMALL, num_prompts=20)
@@ -53,6 +53,16 @@ def test_the_manifest_says_what_happened_and_the_extension_is_gone(tmp_path: Pat
     assert manifest.settings.prompts.num_prompts == 20
     assert manifest.stages["sample-bf16"].batches == 2
     assert not (run.path / FOLDER).exists()
+
+
+def test_a_run_that_kept_the_text_of_a_flag_grows_with_the_value_of_a_file(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    edit_manifest(run, lambda manifest: manifest.settings.engine.args.update({"block_size": "32"}))
+    now = simulated_manifest(LARGE)
+    simulated_run(run.path / FOLDER, replace(LARGE, first_prompt=SMALL.num_prompts))
+    now.settings.engine.args["block_size"] = 32
+    extend_run(run, Preparation(now, simulated_prompts(LARGE)), lambda event: None)
+    assert run.read_manifest().settings.prompts.num_prompts == 20
 
 
 def test_a_run_grows_more_than_once(tmp_path: Path) -> None:

@@ -42,3 +42,14 @@ def test_batches_suit_the_device_that_scores_and_not_a_gpu_beside_it(
     monkeypatch.setattr(environment, "hardware", lambda: real | {"gpus": ["NVIDIA H200, 143771 MiB, 580"]})
     settings = prepared(checkpoint, prompts={"source": "sums:easy", "num_prompts": 1}, training={"device": "cpu"})
     assert settings.manifest.settings.training.batch_tokens == 2048
+
+
+def test_engine_arguments_are_recorded_under_their_names_and_in_their_types(checkpoint: Path) -> None:
+    by_flag = {"max-num-seqs": "8", "gpu_memory_utilization": "0.50", "enforce_eager": "True"}
+    by_file = {"max_num_seqs": 8, "gpu_memory_utilization": 0.5, "enforce_eager": True}
+    flag, file = (
+        prepared(checkpoint, prompts={"source": "sums:easy", "num_prompts": 1}, engine={"args": args}).manifest
+        for args in (by_flag, by_file)
+    )
+    assert flag.settings.engine.args == by_file
+    assert flag.content_keys["settings"] == file.content_keys["settings"]

@@ -11,6 +11,7 @@ from mismatch_probe.compare.recorder import Recorder
 from mismatch_probe.compare.run import execute, resume_run
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import grounds_keys
+from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
@@ -33,12 +34,31 @@ def test_what_changed_is_named(tmp_path: Path, change: dict[str, Any], words: st
         resume_run(tmp_path / "run", Preparation(simulated_manifest(now), simulated_prompts(now)))
 
 
-def test_a_run_of_a_version_that_knew_other_settings_says_that(tmp_path: Path) -> None:
+def test_a_run_of_a_version_that_knew_other_grounds_says_that(tmp_path: Path) -> None:
     simulated_run(tmp_path / "run", MADE)
     now = simulated_manifest(MADE)
-    newer = now.model_copy(update={"content_keys": now.content_keys | {"settings": "of more settings"}})
-    with pytest.raises(RunDirectoryError, match=r"a mismatch-probe \(.*\) that knew other settings"):
+    newer = now.model_copy(update={"content_keys": now.content_keys | {"versions": "of more packages"}})
+    with pytest.raises(RunDirectoryError, match=r"a mismatch-probe \(.*\) that knew other versions"):
         resume_run(tmp_path / "run", Preparation(newer, simulated_prompts(MADE)))
+
+
+def with_arguments(manifest: Manifest, args: dict[str, Any]) -> Manifest:
+    """The manifest of a run with these engine arguments, recorded as they are."""
+    engine = manifest.settings.engine.model_copy(update={"args": args})
+    settings = manifest.settings.model_copy(update={"engine": engine})
+    keys = manifest.content_keys | {"settings": content_key(settings.model_dump(mode="json"))}
+    return manifest.model_copy(update={"settings": settings, "content_keys": keys})
+
+
+def test_a_run_that_kept_the_text_of_a_flag_goes_on_with_the_value_of_a_file(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", MADE)
+    run.write_manifest(with_arguments(run.read_manifest(), {"block-size": "32", "gpu_memory_utilization": "0.90"}))
+    now = with_arguments(simulated_manifest(MADE), {"block_size": 32, "gpu_memory_utilization": 0.9})
+    resume_run(run.path, Preparation(now, simulated_prompts(MADE)))
+    assert run.read_manifest().settings.engine.args == {"block_size": 32, "gpu_memory_utilization": 0.9}
+    other = with_arguments(simulated_manifest(MADE), {"block_size": 64, "gpu_memory_utilization": 0.9})
+    with pytest.raises(RunDirectoryError, match=r"engine.args.block_size = 32 \(now 64\)"):
+        resume_run(run.path, Preparation(other, simulated_prompts(MADE)))
 
 
 def on_other_grounds(manifest: Manifest, **change: dict[str, Any]) -> Manifest:

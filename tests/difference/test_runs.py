@@ -12,7 +12,7 @@ from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.gate.cli import CommandLine
-from tests.simulated_run import Simulation, edit_leg, simulated_run
+from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
 SMALL = Simulation(num_prompts=48)
 
@@ -90,6 +90,22 @@ def test_what_changed_in_versions_and_settings_is_named(tmp_path: Path) -> None:
     changes = found(tmp_path, replace(SMALL, vllm="0.33.0", sampling={"temperature": 0.7})).changes
     assert {str(change) for change in changes} == {"vllm 0.32.0 -> 0.33.0", "sampling.temperature 1.0 -> 0.7"}
     assert found(tmp_path / "same", SMALL).changes == []
+
+
+def test_an_engine_argument_reads_the_same_by_flag_and_by_file(tmp_path: Path) -> None:
+    before, after = (simulated_run(tmp_path / name, SMALL) for name in ("before", "after"))
+    by_flag = {"block_size": "32", "enforce_eager": "True", "max_num_seqs": "2"}
+    by_file = {"block_size": 32, "enforce_eager": True, "max_num_seqs": 3}
+    for run, args in ((before, by_flag), (after, by_file)):
+        edit_manifest(run, lambda manifest, args=args: manifest.settings.engine.args.update(args))
+    assert [str(change) for change in difference_of(before, after).changes] == ["engine.args.max_num_seqs 2 -> 3"]
+
+
+def test_what_reads_alike_and_differs_is_told_apart(tmp_path: Path) -> None:
+    before, after = (simulated_run(tmp_path / name, SMALL) for name in ("before", "after"))
+    for run, cores in ((before, "2"), (after, 2)):
+        edit_manifest(run, lambda manifest, cores=cores: manifest.hardware.update(cpu_cores=cores))
+    assert [str(change) for change in difference_of(before, after).changes] == ["cpu_cores '2' -> 2"]
 
 
 def test_bins_hold_every_token_once(tmp_path: Path) -> None:

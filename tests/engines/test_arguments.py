@@ -1,8 +1,9 @@
+import json
 from dataclasses import fields
 
 import pytest
 
-from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments, parse_value
+from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.errors import UsageError
 
 KNOWN = {
@@ -10,36 +11,51 @@ KNOWN = {
     "max_num_batched_tokens": "int | None",
     "gpu_memory_utilization": "float",
     "enforce_eager": "bool",
+    "enable_chunked_prefill": "bool | None",
     "tokenizer": "str | None",
+    "served_model_name": "str | list[str] | None",
     "hf_overrides": "HfOverrides",
+    "speculative_config": "dict[str, Any] | None",
+    "cudagraph_capture_sizes": "list[int] | None",
+    "per_request_spec_decode_metrics": "Literal['none', 'summary', 'detailed']",
+    "max_lora_rank": "MaxLoRARanks",
     "kv_cache_dtype": "CacheDType",
     "dtype": "ModelDType",
 }
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("name", "text", "value"),
     [
-        ("8", 8),
-        ("0.5", 0.5),
-        ("1e-3", 1e-3),
-        ("true", True),
-        ("False", False),
-        ("None", None),
-        ("null", None),
-        ('{"head_dtype": "float32"}', {"head_dtype": "float32"}),
-        ("[1, 2]", [1, 2]),
-        ("fp8", "fp8"),
-        ("{broken", "{broken"),
+        ("max_num_seqs", "8", 8),
+        ("max_num_seqs", "None", None),
+        ("max_num_seqs", "null", None),
+        ("gpu_memory_utilization", "0.90", 0.9),
+        ("gpu_memory_utilization", "1", 1.0),
+        ("enforce_eager", "False", False),
+        ("enable_chunked_prefill", "true", True),
+        ("tokenizer", "1e5", "1e5"),
+        ("tokenizer", "true", "true"),
+        ("served_model_name", "7", "7"),
+        ("served_model_name", '["7", "8"]', ["7", "8"]),
+        ("hf_overrides", '{"head_dtype": "float32"}', {"head_dtype": "float32"}),
+        ("hf_overrides", "{broken", "{broken"),
+        ("speculative_config", '{"method": "ngram"}', {"method": "ngram"}),
+        ("cudagraph_capture_sizes", "[1, 2]", [1, 2]),
+        ("per_request_spec_decode_metrics", "none", "none"),
+        ("kv_cache_dtype", "fp8", "fp8"),
+        ("max_lora_rank", "16", 16),
     ],
 )
-def test_a_string_from_the_command_line_becomes_the_value_it_spells(text, value):
-    assert parse_value(text) == value
-    assert type(parse_value(text)) is type(value)
+def test_text_becomes_the_value_that_vllm_declares_the_argument_to_be(name, text, value):
+    typed = engine_arguments({name: text}, KNOWN)[name]
+    assert (typed, type(typed)) == (value, type(value))
+    assert engine_arguments({name: typed}, KNOWN) == {name: typed}
 
 
-def test_a_value_that_is_no_string_stays_as_it_is():
-    assert parse_value({"mode": 3}) == {"mode": 3}
+def test_a_whole_number_from_a_file_is_the_float_that_a_flag_gives():
+    from_file, by_flag = (engine_arguments({"gpu_memory_utilization": given}, KNOWN) for given in (1, "1.0"))
+    assert json.dumps(from_file) == json.dumps(by_flag)
 
 
 def test_a_text_argument_that_looks_like_a_number_stays_text():

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 import pytest
 
 from mismatch_probe.cli.train_command import run_train
-from mismatch_probe.errors import UsageError
-from mismatch_probe.train.preparation import prepare_training
-from mismatch_probe.train.run import start_training
+from mismatch_probe.errors import RunDirectoryError, UsageError
+from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
+from mismatch_probe.train.run import resume_training, start_training
 from tests.train.quick_runs import quick_home, quick_settings
 
 
@@ -27,3 +27,21 @@ def test_a_resume_that_the_engine_refuses_removes_nothing(
     with pytest.raises(UsageError, match="not this engine"):
         run_train({"task": {"reward": "lengths_as_rewards:even"}}, config=None, out=run, resume=True, json_output=False)
     assert (run / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_kept_the_text_of_a_flag_goes_on_with_the_value_of_a_file(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = quick_home(tmp_path, monkeypatch)
+    run = tmp_path / "run"
+
+    def prepared(value: Any) -> TrainingPreparation:
+        return prepare_training(quick_settings(llama, home, 2, engine={"args": {"block_size": value}}))
+
+    directory = start_training(run, prepared(32))
+    edited = directory.manifest_path.read_text().replace('"block_size": 32', '"block_size": "32"')
+    directory.manifest_path.write_text(edited)
+    assert directory.read_training_manifest().settings.engine.args == {"block_size": "32"}
+    resume_training(run, prepared("32"))
+    with pytest.raises(RunDirectoryError, match=r"settings \(engine\.args\.block_size\)"):
+        resume_training(run, prepared(64))

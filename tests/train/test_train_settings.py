@@ -38,3 +38,11 @@ def test_one_sample_a_prompt_is_refused_where_samples_are_compared() -> None:
         prepare_training(settings(rollout={"samples": 1}))
     task = {"source": "sums:easy", "num_problems": 2}
     prepare_training(settings(rollout={"samples": 1}, objective={"name": "reinforce"}, task=task))
+
+
+def test_an_engine_argument_is_recorded_in_its_type_and_an_unknown_one_refused() -> None:
+    task = {"source": "sums:easy", "num_problems": 2}
+    preparation = prepare_training(settings(task=task, engine={"args": {"max-num-seqs": "8"}}))
+    assert preparation.manifest.settings.engine.args == {"max_num_seqs": 8}
+    with pytest.raises(UsageError, match=r"did you mean --vllm\.max_num_seqs"):
+        prepare_training(settings(task=task, engine={"args": {"max_num_seq": "8"}}))

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra, UsageError
 from mismatch_probe.reading import Unreadable, parse_json
 
 _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
@@ -28,9 +28,10 @@ _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
 _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "bool": ((bool,), "true or false"),
     "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
+    "float": ((float,), "a number"),
     "str": ((str,), "text"),
 }
+_CONTAINERS: Final = ("list", "dict", "set", "tuple")
 _COUNTS: Final = frozenset(
     {
         "block_size",
@@ -41,7 +42,7 @@ _COUNTS: Final = frozenset(
         "tensor_parallel_size",
     }
 )
-_WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None}
+_WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None, "null": None}
 
 
 @cache
@@ -51,11 +52,12 @@ def known_arguments() -> dict[str, str]:
     Importing vLLM takes seconds and changes the process that does it.
 
     Raises:
+        MissingExtra: there is none.
         EngineError: this vLLM declares its arguments elsewhere.
     """
     package = find_spec("vllm")
-    assert package is not None, "required before"
-    assert package.origin is not None
+    if package is None or package.origin is None:
+        raise MissingExtra(f"vLLM is not installed, and its arguments are read from it; run {INSTALL_ENGINES}")
     path = Path(package.origin).parent / "engine" / "arg_utils.py"
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -89,35 +91,43 @@ def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict
             raise UsageError(f"vLLM has no argument {name!r}, given as --vllm.{key}{hint}")
         if name in parsed:
             raise UsageError(f"--vllm.{name} is given twice")
-        kind = known[name].removesuffix(" | None")
-        parsed[name] = parse_value(value, is_text=kind == "str")
-        if kind in _KINDS and not _fits(parsed[name], known[name]):
-            raise UsageError(f"--vllm.{name} takes {_KINDS[kind][1]}, not {value!r}")
+        parsed[name] = _typed(name, value, known[name])
         if name in _COUNTS and parsed[name] is not None and parsed[name] < 1:
             raise UsageError(f"--vllm.{name} {parsed[name]} cannot be used; give at least 1")
     return parsed
 
 
-def _fits(value: Any, known: str) -> bool:
-    kind, _, optional = known.partition(" | ")
-    if value is None:
-        return bool(optional)
+def _typed(name: str, value: Any, declared: str) -> Any:
+    """`value` in the type that vLLM declares; of types with names of their own vLLM itself is the judge."""
+    kinds = declared.strip("'\"").split(" | ")
+    types = [kind for kind in kinds if kind != "None"]
+    typed = _read(value, types, is_optional="None" in kinds) if isinstance(value, str) else value
+    if "float" in types and "int" not in types and isinstance(typed, int) and not isinstance(typed, bool):
+        typed = float(typed)
+    if (typed is None and "None" in kinds) or not all(kind in _KINDS for kind in types):
+        return typed
+    if not any(_is_of(typed, kind) for kind in types):
+        raise UsageError(f"--vllm.{name} takes {' or '.join(_KINDS[kind][1] for kind in types)}, not {value!r}")
+    return typed
+
+
+def _read(text: str, types: list[str], *, is_optional: bool) -> Any:
+    """What `text` spells: text itself for an argument that is text, unless it is written as a list or a table."""
+    word = _WORDS.get(text.lower(), text)
+    if word is None:
+        return None if is_optional else text
+    is_text = any(kind == "str" or kind.startswith("Literal[") for kind in types)
+    if isinstance(word, bool) and ("bool" in types or not is_text):
+        return word
+    is_container = text.startswith(("[", "{")) and any(kind.startswith(_CONTAINERS) for kind in types)
+    if is_text and not is_container:
+        return text
+    try:
+        return parse_json(text)
+    except Unreadable:
+        return text
+
+
+def _is_of(value: Any, kind: str) -> bool:
     types, _ = _KINDS[kind]
     return isinstance(value, types) and (bool in types or not isinstance(value, bool))
-
-
-def parse_value(value: Any, *, is_text: bool = False) -> Any:
-    """A command line's string as the JSON value it spells, else the string itself; other types unchanged.
-
-    `is_text` keeps a string that looks like a number, for arguments that are text.
-    """
-    if not isinstance(value, str):
-        return value
-    if value.lower() in _WORDS:
-        return _WORDS[value.lower()]
-    if is_text:
-        return value
-    try:
-        return parse_json(value)
-    except Unreadable:
-        return value
