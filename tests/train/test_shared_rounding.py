@@ -42,7 +42,7 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 def errors(folder: Path, dtype: Dtype) -> tuple[float, float]:
     """Of shared prefixes and of padded sequences: the root mean square error against FP64, in nats."""
-    with Scorer.load(folder, "fp64", TrainingPathSettings(), reference=True, temperature=TEMPERATURE) as scorer:
+    with Scorer.load(folder, Dtype.FP64, TrainingPathSettings(), reference=True, temperature=TEMPERATURE) as scorer:
         truth = np.concatenate([scorer.score_batch([one])[0].logprobs for one in group()])
     policy = Policy(folder, dtype, PolicySettings(), temperature=TEMPERATURE)
     assert policy.shares_prefixes
