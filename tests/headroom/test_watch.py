@@ -14,7 +14,7 @@ from tests.tiny_models import make_checkpoint
 IDS = torch.arange(24).reshape(2, 12)
 
 
-def seen(folder: Path, dtype: str, attention: str) -> ForwardRanges:
+def seen(folder: Path, dtype: Dtype, attention: str) -> ForwardRanges:
     model = models.load(folder, dtype, HeadroomSettings(model=ModelSettings(path="tiny")), attention=attention)
     ranges = ForwardRanges()
     with torch.no_grad(), Watch(model, ranges.see):

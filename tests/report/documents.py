@@ -169,8 +169,8 @@ def headroom(largest: float = 40.0, *, name: str = "demo", fingerprint: str = "0
             modules=[tightest],
         ),
         gradients=_gradients(),
-        plain=_trial("fp16", finite=fits, first=first),
-        bf16=_trial("bf16", finite=True, first=None),
+        plain=_trial(Dtype.FP16, finite=fits, first=first),
+        bf16=_trial(Dtype.BF16, finite=True, first=None),
         seconds={"weights": 0.1},
     )
 
@@ -229,7 +229,7 @@ def _gradients() -> GradientFindings:
     )
 
 
-def _trial(dtype: str, *, finite: bool, first: str | None) -> Trial:
+def _trial(dtype: Dtype, *, finite: bool, first: str | None) -> Trial:
     errors = {exponent: max(1e-3, 0.1 * 4.0**-exponent) for exponent in EXPONENTS if exponent <= 16}
     scales = [
         ScaleTrial(

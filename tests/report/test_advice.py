@@ -33,7 +33,7 @@ def advised() -> samples.Summary:
         ([], [0, 1, 2, 3]),
         ([headroom()], [1, 2, 3]),
         ([localization(Dtype.BF16)], [0, 2, 3]),
-        ([headroom(), localization(Dtype.BF16), localization("fp16")], [3]),
+        ([headroom(), localization(Dtype.BF16), localization(Dtype.FP16)], [3]),
     ],
 )
 def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], left: list[int]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.train.guards.actions import parse_action
 from mismatch_probe.train.state import Adjustments
@@ -67,5 +68,5 @@ def test_a_guard_that_tightens_at_every_step_leaves_responses_to_learn_from(
     home = quick_home(tmp_path, monkeypatch)
     always = TIGHTENS.replace(', "log"', "")
     guards = guard_file(home, f"{always}\nwarmup = 1")
-    steps = train(home / "run", quick_settings(llama, home, 12, guards=guards, infer_dtype="bf16"))
+    steps = train(home / "run", quick_settings(llama, home, 12, guards=guards, infer_dtype=Dtype.BF16))
     assert max(step["correction/excluded_share"] for step in steps) < 1

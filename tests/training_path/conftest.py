@@ -39,7 +39,7 @@ def score(checkpoint: Callable[[str], Path], sequences: list[TokenSequence]) -> 
     """Scores of the sequences by the tiny model of `family`; further arguments are those of `Scorer.load`."""
 
     def scores(
-        family: str, dtype: str, settings: TrainingPathSettings | None = None, **arguments: object
+        family: str, dtype: Dtype, settings: TrainingPathSettings | None = None, **arguments: object
     ) -> list[ScoredSequence]:
         with Scorer.load(checkpoint(family), dtype, settings or TrainingPathSettings(), **arguments) as scorer:
             return scorer.score_batch(sequences)

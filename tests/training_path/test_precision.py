@@ -31,7 +31,7 @@ def reference(score: Score) -> list[ScoredSequence]:
 @pytest.mark.parametrize("precision", ["weights", "to", "autocast", "fsdp"])
 @pytest.mark.parametrize(("dtype", "smallest", "largest"), [(Dtype.FP16, 5e-4, 1e-2), (Dtype.BF16, 5e-3, 1e-1)])
 def test_every_mode_computes_in_the_format_asked_for(
-    precision: str, dtype: str, smallest: float, largest: float, score: Score, reference: list[ScoredSequence]
+    precision: str, dtype: Dtype, smallest: float, largest: float, score: Score, reference: list[ScoredSequence]
 ) -> None:
     assert smallest < mean_error(score("llama", dtype, settings(precision=precision)), reference) < largest
 

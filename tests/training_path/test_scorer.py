@@ -83,7 +83,7 @@ def test_top1_and_entropy_belong_to_the_same_positions(checkpoint: Checkpoint, s
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-sliding", "gemma2"])
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16, Dtype.FP16])
 def test_padding_ids_cannot_change_a_logprob(
-    family: str, dtype: str, checkpoint: Checkpoint, sequences: list[TokenSequence]
+    family: str, dtype: Dtype, checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     with Scorer.load(checkpoint(family), dtype, TrainingPathSettings()) as scorer:
         padded_with = {pad_id: scorer.score_batch(sequences, pad_id=pad_id) for pad_id in (0, 77, 258)}

@@ -44,7 +44,7 @@ with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference == "
     ],
 )
 def test_scoring_8k_tokens_over_152k_words_stays_under_the_limit(
-    family: str, dtype: str, side: str, tmp_path: Path
+    family: str, dtype: Dtype, side: str, tmp_path: Path
 ) -> None:
     folder = make_checkpoint(tmp_path, family, vocab_size=152_000, max_position_embeddings=8192)
     done = subprocess.run(

@@ -211,7 +211,7 @@ def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> N
 def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    page = unescape(page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample("fp16", **change)))
+    page = unescape(page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change)))
     assert not re.search("times that of", page)
     assert re.search(f"0 and 1 do not learn the same.*{re.escape(words)}", page)
 
@@ -225,7 +225,7 @@ def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     ],
 )
 def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, change: dict[str, Any]) -> None:
-    page = page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample("fp16", **change))
+    page = page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
     assert re.search(r"kl_k3 of BF16 is (\S+) times that of FP16", page)
 
 
