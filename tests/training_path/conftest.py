@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
 from tests.tiny_models import make_checkpoint
