@@ -15,8 +15,9 @@ import pyarrow as pa
 from mismatch_probe import __version__
 from mismatch_probe.compare.plan import SampleStage, ScoreStage, make_plan, sample_requests
 from mismatch_probe.compare.summarise import summarise
-from mismatch_probe.config.load import merged, parse_settings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.nested import merged
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord

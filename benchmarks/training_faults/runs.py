@@ -13,7 +13,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced, swapped
-from mismatch_probe.config.load import merged, parse_settings
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.nested import merged
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import TrainingStopped

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mismatch_probe.children.servers import warm_up
-from mismatch_probe.cli.flags import nested
+from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 

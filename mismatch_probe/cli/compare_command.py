@@ -11,7 +11,7 @@ from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import default_run_path, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
 from mismatch_probe.config.given_now import going_on
-from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.records.kinds import Kind, to_resume
@@ -76,7 +76,7 @@ def run_compare(
 
 
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
-    values = merged({} if config is None else read_settings_file(config), flags)
+    values = given_settings(config, flags)
     if recorded is not None:
         values = going_on(recorded.path, recorded.read_manifest().settings.model_dump(mode="json"), values)
     if "model" not in values:

@@ -6,7 +6,7 @@ import typer
 
 from mismatch_probe.cli import training_options as options
 from mismatch_probe.cli.compare import Dtypes, engine_arguments, pairs_of
-from mismatch_probe.cli.flags import nested
+from mismatch_probe.config.nested import nested
 
 
 def evaluate(

@@ -8,8 +8,9 @@ from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.given_now import going_on
-from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
 from mismatch_probe.evaluate.console import render_evaluation
 from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
@@ -58,7 +59,7 @@ def run_evaluate(
 
 def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDirectory | None) -> dict[str, Any]:
     """The evaluation's defaults, or what was recorded, below the configuration file's settings, below the flags'."""
-    given = merged({} if config is None else read_settings_file(config), flags)
+    given = given_settings(config, flags)
     if recorded is None:
         values = merged(DEFAULTS, given)
     else:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mismatch_probe.cli.flags import nested
+from mismatch_probe.config.nested import nested
 
 
 def headroom(

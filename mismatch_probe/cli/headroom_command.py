@@ -6,7 +6,7 @@ from typing import Any
 from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
-from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.headroom.run import examine
@@ -22,7 +22,7 @@ def run_headroom(
         MismatchProbeError: anything that stops the examination, as one sentence.
     """
     console = people()
-    written = merged({} if config is None else read_settings_file(config), flags)
+    written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
     values = filing.values(headroom_values, written)
     if "model" not in values:

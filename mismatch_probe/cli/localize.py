@@ -7,7 +7,7 @@ import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli.compare import engine_arguments
-from mismatch_probe.cli.flags import nested
+from mismatch_probe.config.nested import nested
 from mismatch_probe.errors import UsageError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from mismatch_probe.children.servers import keep_scratch
 from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_json
-from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, localize_values
 from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
@@ -25,7 +25,7 @@ def run_localize(
         MismatchProbeError: anything that stops it, as one sentence.
     """
     console = people()
-    written = merged({} if config is None else read_settings_file(config), flags)
+    written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
     values = filing.values(localize_values, written)
     if "model" not in values:

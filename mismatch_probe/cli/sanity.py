@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from mismatch_probe.cli import training_options as options
-from mismatch_probe.cli.flags import nested
 from mismatch_probe.cli.training_options import training_flags
+from mismatch_probe.config.nested import nested
 
 
 def sanity(

@@ -11,7 +11,8 @@ from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.cli.training_watch import watched
-from mismatch_probe.config.load import merged, parse_settings
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, MissingExtra, RunDirectoryError, UsageError

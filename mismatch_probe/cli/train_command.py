@@ -11,7 +11,7 @@ from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.given_now import going_on
-from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import (
     ExitCode,
@@ -92,7 +92,7 @@ def training_values(
     Raises:
         UsageError: the file cannot be read, nothing names a model, or what was recorded runs code and is not given now.
     """
-    values = merged({} if config is None else read_settings_file(config), flags)
+    values = given_settings(config, flags)
     if recorded is not None:
         values = going_on(recorded.path, recorded.read_training_manifest().settings.model_dump(mode="json"), values)
     if "model" not in values:
@@ -108,7 +108,7 @@ def kept_guards(
     Raises:
         UsageError: a file cannot be read, or this version cannot use a guard of the run.
     """
-    given = merged({} if config is None else read_settings_file(config), flags)
+    given = given_settings(config, flags)
     if recorded is None or "guards" in given:
         return None
     return recorded_guards(recorded.read_training_manifest().guards, str(recorded.manifest_path)) or None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from mismatch_probe.cli.compare import engine_arguments
-from mismatch_probe.cli.flags import nested
+from mismatch_probe.config.nested import nested
 
 Model = Annotated[str | None, typer.Option(help="Checkpoint: a folder, a hub id, or `demo`.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]

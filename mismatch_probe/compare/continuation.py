@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mismatch_probe.compare.addition import pairs_to_add, with_pairs
+from mismatch_probe.config.nested import differences
 from mismatch_probe.engines import rehearsal
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import decisive
@@ -93,24 +94,5 @@ def _what_changed(name: str, recorded: Manifest, now: Manifest) -> dict[str, str
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
-    """What differs by its name, nested names joined by dots, each as `name = before (now after)`."""
-    old, new = _flat(before), _flat(after)
-    return {
-        name: f"{name} = {old.get(name)!r} (now {new.get(name)!r})"
-        for name in old | new
-        if old.get(name) != new.get(name)
-    }
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping) and value:
-            for key, below in value.items():
-                walk(f"{prefix}.{key}" if prefix else str(key), below)
-        else:
-            flat[prefix] = value
-
-    walk("", settings)
-    return flat
+    """What differs by its name, each as `name = before (now after)`."""
+    return {name: f"{name} = {old!r} (now {new!r})" for name, old, new in differences(before, after)}

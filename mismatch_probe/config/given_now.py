@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.command_line import words_line
-from mismatch_probe.config.load import merged
+from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import UsageError
 
 _PLAIN_WORD: Final = re.compile(r"[\w+-]*")

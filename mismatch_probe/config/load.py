@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from mismatch_probe.config.nested import merged
 from mismatch_probe.config.texts import parse_toml, parse_yaml
 from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, read_text
@@ -36,13 +37,9 @@ def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
     return content
 
 
-def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `override` laid over it, table by table."""
-    result = dict(base)
-    for key, value in override.items():
-        below = result.get(key)
-        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return result
+def given_settings(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file holds, where one is named, with the flags laid over it; raises as `read_settings_file`."""
+    return merged({} if config is None else read_settings_file(config), flags)
 
 
 def parse_settings(kind: type[Model], values: Mapping[str, Any]) -> Model:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from mismatch_probe.config.nested import differences
 from mismatch_probe.reading import Unreadable, parse_json
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Record
@@ -26,9 +27,10 @@ class Change(Record):
 def changes(first: Manifest, second: Manifest) -> list[Change]:
     """Everything that differs between two manifests and may change a number; where and when they were made may not."""
     return [
-        Change(kind=kind, name=name, first=old, second=new)
+        Change(kind=kind, name=name, first=told[0], second=told[1])
         for kind, before, after in _parts(first, second)
-        for name, old, new in _differences(before, after)
+        for name, old, new in differences(before, after, _ABSENT)
+        for told in [_told_apart(old, new)]
     ]
 
 
@@ -65,23 +67,6 @@ def _spelled(value: Any) -> Any:
         return _WORDS[value.lower()] if value.lower() in _WORDS else parse_json(value)
     except Unreadable:
         return value
-
-
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    old, new = dict(_leaves(first)), dict(_leaves(second))
-    for name in old | new:
-        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
-        if before != after:
-            yield name, *_told_apart(before, after)
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{name}.")
-        else:
-            yield name, value
 
 
 def _told_apart(before: Any, after: Any) -> tuple[str, str]:

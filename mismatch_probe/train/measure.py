@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
 from mismatch_probe.stats.values import metric_values
 from mismatch_probe.train.objectives.losses import Plan
 from mismatch_probe.train.rollouts import Rollout
@@ -12,7 +13,6 @@ from mismatch_probe.train.rollouts import Rollout
 Metrics = dict[str, float]
 
 _CERTAIN = 1e-3
-_LEAST_FREE = 1e-6
 _STANDARD_ERRORS = 3.0
 _VARIANCE_OF_ENTROPY = 5.0
 """Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
@@ -112,22 +112,15 @@ def value_metrics(plan: Plan) -> Metrics:
 
 
 def _temperature_ratio(diff: Floats, log_pi: Floats, entropy: Floats) -> float:
-    """T_pi / T_mu as `verdict.signatures.temperature` derives it, by least squares, three standard errors nearer to 1.
+    """T_pi / T_mu by `stats.temperature`, three standard errors nearer to 1.
 
-    1 where within, and where nothing surprises pi. The standard error lets every token err on its own scale, and counts
-    one that the fit hangs on as if it were left out of it (HC3) [MacKinnon & White 1985, J. Econometrics 29].
+    1 where within, and where nothing surprises pi.
     """
-    surprise = log_pi + entropy
-    if np.std(surprise) < _CERTAIN:
+    if np.std(log_pi + entropy) < _CERTAIN:
         return 1.0
-    columns_TC = np.column_stack([surprise, entropy, entropy**2])
-    fitting_CT = np.linalg.pinv(columns_TC)
-    coefficients_C = fitting_CT @ diff
-    leverage_T = np.einsum("tc,ct->t", columns_TC, fitting_CT)
-    left_out_T = (diff - columns_TC @ coefficients_C) / np.maximum(1 - leverage_T, _LEAST_FREE)
-    doubt = _STANDARD_ERRORS * np.linalg.norm(fitting_CT[0] * left_out_T)
-    departure = -coefficients_C[0]
-    return float(1 + np.sign(departure) * max(0.0, abs(departure) - doubt))
+    fit = LeastSquares(temperature_columns(log_pi, entropy), diff)
+    departure = -fit.coefficients[0]
+    return float(1 + np.sign(departure) * max(0.0, abs(departure) - _STANDARD_ERRORS * fit.first_error()))
 
 
 def _surprise_excess(surprise: Floats, entropy: Floats) -> float:

@@ -10,6 +10,7 @@ import torch
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import largest
 from mismatch_probe.train.policy import Policy
@@ -124,7 +125,7 @@ def _from_json(saved: Mapping[str, Any] | None) -> Held | None:
 
 def k3(log_ratio: Floats) -> float:
     """mean(e^x - x - 1), nats a token [Schulman 2020, Approximating KL divergence]; NaN stays NaN."""
-    return float(np.mean(np.expm1(log_ratio) - log_ratio))
+    return float(k3_terms(log_ratio).mean())
 
 
 def logit_error(log_pi: Floats, log_mu: Floats) -> float:

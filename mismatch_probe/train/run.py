@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
+from mismatch_probe.config.nested import differences
 from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -54,7 +54,7 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     old["engine"] = with_typed_arguments(recorded.settings.engine).model_dump(mode="json")
     before, now = recorded.content_keys, preparation.manifest.content_keys
     changed = [name for name in {**now, **before} if name != "settings" and before.get(name) != now.get(name)]
-    if names := _others(old, new):
+    if names := [name for name, *_ in differences(old, new)]:
         changed.insert(0, f"settings ({', '.join(names)})")
     if changed:
         raise RunDirectoryError(
@@ -71,18 +71,6 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     if done in checkpoints.steps():
         checkpoints.require_readable(done)
     return directory
-
-
-def _others(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Names of the settings whose values differ."""
-    found = []
-    for name in {**now, **before}:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _others(old, new, f"{prefix}{name}.")
-        elif old != new:
-            found.append(prefix + name)
-    return found
 
 
 def execute_training(

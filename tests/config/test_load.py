@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.config.load import merged, parse_settings, read_settings_file
+from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.nested import differences, flat, merged
 from mismatch_probe.errors import UsageError
 
 
@@ -68,3 +69,18 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, text: st
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.toml does not exist"):
         read_settings_file(tmp_path / "none.toml")
+
+
+def test_tables_differ_by_dotted_names() -> None:
+    old = {"model": {"path": "a"}, "lora": None, "seed": 1, "engine": {"args": {}}, "gone": {"x": 1}}
+    new = {"model": {"path": "b"}, "lora": {"rank": 8}, "seed": 1, "engine": {"args": {"eager": True}}}
+    assert list(differences(old, new, "absent")) == [
+        ("model.path", "a", "b"),
+        ("lora", None, {"rank": 8}),
+        ("engine.args.eager", "absent", True),
+        ("gone.x", 1, "absent"),
+    ]
+
+
+def test_flat_tables_have_dotted_names_and_keep_what_is_empty() -> None:
+    assert dict(flat({"a": {"b": {"c": [1]}, "d": {}}, "e": None})) == {"a.b.c": [1], "a.d": {}, "e": None}

@@ -3,7 +3,7 @@
 from mismatch_probe.notation import write_bytes, write_seconds
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
-from mismatch_probe.report.sections.provenance import flat, key_values
+from mismatch_probe.report.sections.provenance import key_values
 from mismatch_probe.report.view import Block, Note, Section
 
 
@@ -13,7 +13,7 @@ def made(document: Headroom | Localization) -> Section:
     blocks: list[Block] = [key_values("Seconds of each stage", seconds)]
     if isinstance(document, Localization):
         blocks += cost(document)
-    blocks.append(key_values("Settings, resolved", flat(document.settings.model_dump(mode="json")), folded=True))
+    blocks.append(key_values("Settings, resolved", document.settings.model_dump(mode="json"), folded=True))
     return Section(
         "provenance",
         "Provenance",

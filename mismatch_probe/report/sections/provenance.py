@@ -2,11 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
+from mismatch_probe.config.nested import flat
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_bytes, write_count, write_seconds
 from mismatch_probe.records.manifest import Manifest
@@ -23,9 +24,7 @@ _ABSENT = "—"
 def settings(summary: Summary, manifest: Manifest) -> Section:
     blocks: list[Block] = [_preflight(summary)] if summary.preflight else []
     blocks += [_both_sides(pair, manifest) for pair in summary.pairs]
-    blocks.append(
-        key_values("Settings of the run, resolved", flat(manifest.settings.model_dump(mode="json")), folded=True)
-    )
+    blocks.append(key_values("Settings of the run, resolved", manifest.settings.model_dump(mode="json"), folded=True))
     return Section(
         "settings",
         "Settings in effect on both sides",
@@ -140,7 +139,7 @@ def _stages(manifest: Manifest) -> Table:
     return Table("Stages", columns, rows, text_columns=frozenset({1, 5}), folded=True)
 
 
-def key_values(caption: str, values: Any, *, folded: bool = False) -> Table:
+def key_values(caption: str, values: Mapping[str, Any], *, folded: bool = False) -> Table:
     rows = [[visible(name), _value(value)] for name, value in flat(values)]
     return Table(caption, ["name", "value"], rows, text_columns=frozenset({1}), folded=folded)
 
@@ -148,12 +147,3 @@ def key_values(caption: str, values: Any, *, folded: bool = False) -> Table:
 def _value(value: object) -> Markup:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return visible(shortened(text, _VALUE_CHARACTERS, keep="start"))
-
-
-def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested dictionaries under dotted names; lists stay whole."""
-    for name, value in values.items() if isinstance(values, dict) else values:
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -1,11 +1,10 @@
 """Whether the mismatch of one training run can be so many times that of another: only where both learn the same."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
+from mismatch_probe.config.nested import differences
 from mismatch_probe.records.training_run import TrainingManifest
-from mismatch_probe.report.sections.provenance import flat
 
 _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 """Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
@@ -16,22 +15,19 @@ def what_differs(one: TrainingManifest, other: TrainingManifest) -> list[str]:
 
     Runs of another seed draw other problems of the same task.
     """
-    first, second = dict(_decisive(one)), dict(_decisive(other))
     found = [f"model = {one.model.name} against {other.model.name}"] if _model(one) != _model(other) else []
     found += [
-        f"{name} = {_written(first.get(name))} against {_written(second.get(name))}"
-        for name in first | second
-        if first.get(name) != second.get(name)
+        f"{name} = {_written(first)} against {_written(second)}"
+        for name, first, second in differences(_decisive(one), _decisive(other))
     ]
     if not found and one.settings.seed == other.settings.seed and _problems(one) != _problems(other):
         found.append("the problems themselves")
     return found
 
 
-def _decisive(manifest: TrainingManifest) -> Iterator[tuple[str, Any]]:
+def _decisive(manifest: TrainingManifest) -> dict[str, Any]:
     settings = manifest.settings.model_dump(mode="json")
-    yield from flat({name: settings[name] for name in _DECISIVE})
-    yield "policy.lora", settings["policy"]["lora"]
+    return {name: settings[name] for name in _DECISIVE} | {"policy.lora": settings["policy"]["lora"]}
 
 
 def _model(manifest: TrainingManifest) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mismatch_probe.config.nested import flat
 from mismatch_probe.notation import ABSENT, write_count, write_number
 from mismatch_probe.records.training_run import TrainingSummary
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.sections.provenance import both_sides, flat, key_values, origin
+from mismatch_probe.report.sections.provenance import both_sides, key_values, origin
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.overview import Runs, steps_averaged
 from mismatch_probe.report.training.plots import MEANINGS
@@ -126,7 +127,8 @@ def _compared(course: Course) -> Iterator[tuple[str, Any]]:
     yield from flat(_settings(course))
     for name in ("model", "problems", "guards"):
         yield f"content of {name}", course.manifest.content_keys.get(name)
-    yield from flat(course.manifest.versions, "version of ")
+    for name, version in course.manifest.versions.items():
+        yield f"version of {name}", version
 
 
 def _written(value: object) -> Cell:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mismatch_probe.config.nested import flat
+
 WITHOUT_EFFECT = frozenset(
     {
         "_name_or_path", "architectures", "auto_map", "bos_token_id", "chunk_size_feed_forward",
@@ -20,20 +22,14 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def forward_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the forward pass, nested keys joined by dots; values are plain, unset ones left out."""
-    facts: dict[str, Any] = {}
+    kept = {key: value for key, value in config.items() if key not in WITHOUT_EFFECT and not key.startswith("_")}
+    return {name: _plain(value) for name, value in flat(kept) if value is not None and value != {}}
 
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, below in value.items():
-                if prefix or (key not in WITHOUT_EFFECT and not key.startswith("_")):
-                    walk(f"{prefix}.{key}" if prefix else key, below)
-        elif isinstance(value, list | tuple):
-            facts[prefix] = [item if isinstance(item, str | int | float | bool) else str(item) for item in value]
-        elif value is not None:
-            facts[prefix] = value if isinstance(value, str | int | float | bool) else str(value)
 
-    walk("", config)
-    return facts
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool) else str(value)
 
 
 def has_experts(facts: Mapping[str, Any]) -> bool:

@@ -1,0 +1,48 @@
+"""Tables in tables, as settings are: made from dotted names, made flat, laid over each other, compared."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Table = Mapping[str, Any]
+
+
+def nested(dotted: Table) -> dict[str, Any]:
+    """`{"model.path": "x"}` as `{"model": {"path": "x"}}`; what is None is left out."""
+    tables: dict[str, Any] = {}
+    for name, value in dotted.items():
+        if value is None:
+            continue
+        table = tables
+        *path, last = name.split(".")
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return tables
+
+
+def flat(tables: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """What is no table, or an empty one, under dotted names; lists stay whole."""
+    for name, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def merged(base: Table, override: Table) -> dict[str, Any]:
+    """`base` with `override` laid over it, table by table."""
+    result = dict(base)
+    for key, value in override.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def differences(first: Table, second: Table, absent: Any = None) -> Iterator[tuple[str, Any, Any]]:
+    """The dotted names under which two tables hold other values, and both; `absent` stands for one that is missing."""
+    for name in {**first, **second}:
+        tables = first.get(name, {}), second.get(name, {})
+        if all(isinstance(table, Mapping) for table in tables):
+            yield from ((f"{name}.{below}", old, new) for below, old, new in differences(*tables, absent))
+        elif first.get(name, absent) != second.get(name, absent):
+            yield name, first.get(name, absent), second.get(name, absent)
