@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from mismatch_probe.difference.changes import Change
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_count, write_estimate
-from mismatch_probe.report.screen import print_line, print_table, screen_table
+from mismatch_probe.report.screen import print_line, print_table
+from mismatch_probe.report.view import Cell, Table
 
 _SHOWN = (
     "abs_logprob_diff",
@@ -85,8 +85,12 @@ def _bin(one: BinDifference) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, MetricDifference]], console: Console) -> None:
-    table = screen_table(console, title, "first", "second", "difference", "ratio")
-    for name, metric in rows:
-        numbers = (metric.first, metric.second, metric.difference, metric.ratio)
-        table.add_row(name, *(Text("" if number is None else str(write_estimate(number))) for number in numbers))
-    print_table(console, table)
+    cells: list[list[Cell]] = [
+        [
+            name,
+            *(write_estimate(number) for number in (metric.first, metric.second, metric.difference)),
+            "" if metric.ratio is None else write_estimate(metric.ratio),
+        ]
+        for name, metric in rows
+    ]
+    print_table(console, Table("", [title, "first", "second", "difference", "ratio"], cells))

@@ -1,37 +1,52 @@
 """The evaluation on one screen; plain lines where the output is no terminal."""
 
+from collections.abc import Iterator
+
 from rich.console import Console
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
-from mismatch_probe.report.screen import print_line, print_table, screen_table
+from mismatch_probe.report.screen import print_line, print_table
+from mismatch_probe.report.view import Cell, Table
 
 
 def render_evaluation(found: Evaluation, console: Console) -> None:
     """Accuracy of every engine, of every pair under both policies, and a sentence a pair."""
-    engines = screen_table(console, "engine", "accuracy (mu)", "responses", "truncated")
-    for engine in found.engines:
-        responses = write_count(engine.accuracy.num_sequences)
-        accuracy = str(write_estimate(engine.accuracy))
-        engines.add_row(engine.infer_dtype, accuracy, responses, write_count(engine.truncated_responses))
-    print_table(console, engines)
-    if found.differences:
-        differences = screen_table(console, "engines", "difference")
-        for one in found.differences:
-            differences.add_row(f"{one.of} less {one.over}", str(write_estimate(one.difference)))
-        print_table(console, differences)
-    columns = ("train", "infer", "under mu", "under pi", "gap", "ESS")
-    asked = ("pi sampled", "gap sampled") if found.settings.sample_pi else ()
-    pairs = screen_table(console, *columns, *asked)
-    for pair in found.pairs:
-        estimates = (pair.under_mu, pair.under_pi, pair.gap)
-        cells = [str(write_estimate(one)) for one in estimates]
-        ess = ABSENT if pair.ess is None else write_number(pair.ess.value)
-        direct = [] if pair.direct is None else [pair.direct.accuracy, pair.direct.gap]
-        pairs.add_row(pair.train_dtype, pair.infer_dtype, *cells, ess, *(str(write_estimate(one)) for one in direct))
-    print_table(console, pairs)
+    for table in tables(found):
+        print_table(console, table)
     for pair in found.pairs:
         print_line(console, sentence(pair))
+
+
+def tables(found: Evaluation) -> Iterator[Table]:
+    """Engines, what lies between them where there are several, and pairs."""
+    engines: list[list[Cell]] = [
+        [
+            one.infer_dtype,
+            write_estimate(one.accuracy),
+            write_count(one.accuracy.num_sequences),
+            write_count(one.truncated_responses),
+        ]
+        for one in found.engines
+    ]
+    yield Table("Engines", ["engine", "accuracy (mu)", "responses", "truncated"], engines)
+    if found.differences:
+        between: list[list[Cell]] = [
+            [f"{one.of} less {one.over}", write_estimate(one.difference)] for one in found.differences
+        ]
+        yield Table("Between engines", ["engines", "difference"], between)
+    pairs: list[list[Cell]] = [
+        [
+            pair.train_dtype,
+            pair.infer_dtype,
+            *(write_estimate(one) for one in (pair.under_mu, pair.under_pi, pair.gap)),
+            ABSENT if pair.ess is None else write_number(pair.ess.value),
+            *(write_estimate(one) for one in ([] if pair.direct is None else (pair.direct.accuracy, pair.direct.gap))),
+        ]
+        for pair in found.pairs
+    ]
+    asked = ["pi sampled", "gap sampled"] if found.settings.sample_pi else []
+    yield Table("Pairs", ["train", "infer", "under mu", "under pi", "gap", "ESS", *asked], pairs)
 
 
 def sentence(pair: PairAccuracy) -> str:

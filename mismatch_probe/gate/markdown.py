@@ -8,6 +8,7 @@ from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_number
 
 MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
+COLUMNS = ("pair", "limit", "value", "bounds", "would pass at")
 _WARNED = "⚠️"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
 
@@ -16,7 +17,7 @@ def render_markdown(result: GateResult) -> str:
     """A heading with the answer, the sentence, one row a check, and what the answer rests on."""
     lines = [f"### {MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
     if result.checks:
-        lines += ["| | pair | limit | value | bounds | would pass at |", "|---|---|---|---|---|---|"]
+        lines += [f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
         lines += [_row(check) for check in result.checks]
         lines += [""]
     lines += [f"- {escaped(note)}" for note in (*_basis(result), *result.notes)]
@@ -34,7 +35,12 @@ def mark(check: CheckResult) -> str:
     return _WARNED if check.level == "warn" and check.answer != "pass" else MARKS[check.answer]
 
 
-def value_text(check: CheckResult) -> str:
+def check_cells(check: CheckResult) -> list[str]:
+    """A check under `COLUMNS`."""
+    return [check.pair, limit_text(check), _value_text(check), _bounds_text(check), passing_text(check)]
+
+
+def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
     if check.baseline_value is None:
         return write_number(check.value)
@@ -45,7 +51,7 @@ def limit_text(check: CheckResult) -> str:
     return f"{check.measured} {check.kind} {check.limit:g}"
 
 
-def bounds_text(check: CheckResult) -> str:
+def _bounds_text(check: CheckResult) -> str:
     if check.low is None or check.high is None:
         return "none"
     if check.kind == "max_regression":
@@ -63,8 +69,7 @@ def passing_text(check: CheckResult) -> str:
 
 
 def _row(check: CheckResult) -> str:
-    cells = [check.pair, limit_text(check), value_text(check), bounds_text(check), passing_text(check)]
-    return "| " + " | ".join([mark(check), *map(escaped, cells)]) + " |"
+    return "| " + " | ".join([mark(check), *map(escaped, check_cells(check))]) + " |"
 
 
 def _basis(result: GateResult) -> list[str]:

@@ -1,6 +1,6 @@
 """The story in one row a pair of dtypes: what the terminal prints and the page opens with, from the same strings."""
 
-from dataclasses import dataclass
+from markupsafe import Markup
 
 from mismatch_probe.notation import (
     ABSENT,
@@ -9,40 +9,29 @@ from mismatch_probe.notation import (
     write_estimate,
     write_tokens,
 )
-from mismatch_probe.records.summary import Contrast, PairSummary, Summary, Verdict
+from mismatch_probe.records.summary import Contrast, PairSummary, Summary
 from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import measures_precision
 
-COLUMNS = ("dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu")
-"""What `PairRow` holds, in order."""
 
-
-@dataclass(frozen=True)
-class PairRow:
-    label: str
-    verdict: Verdict
-    abs_diff: Written
-    kl: Written
-    budget: Written
-    rms_pi: str
-    rms_mu: str
-
-    @property
-    def rms(self) -> str:
-        return f"{self.rms_pi} / {self.rms_mu}"
-
-
-def pair_row(pair: PairSummary) -> PairRow:
-    return PairRow(
-        label=pair_label(pair),
-        verdict=pair.verdict,
-        abs_diff=write_estimate(pair.metrics.get("abs_logprob_diff")),
-        kl=write_estimate(pair.metrics.get("kl_k3")),
-        budget=budget(pair),
-        rms_pi=write_estimate(pair.blame.rms_error_pi if pair.blame else None).value,
-        rms_mu=write_estimate(pair.blame.rms_error_mu if pair.blame else None).value,
-    )
+def pairs_table(summary: Summary) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            pair_label(pair),
+            Badge.of(pair.verdict),
+            write_estimate(pair.metrics.get("abs_logprob_diff")),
+            write_estimate(pair.metrics.get("kl_k3")),
+            budget(pair),
+            Markup("<b>{}</b> / <b>{}</b>").format(
+                *(write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu"))
+            ),
+        ]
+        for pair in summary.pairs
+    ]
+    columns = ["dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu"]
+    return Table("One row a pair of dtypes", columns, rows, text_columns=frozenset({1}), stacked=True)
 
 
 def budget(pair: PairSummary) -> Written:

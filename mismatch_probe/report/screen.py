@@ -1,15 +1,25 @@
 """Lines and tables on a screen: wrapped and ruled on a terminal, whole and plain where the output is none."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
+from markupsafe import Markup
+from rich import table as rich_table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mismatch_probe.inert import plain
+from mismatch_probe.notation import Written
+from mismatch_probe.report.names import SIGNS
+from mismatch_probe.report.view import Badge, Cell, Table
+
+Write = Callable[[Cell], str]
 
 _UNBOUNDED: Final = 10_000
+_STYLES: Final = {
+    "clean": "green", "precision": "yellow", "undecided": "blue", "bug": "bold red", "broken": "bold magenta",
+}  # fmt: skip
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:
@@ -17,16 +27,47 @@ def print_line(console: Console, line: str, style: str = "") -> None:
     console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
 
 
-def screen_table(console: Console, *columns: str, **layout: Any) -> Table:
-    return Table(*columns, box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, **layout)
+def in_full(cell: Cell) -> str:
+    """A number with its interval, a judgement with its sign, HTML as its text; what a stranger wrote is inert."""
+    if isinstance(cell, Badge):
+        return f"{SIGNS[cell.kind]} {plain(cell.words)}"
+    return plain(cell.striptags() if isinstance(cell, Markup) else str(cell))
 
 
-def full_width(console: Console, table: Table) -> int:
-    """Columns that the table takes where nothing has to be folded."""
-    return console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+def without_intervals(cell: Cell) -> str:
+    return cell.value if isinstance(cell, Written) else in_full(cell)
 
 
-def print_table(console: Console, table: Table) -> None:
+def print_titled(console: Console, table: Table, write: Write = in_full) -> None:
+    """A table under its caption."""
+    print_line(console, "")
+    print_line(console, table.caption, "bold")
+    print_table(console, table, write)
+
+
+def print_table(console: Console, table: Table, write: Write = in_full) -> None:
+    show(console, drawn(console, table, write))
+
+
+def show(console: Console, table: rich_table.Table) -> None:
     if not console.is_terminal:
         table.width = full_width(console, table)
     console.print(table, crop=False, highlight=False)
+
+
+def drawn(console: Console, table: Table, write: Write = in_full, **layout: Any) -> rich_table.Table:
+    """A table of the page as one of the terminal; `write` says how a cell is written."""
+    box, between = (SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
+    found = rich_table.Table(*table.columns, box=box, pad_edge=False, padding=(0, between, 0, 0), **layout)
+    for column in found.columns:
+        column.overflow = "fold"
+    found.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
+    for row in table.rows:
+        styles = (_STYLES[cell.kind] if isinstance(cell, Badge) else "" for cell in row)
+        found.add_row(*(Text(write(cell), style) for cell, style in zip(row, styles, strict=True)))
+    return found
+
+
+def full_width(console: Console, table: rich_table.Table) -> int:
+    """Columns that the table takes where nothing has to be folded."""
+    return console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum

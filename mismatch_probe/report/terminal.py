@@ -1,22 +1,20 @@
 """The story on one screen, with the same strings as the page; plain text where the output is not a terminal."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+from markupsafe import Markup
+from rich import table as rich_table
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
-from mismatch_probe.report.names import SIGNS, pair_label, verdict_words
-from mismatch_probe.report.pairs import COLUMNS, PairRow, budget_footnote, contrast_sentences, pair_row
-from mismatch_probe.report.screen import full_width, print_line, screen_table
-
-_STYLES = {"clean": "green", "precision": "yellow", "undecided": "blue", "bug": "bold red", "broken": "bold magenta"}
+from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, pairs_table
+from mismatch_probe.report.screen import drawn, full_width, in_full, print_line, show, without_intervals
+from mismatch_probe.report.view import Cell, Table
 
 
 def render_terminal(summary: Summary, console: Console, run: Path) -> None:
@@ -24,7 +22,7 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     print_line(console, "")
     print_line(console, summary.headline, style="bold")
     print_line(console, "")
-    console.print(_table(summary, console), crop=False)
+    show(console, _fitted(pairs_table(summary), console))
     print_line(console, "")
     for sentence in contrast_sentences(summary):
         print_line(console, sentence)
@@ -36,48 +34,21 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
         print_line(console, f"Advice: {advice}")
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How much of a row stands beside each other."""
-
-    break_before_interval: bool
-    abs_diff_interval: bool
-
-    def cells(self, row: PairRow) -> list[str]:
-        abs_diff = row.abs_diff if self.abs_diff_interval else Written(row.abs_diff.value)
-        numbers = [self._write(one) for one in (abs_diff, row.kl, row.budget)]
-        return [*numbers, row.rms.replace(" / ", " /\n") if self.break_before_interval else row.rms]
-
-    def _write(self, written: Written) -> str:
-        return f"{written.value}\n{written.interval}".strip() if self.break_before_interval else str(written)
+def _broken(cell: Cell) -> str:
+    """With a line's end before an interval, and between two numbers."""
+    if isinstance(cell, Written):
+        return f"{cell.value}\n{cell.interval}".strip()
+    return in_full(cell).replace(" / ", " /\n") if isinstance(cell, Markup) else in_full(cell)
 
 
-_LAYOUTS = (_Layout(False, True), _Layout(True, True), _Layout(True, False))
-
-
-def _table(summary: Summary, console: Console) -> Table:
-    """The widest layout that fits the terminal; the widest of all, at its full width, where there is none."""
-    rows = [pair_row(pair) for pair in summary.pairs]
-    for layout in _LAYOUTS:
-        table = _build(rows, layout, console)
-        width = full_width(console, table)
-        if not console.is_terminal:
-            table.width = width
-            return table
-        if width <= console.width:
-            return table
-    return table
-
-
-def _build(rows: list[PairRow], layout: _Layout, console: Console) -> Table:
-    table = screen_table(console, padding=(0, 1, 0, 0), header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        kind = row.verdict.kind
-        verdict = Text(f"{SIGNS[kind]} {plain(verdict_words(row.verdict))}", style=_STYLES[kind])
-        table.add_row(Text(row.label), verdict, *map(Text, layout.cells(row)))
-    return table
+def _fitted(table: Table, console: Console) -> rich_table.Table:
+    """The widest layout that fits the terminal: intervals beside numbers, below them, or the first one left out."""
+    shorter = replace(table, rows=[[*row[:2], Written(without_intervals(row[2])), *row[3:]] for row in table.rows])
+    for layout, write in ((table, in_full), (table, _broken), (shorter, _broken)):
+        found = drawn(console, layout, write, header_style="bold")
+        if not console.is_terminal or full_width(console, found) <= console.width:
+            break
+    return found
 
 
 def _troubles(summary: Summary) -> list[str]:

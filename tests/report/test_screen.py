@@ -1,34 +1,59 @@
+"""A table on the screen is the page's: the same cells, made inert for a terminal."""
+
 import io
+import re
 from collections.abc import Callable
+from html import unescape
 
 import pytest
+from markupsafe import Markup
 from rich.console import Console
 
-from mismatch_probe.report.screen import print_line, print_table, screen_table
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.headroom.console import render_headroom
+from mismatch_probe.localize.console import render_localization
+from mismatch_probe.notation import Written
+from mismatch_probe.report.findings.page import render_document
+from mismatch_probe.report.screen import print_table, print_titled, without_intervals
+from mismatch_probe.report.view import Badge, Table
+from tests.report.documents import headroom, localization
 
-PLACE = "model.layers.0.self_attn.rotary_emb[q]"
-
-
-def shown(*, terminal: bool, write: Callable[[Console], None]) -> str:
-    output = io.StringIO()
-    write(Console(file=output, force_terminal=terminal, width=40, color_system=None))
-    return output.getvalue()
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_brackets_are_no_markup(terminal: bool) -> None:
-    line = shown(terminal=terminal, write=lambda console: print_line(console, f"The sides differ at {PLACE}."))
-    assert "rotary_emb[q]." in line.replace("\n", "")
+ROWS = [["a\x1b[2J", Written("1.5", "[1, 2]"), Badge("bug", "stale"), Markup("<code>{}</code>").format("x < y")]]
+TABLE = Table("Found", ["place", "KL", "verdict", "where"], ROWS)
 
 
-def test_what_a_stranger_wrote_is_inert() -> None:
-    assert "\x1b" not in shown(terminal=False, write=lambda console: print_line(console, "\x1b[31mred"))
+def screen(render: Callable[[Console], None], *, terminal: bool = False) -> str:
+    out = io.StringIO()
+    render(Console(file=out, width=80, force_terminal=terminal, color_system=None))
+    return out.getvalue()
 
 
-def test_a_table_is_whole_where_the_output_is_no_terminal() -> None:
-    def write(console: Console) -> None:
-        table = screen_table(console, "place", "error")
-        table.add_row("a place with a name longer than forty columns", "0.001")
-        print_table(console, table)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_kind_of_cell_is_written_and_inert(terminal: bool) -> None:
+    shown = screen(lambda console: print_table(console, TABLE), terminal=terminal)
+    assert re.findall(r"\S.*\S", shown)[-1].split("  ")[0] == "a<U+001B>[2J"
+    for cell in ("1.5 [1, 2]", "✕ stale", "x < y"):
+        assert cell in shown
+    assert "\x1b[2J" not in shown
 
-    assert "a place with a name longer than forty columns" in shown(terminal=False, write=write)
+
+def test_intervals_can_be_left_out() -> None:
+    assert "[1, 2]" not in screen(lambda console: print_table(console, TABLE, without_intervals))
+
+
+def test_a_caption_stands_above() -> None:
+    assert screen(lambda console: print_titled(console, TABLE)).split("\n")[:2] == ["", "Found"]
+
+
+@pytest.mark.parametrize("what", ["headroom", "localization"])
+def test_every_number_of_the_screen_stands_on_the_page(what: str) -> None:
+    if what == "headroom":
+        shown = screen(lambda console: render_headroom(headroom(), console))
+        page = render_document(headroom())
+    else:
+        shown = screen(lambda console: render_localization(localization(Dtype.BF16), console))
+        page = render_document(localization(Dtype.BF16))
+    text = unescape(re.sub(r"<[^>]+>", "", page))
+    numbers = re.findall(r"\d[\d.,]*(?:e-?\d+)?", shown)
+    assert len(numbers) > 50
+    assert [number for number in numbers if number.rstrip(",.") not in text] == []

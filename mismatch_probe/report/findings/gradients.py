@@ -69,6 +69,7 @@ def underflow_panel(found: GradientFindings, trial: Trial | None) -> Panel:
 
 def underflow_table(found: GradientFindings, trial: Trial | None) -> Table:
     errors = {} if trial is None else {one.exponent: one.relative_error for one in trial.scales}
+    span = _span(trial)
     rows: list[list[Cell]] = [
         [
             f"2^{one.exponent}",
@@ -83,6 +84,7 @@ def underflow_table(found: GradientFindings, trial: Trial | None) -> Table:
             ),
             write_number(one.largest_scaled) + (" overflows" if one.overflows else ""),
             _error(errors[one.exponent]) if one.exponent in errors else ABSENT,
+            "yes" if span is not None and span[0] <= one.exponent <= span[1] else "",
         ]
         for one in found.underflow
     ]
@@ -94,6 +96,7 @@ def underflow_table(found: GradientFindings, trial: Trial | None) -> Table:
         "weights: subn.",
         "largest",
         "true run's error",
+        "fits",
     ]
     return Table("Gradients of activations (act.) and of weights by loss scale", columns, rows)
 

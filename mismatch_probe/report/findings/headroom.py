@@ -128,7 +128,7 @@ def _figure(found: Headroom) -> Figure | None:
         "How to read it: on the left every point has to stay below the dotted line, and each factor of 2 below it is a "
         f"bit of room. On the right {'the shaded loss scales' if fitting else 'no loss scale'} fitted in a true run.",
         [_layers_panel(found.activations.layers), underflow_panel(found.gradients, found.plain)],
-        [_layers_table(found.activations.layers), underflow_table(found.gradients, found.plain)],
+        [layers_table(found.activations.layers), underflow_table(found.gradients, found.plain)],
         key=[*_LINES.items(), *GRADIENT_STYLES.items()],
     )
 
@@ -152,10 +152,10 @@ def _layers_panel(layers: Sequence[LayerRange]) -> Panel:
     )
 
 
-def _layers_table(layers: Sequence[LayerRange]) -> Table:
+def layers_table(layers: Sequence[LayerRange]) -> Table:
     rows: list[list[Cell]] = [
         [
-            visible(one.layer),
+            one.layer,
             write_number(one.residual),
             ABSENT if one.margin_bits is None else f"{one.margin_bits:.1f}",
             write_number(one.mlp_product),

@@ -33,13 +33,8 @@ def interventions(found: Interventions, key: str) -> Section:
     blocks: list[Block] = []
     if found.ranked:
         blocks.append(_figure(found, key))
-    if found.together is not None and found.sum_of_removed is not None:
-        blocks.append(
-            Note(
-                f"Do the effects add up? All parts of the training path together removed "
-                f"{write_removed(found.together.removed)}; one by one, {write_percent(found.sum_of_removed)} in all."
-            )
-        )
+    if sentence := together_sentence(found):
+        blocks.append(Note(f"Do the effects add up? {sentence}"))
     if found.left_out:
         blocks.append(Note("Not tried:", [f"{what}: {why}" for what, why in found.left_out.items()]))
     return Section(
@@ -47,6 +42,16 @@ def interventions(found: Interventions, key: str) -> Section:
         "What would mend it",
         "Each part in turn computes in FP32, everything else as it was, and the same token ids are scored again.",
         blocks,
+    )
+
+
+def together_sentence(found: Interventions) -> str:
+    """Empty where they were not tried together."""
+    if found.together is None or found.sum_of_removed is None:
+        return ""
+    return (
+        f"All parts of the training path together removed {write_removed(found.together.removed)}; one by one, "
+        f"{write_percent(found.sum_of_removed)} in all."
     )
 
 
@@ -73,12 +78,12 @@ def _figure(found: Interventions, key: str) -> Figure:
         "How to read it: farther right removes more of the mismatch; bars are intervals clustered by prompt, paired on "
         f"the same tokens. A bar across 0 removes nothing for sure.{more}",
         [draw_shares(heading, rows)],
-        [_table(found)],
+        [tried_table(found)],
         key=[(_SIDES[side], _STYLES[side]) for side in sides],
     )
 
 
-def _table(found: Interventions) -> Table:
+def tried_table(found: Interventions) -> Table:
     tried = [*found.ranked, *([] if found.together is None else [found.together])]
     rows: list[list[Cell]] = [
         [one.part, _SIDES[one.side], _removed(one.removed), _time(one), _weights(one.extra_bytes)] for one in tried

@@ -41,7 +41,7 @@ def localize_overview(found: Localization) -> Overview:
     return Overview(
         subject="localization of the mismatch",
         model=found.model,
-        headline=_headline(found),
+        headline=localize_headline(found),
         badge=Badge("bug", "suspect found") if found.suspects else Badge("clean", "no suspect"),
         facts=[
             localize_label(found),
@@ -74,21 +74,24 @@ def localize_sections(found: Localization) -> list[Section]:
         sections.append(interventions(found.interventions, key))
     if found.routers:
         lede = "Share of tokens that go to another set of experts than in FP32: a decision that rounding can tip."
-        sections.append(Section(f"routers-{key}", "Expert routing", lede, [_routers(found)]))
+        sections.append(Section(f"routers-{key}", "Expert routing", lede, [routers_table(found)]))
     if found.modules:
         lede = "What each module adds on the same input, over all layers, under its name in both implementations."
-        sections.append(Section(f"modules-{key}", "Every module", lede, _modules(found)))
+        blocks: list[Block] = [modules_table(found)]
+        if found.unmatched:
+            blocks.append(Note("Modules of vLLM without a counterpart:", found.unmatched))
+        sections.append(Section(f"modules-{key}", "Every module", lede, blocks))
     return sections
 
 
-def _headline(found: Localization) -> str:
+def localize_headline(found: Localization) -> str:
     if found.suspects:
-        return " ".join(f"{_layers(suspect)}{suspect.sentence}" for suspect in found.suspects)
+        return " ".join(f"{layers_of(suspect)}{suspect.sentence}" for suspect in found.suspects)
     looked = "module" if found.modules else "block"
     return f"No {looked} stands out: on the same input both sides err everywhere as rounding does."
 
 
-def _layers(suspect: Suspect) -> str:
+def layers_of(suspect: Suspect) -> str:
     layers = ", ".join(map(str, suspect.layers))
     return f"Layer{'s' if len(suspect.layers) > 1 else ''} {layers}: " if suspect.layers else ""
 
@@ -104,7 +107,7 @@ def _sides(found: Localization) -> Table:
                 name,
                 dtype.upper(),
                 write_estimate(error.total),
-                visible(found.enters.get(side, ABSENT)),
+                found.enters.get(side, ABSENT),
             ]
         )
     columns = ["side", "dtype", "error at the end", "most enters at"]
@@ -145,7 +148,7 @@ def _growth(found: Localization) -> Figure:
         f"figure-growth-{key}",
         f"How to read it: lower is closer to FP32; bands are intervals clustered by prompt.{suspects}",
         panels,
-        [_blocks(found)],
+        [blocks_table(found)],
         key=[(name, STYLES[side]) for side, name in SIDES.items()],
     )
 
@@ -169,10 +172,10 @@ def _range_of(found: Localization, what: str) -> str:
     )
 
 
-def _blocks(found: Localization) -> Table:
+def blocks_table(found: Localization) -> Table:
     rows: list[list[Cell]] = [
         [
-            visible(block.train_name),
+            block.train_name,
             *(write_estimate(one) for side in (block.infer, block.train) for one in (side.total, side.own)),
             write_number(block.between),
         ]
@@ -188,7 +191,7 @@ def _suspects(found: Localization) -> list[Block]:
     return [
         Finding(
             f"suspect-{localize_key(found)}-{number}",
-            f"{_layers(suspect)}{suspect.place}",
+            f"{layers_of(suspect)}{suspect.place}",
             Badge("bug", SIDES[suspect.side]),
             suspect.sentence,
             [
@@ -201,7 +204,7 @@ def _suspects(found: Localization) -> list[Block]:
     ]
 
 
-def _routers(found: Localization) -> Table:
+def routers_table(found: Localization) -> Table:
     rows: list[list[Cell]] = [
         [write_count(one.layer), *(write_estimate(share) for share in (one.infer, one.train, one.sides))]
         for one in found.routers
@@ -210,7 +213,7 @@ def _routers(found: Localization) -> Table:
     return Table("Tokens with other experts, as a share", columns, rows, stacked=True)
 
 
-def _modules(found: Localization) -> list[Block]:
+def modules_table(found: Localization) -> Table:
     places: dict[str, list[PlaceError]] = {}
     for one in found.modules:
         places.setdefault(one.place, []).append(one)
@@ -220,14 +223,9 @@ def _modules(found: Localization) -> list[Block]:
             write_count(len(same)),
             *(Written(write_number(fmean(getattr(one, side).own.value for one in same))) for side in SIDES),
             f"{max(one.own_ratio for one in same):.3g}",
-            visible(same[0].infer_name or "none"),
+            same[0].infer_name or "none",
         ]
         for place, same in places.items()
     ]
     columns = ["place", "layers", "engine, own", "training, own", "ratio at most", "name in vLLM"]
-    blocks: list[Block] = [
-        Table("Own error of each place, mean over layers", columns, rows, text_columns=frozenset({5}), stacked=True)
-    ]
-    if found.unmatched:
-        blocks.append(Note("Modules of vLLM without a counterpart:", found.unmatched))
-    return blocks
+    return Table("Own error of each place, mean over layers", columns, rows, text_columns=frozenset({5}), stacked=True)

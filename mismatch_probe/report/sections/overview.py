@@ -1,32 +1,17 @@
 """The top of the page: the answer, one row a pair, and the two figures that carry it."""
 
-from markupsafe import Markup
-
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures import divergence
 from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.names import pair_label, pair_style
-from mismatch_probe.report.pairs import COLUMNS, budget_footnote, contrast_sentences, level, pair_row
+from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Table
 
 
 def overview(summary: Summary, manifest: Manifest) -> Overview:
-    rows: list[list[Cell]] = []
-    for pair in summary.pairs:
-        row = pair_row(pair)
-        rows.append(
-            [
-                row.label,
-                Badge.of(row.verdict),
-                row.abs_diff,
-                row.kl,
-                row.budget,
-                Markup("<b>{}</b> / <b>{}</b>").format(row.rms_pi, row.rms_mu),
-            ]
-        )
     notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
@@ -36,7 +21,7 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
         badge=Badge.of(summary.verdict),
         facts=_facts(summary, manifest),
         advice=summary.verdict.advice,
-        table=Table("One row a pair of dtypes", COLUMNS, rows, text_columns=frozenset({1}), stacked=True),
+        table=pairs_table(summary),
         footnote=footnote,
         contrasts=contrast_sentences(summary),
         figure=_figure(summary),
