@@ -2,10 +2,11 @@ import os
 
 import pytest
 
-from mismatch_probe.engines.vllm.environment import choose_processes
+from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores
 from mismatch_probe.errors import UsageError
 
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 BESIDE_OTHERS = {"distributed_executor_backend": "external_launcher"}
 
 
@@ -40,3 +41,28 @@ def test_engines_that_do_not_divide_torchruns_ranks_are_refused(sizes: dict[str,
 
 def test_engines_that_divide_them_are_not() -> None:
     assert chosen(tensor_parallel_size=2, pipeline_parallel_size=2, **BESIDE_OTHERS) == "0"
+
+
+def divided(monkeypatch: pytest.MonkeyPatch, cores: set[int], workers: int) -> str | None:
+    monkeypatch.setenv(BINDING, "")
+    monkeypatch.delenv(BINDING)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    divide_cores({"tensor_parallel_size": workers})
+    return os.environ.get(BINDING)
+
+
+def test_workers_beyond_the_memory_nodes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divided(monkeypatch, {0, 1, 2, 3, 4}, 1) is None
+    cores = set(range(256))
+    shares = [share.split(",") for share in str(divided(monkeypatch, cores, 100)).split("|")]
+    assert len(shares) == 100
+    assert sorted(int(core) for share in shares for core in share) == sorted(cores)
+    assert {len(share) for share in shares} == {2, 3}
+    with pytest.raises(UsageError, match="100 workers cannot share 2 cores"):
+        divided(monkeypatch, {0, 1}, 100)
+
+
+def test_cores_that_are_bound_already_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BINDING, "0-3|4-7")
+    divide_cores({"tensor_parallel_size": 100})
+    assert os.environ[BINDING] == "0-3|4-7"
