@@ -88,7 +88,7 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
 def _what_changed(name: str, recorded: Manifest, now: Manifest) -> dict[str, str]:
     if name == "settings":
         return _changes(*(one.settings.model_dump(mode="json") for one in (recorded, now)))
-    if name in ("model", "prompts"):
+    if name in ("model", "prompts", "adapters"):
         return {name: f"another {name} content"}
     return _changes(*(decisive(one.versions, one.hardware, one.environment)[name] for one in (recorded, now)))
 

@@ -16,6 +16,7 @@ from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.engines.rehearsal import check_room, rehearsal, with_typed_arguments
 from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
 from mismatch_probe.provenance import checkpoint, environment
+from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
@@ -69,6 +70,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
     )
+    adapters = adapter_keys(engine=settings.engine.adapter, training=settings.training.adapter)
     with engine_configured if rehearsed else nullcontext():
         identity = ModelIdentity(
             name=settings.model.path,
@@ -96,6 +98,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
             "settings": content_key(resolved.model_dump(mode="json")),
             "model": identity.fingerprint,
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
+            **adapters,
             **grounds_keys(versions, hardware, variables),
         },
         versions=versions,

@@ -32,7 +32,7 @@ from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.loading import load_config, sdpa_leaves_out
 from mismatch_probe.training_path.scorer import Scorer
-from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
+from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: Send) -> None:
@@ -66,7 +66,7 @@ def _run_stages(
     events: Send,
 ) -> None:
     """Work through stages that need the same model."""
-    if model.rounded_to is not None and _rounding_is_exact(Path(manifest.model.folder), model.rounded_to):
+    if model.rounded_to is not None and _rounding_is_exact(manifest, model.rounded_to):
         _skip(stages, f"every weight is exactly representable in {model.rounded_to}: rounding changes nothing", events)
         return
     left_out = _left_out_by(model.attention, manifest)
@@ -164,6 +164,6 @@ def _skip(stages: list[TrainingStage], why: str, events: Send) -> None:
         skip(stage.name, why, events)
 
 
-def _rounding_is_exact(folder: Path, dtype: Dtype) -> bool:
-    weights = stored_weights(folder)
+def _rounding_is_exact(manifest: Manifest, dtype: Dtype) -> bool:
+    weights = held_weights(Path(manifest.model.folder), manifest.settings.training)
     return weights is not None and measure_weight_cast(weights, dtype).is_exact

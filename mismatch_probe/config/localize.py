@@ -45,6 +45,15 @@ class LocalizeSettings(Settings):
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
     @model_validator(mode="after")
+    def _plain_weights(self) -> Self:
+        if self.engine.adapter is not None or self.training.adapter is not None:
+            raise ValueError(
+                "localize looks into plain weights; merge the adapter into a checkpoint, and leave engine.adapter and "
+                "training.adapter unset"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _plain_sampling(self) -> Self:
         if (self.sampling.temperature, self.sampling.top_p, self.sampling.top_k) != (1.0, 1.0, 0):
             raise ValueError(

@@ -81,12 +81,13 @@ class SamplingSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """The inference engine (mu); `args` go to the engine unchanged."""
+    """The inference engine (mu); `args` go to the engine unchanged. adapter: the folder of a LoRA adapter it serves."""
 
     name: Literal["vllm"] = "vllm"
     prefix_caching: bool = False
     batch_sequences: Count | None = None
     prefill: bool = True
+    adapter: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -96,7 +97,8 @@ class TrainingPathSettings(Settings):
     precision: `weights` casts the parameters at load (buffers such as RoPE's inv_freq stay FP32); `to` is
     `model.to(dtype)`, which rounds buffers too; `autocast` keeps FP32 parameters under torch.autocast; `fsdp` is
     FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters. attention: unset, SDPA, and eager attention
-    where SDPA would leave out a part of the architecture; a run records which.
+    where SDPA would leave out a part of the architecture; a run records which. adapter: the folder of a LoRA adapter,
+    computed beside the weights, or with `adapter_merged` added to them in FP32 before they are brought to the dtype.
     """
 
     precision: Literal["weights", "to", "autocast", "fsdp"] = "weights"
@@ -106,6 +108,14 @@ class TrainingPathSettings(Settings):
     device: str = "auto"
     device_map: str | None = None
     batch_tokens: Count = 16384
+    adapter: str | None = None
+    adapter_merged: bool = False
+
+    @model_validator(mode="after")
+    def _merges_an_adapter(self) -> "TrainingPathSettings":
+        if self.adapter_merged and self.adapter is None:
+            raise ValueError("adapter_merged merges an adapter, and none is given; set training.adapter to its folder")
+        return self
 
 
 class ReferenceSettings(Settings):

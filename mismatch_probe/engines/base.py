@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:
@@ -14,6 +16,14 @@ if TYPE_CHECKING:
 
 Products = Callable[[], AbstractContextManager[Any]]
 """What defines matrix products while it is entered."""
+
+
+@dataclass(frozen=True)
+class CachedReplay:
+    """`num_cached_tokens` of the prompt came from the cache; with none the scores are those of a plain replay."""
+
+    scores: ScoredSequence
+    num_cached_tokens: int
 
 
 class Engine(ABC):
@@ -46,6 +56,15 @@ class Engine(ABC):
             UsageError: a sequence is longer than `max_model_len - 1`.
             EngineError: the engine failed or scored other token ids than those given.
         """
+
+    def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
+        """As `replay`, each alone and computed behind what the prefix cache holds of its prompt, in order.
+
+        Raises:
+            UsageError: the engine keeps no prefix cache, or a sequence is too long.
+            EngineError: the engine failed or scored other token ids than those given.
+        """
+        raise UsageError("this engine keeps no prefix cache, so nothing can be computed behind it")
 
     @property
     @abstractmethod

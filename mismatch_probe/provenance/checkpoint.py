@@ -145,17 +145,26 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     paths = [folder / name for name in _DESCRIPTIONS if (folder / name).exists()] + weight_files(folder)
     for path in paths:
-        with _described(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(f"{path.name}:{size}\n".encode())
-            if size <= _WHOLE_FILE_BYTES:
-                while block := file.read(_SAMPLE_BYTES):
-                    digest.update(block)
-                continue
-            for sample in range(_SAMPLES):
-                file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
+        update_with_file(digest, path)
     return digest.hexdigest()[:16]
+
+
+def update_with_file(digest: "hashlib._Hash", path: Path) -> None:
+    """Add a file's name, size and content to `digest`, as `fingerprint` says.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    with _described(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(f"{path.name}:{size}\n".encode())
+        if size <= _WHOLE_FILE_BYTES:
+            while block := file.read(_SAMPLE_BYTES):
+                digest.update(block)
+            return
+        for sample in range(_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
 
 
 @contextmanager

@@ -69,6 +69,11 @@ def prepare_training(
     from mismatch_probe.training_path.fit import require_fit
 
     settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
+    if settings.engine.adapter is not None:
+        raise UsageError(
+            "train sends the engine whole weights, to which engine.adapter would be added again; leave it unset "
+            "(policy.lora trains an adapter)"
+        )
     objective = build_objective(settings.objective.name, settings.objective.overrides)
     require_group(objective.advantage, settings.rollout.samples)
     if guards is None:

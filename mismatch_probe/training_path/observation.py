@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from mismatch_probe.dtypes import Dtype, short_name
+from mismatch_probe.training_path.adapters import adapter_facts
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
 from mismatch_probe.training_path.loading import sdpa_leaves_out
 from mismatch_probe.training_path.products import fp32_by_onednn
@@ -78,6 +79,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
         "config": forward_facts(config.to_dict()),
         "dropout": "on" if any(module.training for module in model.modules()) else "off",
         "device": "/".join(sorted({str(parameter.device) for parameter in model.parameters()})),
+        "adapter": adapter_facts(model),
     }
 
 

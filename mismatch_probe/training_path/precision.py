@@ -11,9 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
-from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.provenance.adapter import read_adapter
+from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
@@ -35,14 +37,7 @@ def load_training_model(
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
     target = torch_dtype(dtype)
     at_load = target if settings.precision == "weights" or dtype == Dtype.FP64 else torch.float32
-    model = load_model(
-        folder,
-        dtype=at_load,
-        attention=settings.attention,
-        device=device,
-        device_map=settings.device_map,
-        trust_remote_code=trust_remote_code,
-    )
+    model = _load(folder, at_load, settings, settings.attention, device, trust_remote_code=trust_remote_code)
     if settings.precision == "to":
         torch.nn.Module.to(model, target)
     if settings.lm_head_dtype is not None:
@@ -64,14 +59,8 @@ def load_reference_model(
 ) -> tuple[PreTrainedModel, Arithmetic, AttentionChoice]:
     """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`."""
     target = torch_dtype(dtype)
-    model = load_model(
-        folder,
-        dtype=target if rounded_to is None else torch_dtype(rounded_to),
-        attention="eager",
-        device=device,
-        device_map=settings.device_map,
-        trust_remote_code=trust_remote_code,
-    )
+    at_load = target if rounded_to is None else torch_dtype(rounded_to)
+    model = _load(folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code)
     use_reference_kernels(model)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(target)
@@ -83,6 +72,41 @@ def load_reference_model(
     with memory_errors_named("trying the reference's attention on a short probe", advice):
         choice = choose_reference_attention(model, arithmetic)
     return model, arithmetic, choice
+
+
+def _load(
+    folder: Path,
+    dtype: torch.dtype,
+    settings: TrainingPathSettings,
+    attention: Attention | None,
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """The checkpoint with its parameters in `dtype`, and the adapter beside them; merged, both are rounded once."""
+    adapter = None if settings.adapter is None else read_adapter(Path(settings.adapter))
+    model = load_model(
+        folder,
+        dtype=torch.promote_types(dtype, torch.float32) if settings.adapter_merged else dtype,
+        attention=attention,
+        device=device,
+        device_map=settings.device_map,
+        trust_remote_code=trust_remote_code,
+    )
+    if adapter is not None:
+        add_adapter(model, adapter)
+    if settings.adapter_merged:
+        merge_adapter(model)
+        _round_parameters(model, dtype)
+    return model
+
+
+def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast parameters as loading in `dtype` does, which leaves some in FP32."""
+    kept: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    for name, parameter in model.named_parameters():
+        if not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)
 
 
 class HeadInDtype(torch.nn.Module):

@@ -15,11 +15,13 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
+from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention_choice import AttentionChoice
 from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_batches
 from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.inside.routing import record_routing
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.logprobs import TokenScores, log_distributions, score_hidden_states
 from mismatch_probe.training_path.memory import memory_errors_named
@@ -27,7 +29,7 @@ from mismatch_probe.training_path.observation import describe_arithmetic, descri
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.probe import probe
 from mismatch_probe.training_path.streams import in_streams, most_streams
-from mismatch_probe.training_path.weight_cast import WeightCast, measure_weight_cast, stored_weights
+from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 
 _CPU_PASS_TOKENS: Final = 3072
 """Rows times longest of a pass: few enough that what a layer hands on stays in the processor's caches."""
@@ -87,8 +89,8 @@ class Scorer:
     ) -> Self:
         """pi in `dtype` under `settings`, or with `reference` the reference in `dtype` (fp32 or fp64) arithmetic.
 
-        The reference takes device, device_map and batch_tokens from `settings` and nothing else; `rounded_to` has it
-        compute on the weights rounded to that format. `checkpoint` is a folder.
+        The reference takes device, device_map, batch_tokens and the adapter from `settings` and nothing else;
+        `rounded_to` has it compute on the weights rounded to that format. `checkpoint` is a folder.
 
         Raises:
             UsageError: the checkpoint, the device or the combination cannot be used.
@@ -105,7 +107,11 @@ class Scorer:
             if dtype.is_16_bit:
                 raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
             settings = TrainingPathSettings(
-                device=settings.device, device_map=settings.device_map, batch_tokens=settings.batch_tokens
+                device=settings.device,
+                device_map=settings.device_map,
+                batch_tokens=settings.batch_tokens,
+                adapter=settings.adapter,
+                adapter_merged=settings.adapter_merged,
             )
             model, arithmetic, attention_choice = load_reference_model(
                 folder, dtype, settings, device, rounded_to=rounded_to, trust_remote_code=trust_remote_code
@@ -180,6 +186,18 @@ class Scorer:
             )
         return found
 
+    def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
+        """Which experts each token takes, and how it weighs them; one pass over the sequences, in order.
+
+        Raises:
+            EngineError: the model has no experts whose choice could be read.
+            UsageError: a sequence has no prompt token, or an id outside the vocabulary.
+            OutOfMemory: the sequences do not fit.
+        """
+        advice = "read fewer responses, or use a device with more memory"
+        with memory_errors_named("reading the choice of experts", advice), self._arithmetic.active():
+            return record_routing(self._model, sequences)
+
     def effective_settings(self) -> dict[str, Any]:
         """What really runs, read back; `dtype` is the format that most of the probe's multiplications took.
 
@@ -206,8 +224,8 @@ class Scorer:
 
     @cached_property
     def weight_cast(self) -> WeightCast | None:
-        """What rounding the stored weights to the scored format changes; None without safetensors files."""
-        weights = stored_weights(self._folder)
+        """What rounding the weights to the scored format changes; None where no file holds them (`held_weights`)."""
+        weights = held_weights(self._folder, self._settings)
         return None if weights is None else measure_weight_cast(weights, self._weights_dtype)
 
     @property

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import safe_open
 
+from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.provenance.adapter import WEIGHTS as ADAPTER
 from mismatch_probe.training_path.arithmetic import torch_dtype
 
 _INDEX: Final = "model.safetensors.index.json"
@@ -61,6 +64,17 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
         kept = (after - before)[~overflowed].abs()
         max_abs_error = max(max_abs_error, float(kept.max()) if kept.numel() else 0.0)
     return WeightCast(dtype, num_weights, num_changed, num_overflowed, num_flushed, max_abs_error)
+
+
+def held_weights(folder: Path, settings: TrainingPathSettings) -> Iterator[torch.Tensor] | None:
+    """The tensors that a training path brings to its dtype, or None where no file holds them.
+
+    They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are.
+    """
+    weights = None if settings.adapter_merged else stored_weights(folder)
+    if weights is None or settings.adapter is None:
+        return weights
+    return chain(weights, _tensors([Path(settings.adapter) / ADAPTER]))
 
 
 def stored_weights(folder: Path) -> Iterator[torch.Tensor] | None:

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.compare.continuation import require_same
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.provenance import environment
+from tests.adapters import make_adapter
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -53,3 +56,20 @@ def test_engine_arguments_are_recorded_under_their_names_and_in_their_types(chec
     )
     assert flag.settings.engine.args == by_file
     assert flag.content_keys["settings"] == file.content_keys["settings"]
+
+
+def test_an_adapter_is_refused_before_anything_starts_and_its_content_is_recorded(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    prompts = {"source": "sums:easy", "num_prompts": 1}
+    plain = prepared(checkpoint, prompts=prompts)
+    assert "adapters" not in plain.manifest.content_keys
+    with pytest.raises(UsageError, match=r"is no adapter: it has no adapter_config\.json"):
+        prepared(checkpoint, prompts=prompts, training={"adapter": str(tmp_path)})
+    adapter = make_adapter(tmp_path / "adapter", checkpoint)
+    sides = {"engine": {"adapter": str(adapter)}, "training": {"adapter": str(adapter), "adapter_merged": True}}
+    before = prepared(checkpoint, prompts=prompts, **sides)
+    make_adapter(adapter, checkpoint, seed=1)
+    after = prepared(checkpoint, prompts=prompts, **sides)
+    with pytest.raises(RunDirectoryError, match="was made with another adapters content"):
+        require_same("the run", before.manifest, after.manifest)

@@ -24,7 +24,12 @@ def start() -> Iterator[StartEngine]:
     running: list[Engine] = []
 
     def start_one(
-        checkpoint: Any, dtype: Dtype = Dtype.FP32, *, prefix_caching: bool = False, **settings: Any
+        checkpoint: Any,
+        dtype: Dtype = Dtype.FP32,
+        *,
+        prefix_caching: bool = False,
+        adapter: Any = None,
+        **settings: Any,
     ) -> Engine:
         for engine in running:
             engine.close()
@@ -32,7 +37,7 @@ def start() -> Iterator[StartEngine]:
         engine = start_engine(
             str(checkpoint),
             dtype,
-            EngineSettings(args=args, prefix_caching=prefix_caching),
+            EngineSettings(args=args, prefix_caching=prefix_caching, adapter=adapter and str(adapter)),
             SamplingSettings(**settings),
             max_model_len=CONTEXT,
         )

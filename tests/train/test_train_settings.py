@@ -46,3 +46,8 @@ def test_an_engine_argument_is_recorded_in_its_type_and_an_unknown_one_refused()
     assert preparation.manifest.settings.engine.args == {"max_num_seqs": 8}
     with pytest.raises(UsageError, match=r"did you mean --vllm\.max_num_seqs"):
         prepare_training(settings(task=task, engine={"args": {"max_num_seq": "8"}}))
+
+
+def test_an_adapter_that_would_be_added_to_the_weights_sent_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"leave it unset \(policy\.lora trains an adapter\)"):
+        prepare_training(settings(engine={"adapter": "lora"}))

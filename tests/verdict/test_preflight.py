@@ -44,12 +44,23 @@ INFER = {
 }
 
 
+ADAPTER = {
+    "folder": "lora", "fingerprint": "a1", "rank": 8, "alpha": 16.0, "num_modules": 14, "change_norm": 2.0,
+    "merged": False,
+}  # fmt: skip
+
+
 def sides(train: dict[str, Any] | None = None, infer: dict[str, Any] | None = None, **more: Any) -> Sides:
     return Sides(Dtype.BF16, Dtype.BF16, {**TRAIN, **(train or {})}, {**INFER, **(infer or {})}, **more)
 
 
 def test_two_right_sides_have_nothing_to_say() -> None:
     assert preflight(sides()) == []
+
+
+@pytest.mark.parametrize("norm", [2.0, 2.02, None])
+def test_the_same_adapter_applied_alike_has_nothing_to_say(norm: float | None) -> None:
+    assert preflight(sides({"adapter": ADAPTER}, {"adapter": {**ADAPTER, "change_norm": norm}})) == []
 
 
 def test_an_engine_that_says_little_is_not_accused() -> None:
@@ -60,6 +71,11 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
     ("train", "infer", "level", "code"),
     [
         ({"dtype": "fp32"}, {}, "error", Code.DTYPE_NOT_APPLIED),
+        ({"adapter": ADAPTER}, {}, "error", Code.STALE_WEIGHTS),
+        ({}, {"adapter": ADAPTER}, "error", Code.STALE_WEIGHTS),
+        ({"adapter": ADAPTER}, {"adapter": {**ADAPTER, "fingerprint": "b2"}}, "error", Code.STALE_WEIGHTS),
+        ({"adapter": ADAPTER}, {"adapter": {**ADAPTER, "change_norm": 4.0}}, "error", Code.STALE_WEIGHTS),
+        ({"adapter": {**ADAPTER, "merged": True}}, {"adapter": ADAPTER}, "note", None),
         ({}, {"dtype": None}, "error", Code.DTYPE_NOT_APPLIED),
         ({"temperature": 0.7}, {}, "error", Code.TEMPERATURE),
         ({}, {"decode_support": "kept by top_p and top_k, renormalised"}, "error", Code.TRUNCATED_SUPPORT),

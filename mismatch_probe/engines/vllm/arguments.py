@@ -22,6 +22,10 @@ _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "max_logprobs": "whole distributions are asked for, so it stays unlimited",
     "generation_config": "a checkpoint's sampling defaults must not slip in, so it stays 'vllm'",
     "worker_extension_cls": "the probe puts its own extension there",
+    "enable_lora": "it is set by engine.adapter, the folder of the adapter to serve",
+    "max_loras": "one adapter is served, that of engine.adapter",
+    "lora_target_modules": "they follow from engine.adapter",
+    "max_lora_rank": "it follows from engine.adapter",
     "hf_token": "a run directory keeps its command line, so a secret belongs into the environment (HF_TOKEN)",
     "skip_tokenizer_init": "token texts need the tokenizer",
 }

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, Products
+from mismatch_probe.engines.base import CachedReplay, Engine, Products
 from mismatch_probe.engines.token_text import TokenTexts
+from mismatch_probe.engines.vllm.adapters import serve_adapter, served_facts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
 from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
@@ -18,6 +19,7 @@ from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.rendezvous import meet_without_a_file
 from mismatch_probe.engines.vllm.weights import send_weights
 from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.adapter import Adapter
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ def start_vllm(
     }
     started = VllmEngine(llm, checkpoint, sampling, start, products)
     try:
+        if launch.adapter is not None:
+            started.serve(launch.adapter)
         check_applied(started.effective_settings(), dtype)
     except BaseException:
         started.close()
@@ -94,7 +98,18 @@ class VllmEngine(Engine):
         self._longest: int = llm.model_config.max_model_len - 1
         llm.collective_rpc("probe_prepare")
         self._texts = TokenTexts(None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer())
-        self._settings = {**read_effective_settings(llm, sampling), **start}
+        self._adapter: Any = None
+        self._settings = {**read_effective_settings(llm, sampling), "adapter": None, **start}
+
+    def serve(self, adapter: Adapter) -> None:
+        """Compute every request with `adapter` from now on.
+
+        Raises:
+            UsageError: vLLM does not serve it on this model.
+            EngineError: vLLM applies it otherwise than its file says.
+        """
+        self._adapter = serve_adapter(self.llm, adapter)
+        self._settings["adapter"] = served_facts(self.llm, adapter)
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         from vllm import SamplingParams
@@ -122,26 +137,24 @@ class VllmEngine(Engine):
         return sampled
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        from vllm import SamplingParams
+        self._require_room_to_score(sequences)
+        outputs = self._score([_token_ids(sequence) for sequence in sequences])
+        return self._replayed(sequences, outputs)
 
+    def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
+        if not self._settings["prefix_caching"]:
+            raise UsageError("the engine runs without a prefix cache; set engine.prefix_caching = true to measure it")
+        self._require_room_to_score(sequences)
+        found = []
         for sequence in sequences:
-            if sequence.num_tokens > self._longest:
-                raise UsageError(
-                    f"{sequence.id} has {sequence.num_tokens} tokens, and the engine can score {self._longest}; "
-                    f"raise --vllm.max_model_len to {sequence.num_tokens + 1}"
-                )
-        params = SamplingParams(
-            temperature=0.0, max_tokens=1, prompt_logprobs=1, flat_logprobs=True, detokenize=False, ignore_eos=True
-        )
-        prompts = [[*sequence.prompt_token_ids, *sequence.token_ids] for sequence in sequences]
-        self.llm.collective_rpc("probe_scale_logits", args=(self._sampling.temperature,))
-        try:
-            outputs = self._generate(prompts, [params] * len(prompts), "replaying on")
-        finally:
-            self.llm.collective_rpc("probe_scale_logits", args=(1.0,))
-        replayed = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
-        self._count_missing(replayed)
-        return replayed
+            # The prompt's last token is left out: what follows it is the response's first log-prob.
+            prefix = sequence.prompt_token_ids[:-1]
+            if prefix:
+                self._score([prefix])
+            outputs = self._score([_token_ids(sequence)], behind_cache=True)
+            [scores] = self._replayed([sequence], outputs)
+            found.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
+        return found
 
     @property
     def vocab_size(self) -> int:
@@ -189,15 +202,36 @@ class VllmEngine(Engine):
         self.llm = None
         cleanup_dist_env_and_memory()
 
-    def _generate(self, prompts: list[list[int]], params: list[Any], doing: str) -> list[Any]:
+    def _score(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
+        """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=1,
+            flat_logprobs=True,
+            detokenize=False,
+            ignore_eos=True,
+            skip_reading_prefix_cache=not behind_cache,
+        )
+        self.llm.collective_rpc("probe_scale_logits", args=(self._sampling.temperature,))
+        try:
+            return self._generate(prompts, [params] * len(prompts), "replaying on", keeps_cache=behind_cache)
+        finally:
+            self.llm.collective_rpc("probe_scale_logits", args=(1.0,))
+
+    def _generate(
+        self, prompts: list[list[int]], params: list[Any], doing: str, *, keeps_cache: bool = False
+    ) -> list[Any]:
         """Request outputs in order. A batch must not profit from what earlier ones left in the prefix cache."""
-        if self._settings["prefix_caching"]:
+        if self._settings["prefix_caching"] and not keeps_cache:
             self.llm.reset_prefix_cache()
         try:
             inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
             counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
             with self._products():
-                outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted)
+                outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted, lora_request=self._adapter)
         except Exception as error:
             raise engine_failure(error, self._checkpoint, doing) from error
         return outputs
@@ -220,8 +254,25 @@ class VllmEngine(Engine):
                     f"{getattr(sampling, name)}: its replay and its recorded settings would not match; start another"
                 )
 
+    def _require_room_to_score(self, sequences: Sequence[TokenSequence]) -> None:
+        for sequence in sequences:
+            if sequence.num_tokens > self._longest:
+                raise UsageError(
+                    f"{sequence.id} has {sequence.num_tokens} tokens, and the engine can score {self._longest}; "
+                    f"raise --vllm.max_model_len to {sequence.num_tokens + 1}"
+                )
+
+    def _replayed(self, sequences: Sequence[TokenSequence], outputs: list[Any]) -> list[ScoredSequence]:
+        replayed = [replayed_scores(sequence, output) for sequence, output in zip(sequences, outputs, strict=True)]
+        self._count_missing(replayed)
+        return replayed
+
     def _count_missing(self, scored: list[ScoredSequence]) -> None:
         if missing := num_missing(scored):
             logger.warning(
                 "vLLM delivered no log-prob for %d of %d tokens", missing, sum(len(one.logprobs) for one in scored)
             )
+
+
+def _token_ids(sequence: TokenSequence) -> list[int]:
+    return [*sequence.prompt_token_ids, *sequence.token_ids]

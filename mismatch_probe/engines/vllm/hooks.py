@@ -35,7 +35,7 @@ class ActivationHooks:
     def probe_layout(self) -> dict[str, Any]:
         """What matches this model with its checkpoint's own names: modules, fused ones, the sizes of their parts."""
         model = self.get_model()
-        layers = _layers(model)
+        layers = decoder_layers(model)
         first = layers[0]
         inside = [path for path, _ in first.module.named_modules() if path]
         return {
@@ -64,13 +64,13 @@ class ActivationHooks:
         save_file({"logits": model.compute_logits(hidden).cpu().contiguous()}, target)
 
 
-class _Layer:
+class Layer:
     def __init__(self, path: str, module: torch.nn.Module) -> None:
         self.path = path
         self.module = module
 
 
-def _layers(model: torch.nn.Module) -> list[_Layer]:
+def decoder_layers(model: torch.nn.Module) -> list[Layer]:
     """The decoder layers in order: the first list of modules that is called `layers`."""
     found = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
     if not found:
@@ -79,7 +79,7 @@ def _layers(model: torch.nn.Module) -> list[_Layer]:
             "use compare, which needs none"
         )
     prefix = found[0][0].removesuffix("0")
-    return [_Layer(path, module) for path, module in found if path.startswith(prefix)]
+    return [Layer(path, module) for path, module in found if path.startswith(prefix)]
 
 
 class _Recorder:
@@ -91,7 +91,7 @@ class _Recorder:
         self._step = -1
         self._layer: dict[str, Tensor] = {}
         self._outside: dict[str, Tensor] = {}
-        layers = _layers(model)
+        layers = decoder_layers(model)
         base = layers[0].path.removesuffix("layers.0")
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
@@ -156,13 +156,18 @@ class _Recorder:
 
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._step += 1
-        self._step_folder.mkdir(parents=True)
-        tokens = {name: kwargs[name].long().cpu().contiguous() for name in ("input_ids", "positions")}
-        save_file(tokens, self._step_folder / TOKENS_FILE)
+        write_tokens(self._step_folder, kwargs)
 
     def _end(self, *_: Any) -> None:
         save_file(self._outside, self._step_folder / "outside.safetensors")
         self._outside.clear()
+
+
+def write_tokens(folder: Path, model_inputs: dict[str, Any]) -> None:
+    """Begin a step's folder with the ids and positions that the model is given."""
+    folder.mkdir(parents=True)
+    tokens = {name: model_inputs[name].long().cpu().contiguous() for name in ("input_ids", "positions")}
+    save_file(tokens, folder / TOKENS_FILE)
 
 
 def _floating(values: Any) -> list[Tensor]:

@@ -6,12 +6,14 @@ from typing import Any, Final
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.vllm.adapters import adapter_arguments
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
-from mismatch_probe.engines.vllm.environment import choose_processes, keep_fp32_exact, prepare_import
+from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
 from mismatch_probe.engines.vllm.limits import check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
+from mismatch_probe.provenance.adapter import Adapter, read_adapter
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.grounds import recorded_environment
 from mismatch_probe.reading import is_folder
@@ -21,12 +23,16 @@ WHOLE_VOCABULARY: Final = -1
 
 @dataclass(frozen=True)
 class Launch:
-    """Keyword arguments of `vllm.LLM`: of them the probe chose `bounds` to save memory and `choices` to save time."""
+    """Keyword arguments of `vllm.LLM`: of them the probe chose `bounds` to save memory and `choices` to save time.
+
+    `adapter` is to be served once the engine runs.
+    """
 
     arguments: dict[str, Any]
     bounds: dict[str, Any]
     choices: dict[str, Any]
     environment: dict[str, str]
+    adapter: Adapter | None
 
 
 def plan_launch(
@@ -43,11 +49,12 @@ def plan_launch(
     """Arguments as in `mismatch_probe.engines.start.start_engine`; sets up the environment and imports vLLM.
 
     Raises:
-        UsageError: an argument, the dtype, the sampling or the checkpoint cannot be used.
+        UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
     """
     check_limits(dtype, sampling)
     prepare_import()
     keep_fp32_exact(dtype)
+    adapter = None if engine.adapter is None else read_adapter(Path(engine.adapter))
     args = {"max_model_len": max_model_len, **engine_arguments(engine.args, known_arguments())}
     choose_processes(args)
 
@@ -55,6 +62,8 @@ def plan_launch(
 
     on_cpu = current_platform.is_cpu()
     prepare_compilation(on_cpu=on_cpu)
+    if on_cpu:
+        divide_cores(args)
     environment = recorded_environment()
     choices = compilation_defaults(args, on_cpu=on_cpu)
     given = args["max_model_len"]
@@ -77,5 +86,6 @@ def plan_launch(
         "max_logprobs": WHOLE_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
         "skip_tokenizer_init": is_folder(Path(checkpoint)) and not has_tokenizer(Path(checkpoint)),
+        **adapter_arguments(adapter),
     }
-    return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment)
+    return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment, adapter)

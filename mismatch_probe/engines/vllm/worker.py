@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from mismatch_probe.engines.vllm.adapters import ServedAdapter
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
+from mismatch_probe.engines.vllm.routing import RoutingHooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 
 
-class ProbeWorker(ActivationHooks, Fp32Hooks):
+class ProbeWorker(ActivationHooks, Fp32Hooks, RoutingHooks, ServedAdapter):
     """Methods vLLM mixes into its worker class (`worker_extension_cls`), whose attributes are declared here."""
 
     model_runner: Any

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from mismatch_probe.records.summary import SettingFinding
+from mismatch_probe.verdict.preflight.adapters import adapters
 from mismatch_probe.verdict.preflight.architecture import (
     attention,
     bounded_steps,
@@ -27,6 +28,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     supports,
     defaults_picked_up,
     forward_pass,
+    adapters,
     attention,
     bounded_steps,
     eager_by_default,

@@ -1,0 +1,40 @@
+"""An engine against itself: what it says of the same tokens when something changes that should not matter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.records.sequences import SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+
+def scored_alone(engine: Engine, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    """Prefill scores of each sequence in a batch of its own; a leg computed among others is to be held against them."""
+    return [engine.replay([sequence])[0] for sequence in sequences]
+
+
+def decoded_alone(
+    engine: Engine,
+    requests: Sequence[SampleRequest],
+    sampling: SamplingSettings,
+    recorded: Sequence[TokenSequence],
+) -> list[ScoredSequence]:
+    """Decode scores of each request sampled again in a batch of its own, with its own seed.
+
+    Where it comes out otherwise than `recorded`, the log-probs end with the last token that is the same: `logprobs` is
+    as long as what both have in common.
+    """
+    found = []
+    for request, before in zip(requests, recorded, strict=True):
+        again = engine.sample([request], sampling)[0]
+        found.append(_in_common(again, before))
+    return found
+
+
+def _in_common(again: SampledSequence, before: TokenSequence) -> ScoredSequence:
+    shorter = min(len(again.sequence.token_ids), len(before.token_ids))
+    differs = np.not_equal(again.sequence.token_ids[:shorter], before.token_ids[:shorter])
+    length = int(differs.argmax()) if differs.any() else shorter
+    top1_ids = again.scores.top1_ids
+    return ScoredSequence(before.id, again.scores.logprobs[:length], None if top1_ids is None else top1_ids[:length])

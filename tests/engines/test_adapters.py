@@ -1,0 +1,109 @@
+"""A LoRA adapter that real vLLM serves, against the same adapter in the training path."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import Engine
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path.scorer import Scorer
+from mismatch_probe.verdict.preflight import preflight
+from mismatch_probe.verdict.preflight.sides import Sides
+from tests.adapters import make_adapter
+from tests.engines.conftest import StartEngine, gaps, requests
+from tests.tiny_models import make_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PLAIN = SamplingSettings(max_new_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("served") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def adapter(checkpoint: Path) -> Path:
+    return make_adapter(checkpoint.parent / "adapter", checkpoint)
+
+
+@pytest.fixture(scope="module")
+def engine(start: StartEngine, checkpoint: Path, adapter: Path) -> Engine:
+    return start(checkpoint, adapter=adapter, max_new_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def served(engine: Engine) -> tuple[list[TokenSequence], list[ScoredSequence]]:
+    sampled = engine.sample(requests(), PLAIN)
+    return [one.sequence for one in sampled], [one.scores for one in sampled]
+
+
+def pi(checkpoint: Path, adapter: Path | None, *, merged: bool = False) -> Scorer:
+    settings = TrainingPathSettings(
+        device="cpu", adapter=None if adapter is None else str(adapter), adapter_merged=merged
+    )
+    return Scorer.load(checkpoint, Dtype.FP32, settings)
+
+
+def found(scorer: Scorer, engine: Engine) -> list[tuple[str, str]]:
+    """Levels and settings of what the two sides' settings make the pair."""
+    findings = preflight(Sides(Dtype.FP32, Dtype.FP32, scorer.effective_settings(), engine.effective_settings()))
+    return [(finding.level, finding.setting) for finding in findings if finding.setting == "adapter"]
+
+
+def test_what_is_served_is_what_the_trainer_has_beside_its_weights(
+    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], checkpoint: Path, adapter: Path
+) -> None:
+    sequences, decoded = served
+    assert np.abs(gaps(decoded, engine.replay(sequences))).max() < 1e-5
+    with pi(checkpoint, adapter) as scorer:
+        assert np.abs(gaps(decoded, scorer.score_batch(sequences))).max() < 5e-5
+        mine, theirs = scorer.effective_settings()["adapter"], engine.effective_settings()["adapter"]
+        assert theirs == {**mine, "change_norm": pytest.approx(mine["change_norm"], rel=1e-6)}
+        assert found(scorer, engine) == []
+
+
+def test_merged_into_the_weights_it_agrees_in_fp32_and_that_is_noted(
+    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], checkpoint: Path, adapter: Path
+) -> None:
+    sequences, decoded = served
+    with pi(checkpoint, adapter, merged=True) as scorer:
+        assert np.abs(gaps(decoded, scorer.score_batch(sequences))).max() < 1e-4
+        assert found(scorer, engine) == [("note", "adapter")]
+
+
+def test_an_adapter_on_one_side_alone_is_seen(
+    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], checkpoint: Path
+) -> None:
+    sequences, decoded = served
+    with pi(checkpoint, None) as scorer:
+        assert np.abs(gaps(decoded, scorer.score_batch(sequences))).mean() > 0.1
+        assert found(scorer, engine) == [("error", "adapter")]
+
+
+def test_another_alpha_is_seen(
+    engine: Engine,
+    served: tuple[list[TokenSequence], list[ScoredSequence]],
+    checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    sequences, decoded = served
+    with pi(checkpoint, make_adapter(tmp_path / "louder", checkpoint, alpha=32)) as scorer:
+        assert np.abs(gaps(decoded, scorer.score_batch(sequences))).mean() > 0.1
+        assert found(scorer, engine) == [("error", "adapter")]
+
+
+def test_an_adapter_of_another_model_is_refused_in_one_sentence(
+    start: StartEngine, checkpoint: Path, tmp_path: Path
+) -> None:
+    wider = make_checkpoint(tmp_path / "wider", "llama", hidden_size=96)
+    with pytest.raises(
+        UsageError, match=r"vLLM does not serve the adapter .* \(.*\); give engine\.adapter one of this"
+    ):
+        start(checkpoint, adapter=make_adapter(tmp_path / "other", wider))
+    with pytest.raises(UsageError, match=r"--vllm\.enable_lora cannot be given: it is set by engine\.adapter"):
+        start(checkpoint, args={"enable_lora": True})
