@@ -18,7 +18,7 @@ KNOWN = {
     "speculative_config": "dict[str, Any] | None",
     "cudagraph_capture_sizes": "list[int] | None",
     "per_request_spec_decode_metrics": "Literal['none', 'summary', 'detailed']",
-    "max_lora_rank": "MaxLoRARanks",
+    "optimization_level": "OptimizationLevel",
     "kv_cache_dtype": "CacheDType",
     "dtype": "ModelDType",
 }
@@ -44,7 +44,7 @@ KNOWN = {
         ("cudagraph_capture_sizes", "[1, 2]", [1, 2]),
         ("per_request_spec_decode_metrics", "none", "none"),
         ("kv_cache_dtype", "fp8", "fp8"),
-        ("max_lora_rank", "16", 16),
+        ("optimization_level", "2", 2),
     ],
 )
 def test_text_becomes_the_value_that_vllm_declares_the_argument_to_be(name, text, value):

@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.children import preloads
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal
+from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal, with_typed_arguments
 from mismatch_probe.errors import EngineError, UsageError
 from tests.children.conftest import own_servers
 from tests.tiny_models import make_checkpoint
@@ -77,19 +77,24 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "args", "temperature", "words"),
+    ("dtype", "temperature", "words"),
     [
-        ([Dtype.FP64], {}, 1.0, "vLLM cannot run in fp64"),
-        ([Dtype.BF16], {"nonsense": 1}, 1.0, "no argument 'nonsense'"),
-        ([Dtype.BF16], {"max_num_seqs": "many"}, 1.0, "takes a whole number"),
-        ([Dtype.BF16], {}, 0.001, "--temperature 0.001 cannot be used"),
+        (Dtype.FP64, 1.0, "vLLM cannot run in fp64"),
+        (Dtype.BF16, 0.001, "--temperature 0.001 cannot be used"),
     ],
 )
-def test_what_needs_no_checkpoint_to_be_seen_is_refused_at_once(
-    dtypes: list[Dtype], args: dict[str, object], temperature: float, words: str
-) -> None:
+def test_a_distribution_that_it_cannot_give_is_refused_at_once(dtype: Dtype, temperature: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_engine(dtypes, EngineSettings(args=args), SamplingSettings(temperature=temperature))
+        check_engine([dtype], SamplingSettings(temperature=temperature))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [({"nonsense": 1}, "no argument 'nonsense'"), ({"max_num_seqs": "many"}, "takes a whole number")],
+)
+def test_an_argument_that_it_does_not_have_is_refused_at_once(args: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        with_typed_arguments(EngineSettings(args=args))
 
 
 def test_a_prompt_must_leave_room_in_the_length_that_the_user_gave() -> None:
