@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from inspect import getsource
 from pathlib import Path
 
 import pytest
@@ -75,18 +76,20 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None
     assert said(script, GOMP_SPINCOUNT="7") == "7"
 
 
-SHAPES = """
+SHAPES = f"""
+from pathlib import Path
 from mismatch_probe.host import prepare
-{prepare}
+{{prepare}}
 import torch
-from tests.test_host import resident_bytes
+{getsource(resident_bytes)}
+torch.set_num_threads(1)
 weight = torch.randn(256, 64)
 def multiply(sizes):
     for rows in sizes:
         torch.ops.mkldnn._linear_pointwise(torch.randn(rows, 64), weight, None, "none", [], "")
     return resident_bytes()
-few = multiply(range(1000, 1200))
-print(multiply(range(1200, 2000)) - few)
+few = multiply(range(100, 200))
+print(multiply(range(200, 500)) - few)
 """
 
 

@@ -59,7 +59,7 @@ class Inspector(HTMLParser):
 def test_hostile_text_anywhere_in_the_records_stays_inert(payload: str) -> None:
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
     simulation = samples.Simulation(num_responses=16, longest=64, hostile=payload, model=f"demo{payload}")
-    page = render_html(samples.summary(pairs, simulation), samples.manifest(pairs, payload))
+    page = render_html(samples.undrawn(samples.summary(pairs, simulation)), samples.manifest(pairs, payload))
     inspector = Inspector()
     inspector.feed(page)
     inspector.close()

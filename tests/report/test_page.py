@@ -142,12 +142,12 @@ def test_the_summary_is_embedded(page: str) -> None:
 
 def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
     pairs: samples.Pairs = ((Dtype.FP32, Dtype.BF16), (Dtype.BF16, Dtype.BF16))
-    page = render_html(samples.summary(pairs), samples.manifest(pairs))
+    page = render_html(samples.undrawn(samples.summary(pairs)), samples.manifest(pairs))
     assert "train FP32 / infer BF16" in page
 
 
 def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text() -> None:
-    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
     advice = ["See: `mismatch-probe headroom --run RUN`", "`<script>` is text"]
     page = render_html(
         summary.model_copy(update={"verdict": summary.verdict.model_copy(update={"advice": advice})}),
@@ -209,7 +209,7 @@ def test_the_whole_vocabulary_checks_every_sampled_estimator(page: str) -> None:
 
 
 def test_an_estimator_that_disagrees_is_named() -> None:
-    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
     check = summary.pairs[0].full_vocabulary
     assert check is not None
     wrong = replace(check.estimators["kl_k3"], agrees=False)
@@ -221,7 +221,7 @@ def test_an_estimator_that_disagrees_is_named() -> None:
 
 
 def test_whole_distributions_that_were_not_compared_are_told_with_the_reason() -> None:
-    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
     why = "the whole distributions are not finite at 3 of 8 positions"
     pair = summary.pairs[0].model_copy(update={"full_vocabulary": None, "metrics_unavailable": {"full_kl": why}})
     page = render_html(summary.model_copy(update={"pairs": [pair]}), samples.manifest())

@@ -11,7 +11,6 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from mismatch_probe.dtypes import Dtype
@@ -89,7 +88,7 @@ def panel(heading: Heading, draw: Callable[[Axes], object], size: tuple[float, f
         draw(axes)
         if not axes.has_data():
             words_inside(axes, _NOTHING_DRAWN, 0.02, 0.5)
-        for words in figure.findobj(Text):
+        for words in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts):
             words.set_text(plain(words.get_text()))
         buffer = io.BytesIO()
         with warnings.catch_warnings():
