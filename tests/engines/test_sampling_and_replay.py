@@ -111,6 +111,16 @@ def test_replay_leaves_no_trace_in_later_sampling(engine, sampled):
     assert same(engine.sample(requests(), PLAIN), sampled)
 
 
+def test_an_eager_engine_compiles_nothing(engine):
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    engine.replay(sequences(engine.sample(requests(), PLAIN)))
+    assert not counters["frames"]
+
+
 def test_an_empty_batch_is_an_empty_result(engine):
     assert engine.sample([], PLAIN) == []
     assert engine.replay([]) == []

@@ -9,6 +9,7 @@ import torch
 
 from mismatch_probe.engines.vllm.adapters import ServedAdapter
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
+from mismatch_probe.engines.vllm.eager_ranks import rank_eagerly
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
 from mismatch_probe.engines.vllm.routing import RoutingHooks
@@ -31,6 +32,8 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, RoutingHooks, ServedAdapter):
         """What a worker needs before its first request."""
         if torch.device(self.device).type == "cpu" and not self.use_v2_model_runner:
             spare_discarded_draws(self.model_runner)
+            if self.vllm_config.model_config.enforce_eager:
+                rank_eagerly(self.model_runner.sampler)
 
     def probe_scale_logits(self, temperature: float) -> None:
         """Divide every logit by `temperature` before anything reads it; 1 restores the model.
