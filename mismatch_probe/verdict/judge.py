@@ -53,7 +53,8 @@ def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
 def _bugs(case: Case, found: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
-        return _with_settings(case, signatures(case.exact)) or [_nameless(case.exact)]
+        causes = _with_roundings(case, case.exact, _with_settings(case, signatures(case.exact)))
+        return causes or [_nameless(case.exact)]
     causes = signatures(found)
     one_sided = None if causes else one_sided_dtype(found)
     if one_sided is not None:
@@ -105,12 +106,36 @@ def _costs(case: Case, found: Disagreement) -> Iterator[Cause]:
             yield _supported(_of_setting(finding), [compared])
 
 
+def _with_roundings(case: Case, exact: Disagreement, causes: list[Cause]) -> list[Cause]:
+    """With settings that round what FP32 does not, where the side they are on is the one that errs in FP32.
+
+    They come before causes told by where the deviation lies, and in place of those that hold by elimination.
+    """
+    if exact.errors is None:
+        return causes
+    pi, mu = exact.errors
+    errs_more = {"pi": pi > COSTS * mu, "mu": mu > COSTS * pi}
+    compared = f"median error in FP32: {write_number(pi)} nats for pi, {write_number(mu)} for mu"
+    roundings = [
+        _supported(_of_setting(finding), [*_sizes(exact), compared])
+        for finding in case.preflight
+        if finding.level == "warning"
+        and finding.code == Code.ONE_SIDED_DTYPE
+        and finding.side
+        and errs_more[finding.side]
+    ]
+    if not roundings:
+        return causes
+    shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
+    weak = [cause for cause in shown if cause.code in BY_PLACE]
+    return [cause for cause in shown if cause not in weak] + roundings + weak
+
+
 def _nameless(exact: Disagreement) -> Cause:
     return Code.UNEXPLAINED.cause(
         what="This is a bug, not precision: the two implementations disagree in FP32 too, and no known cause fits.",
         evidence=[
-            f"FP32 against FP32: mean abs(d) {write_number(float(exact.pair.abs_diff.mean()))} nats, where rounding "
-            f"gives about {write_number(exact.floor)}",
+            *_sizes(exact),
             *_where_it_sets_in(exact),
             f"largest abs(d) in FP32: {write_number(float(exact.pair.abs_diff.max()))} nats",
         ],
@@ -119,6 +144,13 @@ def _nameless(exact: Disagreement) -> Cause:
             "Compare the effective settings of both sides: temperature, top-p, RoPE scaling, sliding window, template.",
         ],
     )
+
+
+def _sizes(exact: Disagreement) -> list[str]:
+    return [
+        f"FP32 against FP32: mean abs(d) {write_number(float(exact.pair.abs_diff.mean()))} nats, where rounding "
+        f"gives about {write_number(exact.floor)}"
+    ]
 
 
 def _where_it_sets_in(exact: Disagreement) -> list[str]:

@@ -162,6 +162,19 @@ def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> 
         assert judge(case(found, exact, preflight=[rounded])).kind == expected
 
 
+def test_a_setting_that_rounds_is_named_in_fp32_where_its_side_errs() -> None:
+    given = world()
+    disturbed = given.logits + 0.02 * given.generator.normal(size=given.logits.shape)
+    cache = setting(level="warning", side="mu", what="keys and values in fp8", code="one_sided_dtype")
+    of_mu, of_pi = (replace(with_logits(given, **{side: disturbed}), settled=True) for side in ("mu", "pi"))
+    assert judge(case(of_mu, of_mu)).code == "unexplained"
+    named = judge(case(of_mu, of_mu, preflight=[cache]))
+    assert kind_and_code(named) == ("bug", "one_sided_dtype")
+    assert named.also == []
+    assert "keys and values in fp8" in named.sentence
+    assert judge(case(of_pi, of_pi, preflight=[cache])).code == "unexplained"
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

@@ -117,6 +117,17 @@ def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
     assert preflight(sides(train={key: value for key, value in lossy.items() if key.startswith("fp32")})) == []
 
 
+def test_which_library_multiplies_in_fp32_is_no_rounding() -> None:
+    train, infer = {**TRAIN, "dtype": "fp32", "lm_head_dtype": None}, {**INFER, "dtype": "fp32", "kv_cache_dtypes": []}
+    for by_onednn in (False, True):
+        assert preflight(Sides("fp32", "fp32", {**train, "fp32_products_by_onednn": by_onednn}, infer)) == []
+
+
+def test_a_cache_of_bytes_is_named_by_the_engines_setting() -> None:
+    [found] = preflight(sides(infer={"kv_cache_dtypes": ["uint8"], "kv_cache_dtype": "fp8"}))
+    assert found.what == "the engine keeps keys and values in fp8"
+
+
 def test_what_is_as_asked_is_not_told() -> None:
     assert preflight(sides({"experts_dtype": "bf16", "attention": "sdpa"}, {"bounded_by_probe": {}})) == []
     assert preflight(sides(infer={"bounded_by_probe": {"kv_cache_memory_bytes": 1}})) == []

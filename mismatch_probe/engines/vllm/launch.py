@@ -10,6 +10,7 @@ from mismatch_probe.engines.vllm.adapters import adapter_arguments
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
+from mismatch_probe.engines.vllm.kv_cache import AUTO, check_cpu_cache
 from mismatch_probe.engines.vllm.limits import check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
@@ -66,9 +67,12 @@ def plan_launch(
         divide_cores(args)
     environment = recorded_environment()
     choices = compilation_defaults(args, on_cpu=on_cpu)
+    config = read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+    if on_cpu:
+        check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
     given = args["max_model_len"]
     bounds: dict[str, Any] = memory_defaults(
-        read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code),
+        config,
         args,
         dtype_bytes=dtype.num_bytes,
         max_model_len=given if given is not None and given > 0 else max_model_len,

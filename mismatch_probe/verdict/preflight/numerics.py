@@ -1,11 +1,14 @@
 """Formats: what computes, what is stored, what was rounded without being asked."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype, short_name
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
+
+_BYTES: Final = "uint8"
 
 
 def applied_dtypes(sides: Sides) -> Iterator[SettingFinding]:
@@ -60,19 +63,30 @@ def compressed_engine(sides: Sides) -> Iterator[SettingFinding]:
     """Quantised weights, or a KV cache in fewer bits than the arithmetic."""
     quantization = sides.infer.get("quantization")
     if quantization is not None:
-        yield _engine_rounds("quantization", f"the engine's weights are quantised ({quantization})")
+        yield _engine_rounds(
+            "quantization", f"the engine's weights are quantised ({quantization})", "Measure with it off"
+        )
     for held in sides.infer.get("kv_cache_dtypes") or ():
         if short_name(held) != sides.infer_dtype:
-            yield _engine_rounds("kv_cache_dtypes", f"the engine keeps keys and values in {held}")
+            yield _engine_rounds(
+                "kv_cache_dtypes",
+                f"the engine keeps keys and values in {_cache_format(held, sides.infer)}",
+                "Give --vllm.kv_cache_dtype auto to measure without",
+            )
 
 
-def _engine_rounds(setting: str, what: str) -> SettingFinding:
+def _cache_format(held: str, infer: Mapping[str, Any]) -> str:
+    """A cache of bytes is of the format that the engine's own setting names."""
+    return str(infer.get("kv_cache_dtype", held)) if held == _BYTES else held
+
+
+def _engine_rounds(setting: str, what: str, off: str) -> SettingFinding:
     return SettingFinding(
         level="warning",
         side="mu",
         setting=setting,
         what=what,
-        advice="Measure with it off; what it adds is not the dtype's doing.",
+        advice=f"{off}; what it adds is not the dtype's doing.",
         code=Code.ONE_SIDED_DTYPE,
     )
 
@@ -104,8 +118,12 @@ def inexact_fp32(sides: Sides) -> Iterator[SettingFinding]:
     """FP32 products in TF32 or BF16 on either side of an FP32 pair."""
     if Dtype.FP32 not in (sides.train_dtype, sides.infer_dtype):
         return
-    flags = {name: value for name, value in sides.train.items() if name.startswith("fp32_products")}
-    lossy = {name: value for name, value in flags.items() if value not in ("ieee", "none")}
+    modes = {
+        name: value
+        for name, value in sides.train.items()
+        if name.startswith("fp32_products") and isinstance(value, str)
+    }
+    lossy = {name: value for name, value in modes.items() if value not in ("ieee", "none")}
     precision = sides.infer.get("float32_matmul_precision")
     if precision not in (None, "highest"):
         lossy["float32_matmul_precision"] = precision
