@@ -14,7 +14,7 @@ from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
 from mismatch_probe.report.findings.page import render_document
-from mismatch_probe.report.screen import print_table, print_titled, without_intervals
+from mismatch_probe.report.screen import print_line, print_table, print_titled, without_intervals
 from mismatch_probe.report.view import Badge, Table
 from tests.report.documents import headroom, localization
 
@@ -26,6 +26,23 @@ def screen(render: Callable[[Console], None], *, terminal: bool = False) -> str:
     out = io.StringIO()
     render(Console(file=out, width=80, force_terminal=terminal, color_system=None))
     return out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_brackets_are_no_markup(terminal: bool) -> None:
+    place = "model.layers.0.self_attn.rotary_emb[q]"
+    line = screen(lambda console: print_line(console, f"The sides differ at {place}."), terminal=terminal)
+    assert "rotary_emb[q]." in line.replace("\n", "")
+
+
+def test_what_a_stranger_wrote_is_inert() -> None:
+    assert "\x1b" not in screen(lambda console: print_line(console, "\x1b[31mred"))
+
+
+def test_a_table_is_whole_where_the_output_is_no_terminal() -> None:
+    name = "a place with a name longer than eighty columns " * 3
+    table = Table("", ["place", "error"], [[name.strip(), "0.001"]])
+    assert name.strip() in screen(lambda console: print_table(console, table))
 
 
 @pytest.mark.parametrize("terminal", [False, True])
