@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from mismatch_probe.cli import training_options as options
-from mismatch_probe.cli.training_options import training_flags
+from mismatch_probe.cli import options
+from mismatch_probe.cli import training_options as training
+from mismatch_probe.cli.options import settings_given
 
 
 def train(
@@ -13,23 +14,23 @@ def train(
     model: options.Model = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    task: options.Task = None,
-    num_problems: options.NumProblems = None,
-    reward: options.RewardName = None,
-    objective: options.Objective = None,
-    train_dtype: options.TrainDtype = None,
-    infer_dtype: options.InferDtype = None,
-    steps: options.Steps = None,
-    learning_rate: options.LearningRate = None,
-    prompts_per_step: options.PromptsPerStep = None,
-    samples_per_prompt: options.SamplesPerPrompt = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    lora_rank: options.LoraRank = None,
-    guards: options.Guards = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    report_to: options.ReportTo = None,
-    seed: options.Seed = None,
+    task: training.Task = None,
+    num_problems: training.NumProblems = None,
+    reward: training.RewardName = None,
+    objective: training.Objective = None,
+    train_dtype: training.TrainDtype = None,
+    infer_dtype: training.InferDtype = None,
+    steps: training.Steps = None,
+    learning_rate: training.LearningRate = None,
+    prompts_per_step: training.PromptsPerStep = None,
+    samples_per_prompt: training.SamplesPerPrompt = None,
+    max_new_tokens: training.MaxNewTokens = None,
+    temperature: training.Temperature = None,
+    lora_rank: training.LoraRank = None,
+    guards: training.Guards = None,
+    checkpoint_every: training.CheckpointEvery = None,
+    report_to: training.ReportTo = None,
+    seed: training.Seed = None,
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
@@ -44,7 +45,7 @@ def train(
     Engine arguments pass through: --vllm.KEY VALUE. On several GPUs: torchrun --nproc-per-node N -m mismatch_probe
     train …
     """
-    flags = training_flags(context)
+    flags = settings_given(train, context)
     if canary:
         from mismatch_probe.cli.canary_command import run_canary
 

@@ -2,16 +2,27 @@
 
 import inspect
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from mismatch_probe.cli import compare_command
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import compare
+from mismatch_probe.cli.evaluate import evaluate
+from mismatch_probe.cli.headroom import headroom
+from mismatch_probe.cli.localize import localize
+from mismatch_probe.cli.options import Sets
+from mismatch_probe.cli.sanity import sanity
+from mismatch_probe.cli.train import train
+from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.engines.vllm.arguments import engine_arguments
 from mismatch_probe.errors import ExitCode, UsageError
 
@@ -38,3 +49,36 @@ def test_the_flag_that_an_engine_argument_is_refused_for_exists(name: str) -> No
     flags = re.findall(r"--([a-z]+(?:-[a-z]+)*)(?![.\w-])", str(caught.value).partition(":")[2])
     assert flags
     assert {flag.replace("-", "_") for flag in flags} <= set(inspect.signature(compare).parameters)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "others"),
+    [
+        (compare, CompareSettings, ()),
+        (evaluate, CompareSettings, ("evaluation.",)),
+        (headroom, HeadroomSettings, ()),
+        (localize, LocalizeSettings, ()),
+        (train, TrainSettings, ()),
+        (sanity, TrainSettings, ("sanity.",)),
+    ],
+)
+def test_every_flag_gives_a_setting_that_there_is(
+    command: Callable[..., None], kind: type[BaseModel], others: tuple[str, ...]
+) -> None:
+    hints = get_type_hints(command, include_extras=True).values()
+    paths = [one.path for hint in hints for one in get_args(hint)[-1:] if isinstance(one, Sets)]
+    assert len(paths) > 10
+    assert [path for path in paths if not path.startswith(others or ("?",)) and not is_setting(kind, path)] == []
+
+
+def test_a_path_that_is_no_setting_is_seen() -> None:
+    assert is_setting(TrainSettings, "policy.lora.rank")
+    assert not is_setting(TrainSettings, "policy.lora.ranks")
+    assert not is_setting(TrainSettings, "rollouts.prompts")
+
+
+def is_setting(kind: Any, path: str) -> bool:
+    first, _, rest = path.partition(".")
+    kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+    fields = kinds[0].model_fields if kinds else {}
+    return first in fields and (not rest or is_setting(fields[first].annotation, rest))
