@@ -15,8 +15,8 @@ import pyarrow as pa
 from mismatch_probe import __version__
 from mismatch_probe.compare.plan import SampleStage, ScoreStage, make_plan, sample_requests
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
@@ -86,9 +86,9 @@ def _write(run: RunDirectory, simulation: Simulation, *, with_summary: bool) -> 
     write_table(run.prompts_path, prompts_table(prompts))
     rollouts, sequences = [], {}
     for stage in plan.sample_stages:
-        requests = sample_requests(prompts, settings, stage)
-        sequences[stage.sampler] = [_sequence(request, simulation) for request in requests]
-        table, leg = _sampled(requests, sequences[stage.sampler], stage, simulation)
+        requests = sample_requests(prompts, settings.sampling, stage.side)
+        sequences[stage.side.sampler] = [_sequence(request, simulation) for request in requests]
+        table, leg = _sampled(requests, sequences[stage.side.sampler], stage, simulation)
         rollouts.append(table)
         legs.write(stage.leg, leg)
     write_table(run.rollouts_path, pa.concat_tables(rollouts))
@@ -163,7 +163,9 @@ def simulated_manifest(simulation: Simulation) -> Manifest:
         git=None,
         run_key=simulation.run_key,
         stages={
-            stage.name: StageRecord(state="done", batches=1, batches_done=1, effective_settings={"dtype": stage.dtype})
+            stage.name: StageRecord(
+                state="done", batches=1, batches_done=1, effective_settings={"dtype": stage.side.dtype}
+            )
             for stage in make_plan(settings).stages
         },
     )
@@ -200,17 +202,17 @@ def _sampled(
     sampled = [
         SampledSequence(
             sequence=sequence,
-            scores=_leg(sequence, stage.leg, ERROR_NATS[stage.dtype], simulation),
+            scores=_leg(sequence, stage.leg, ERROR_NATS[stage.side.dtype], simulation),
             finish_reason="stop",
             token_texts=["<script>"] * len(sequence.token_ids),
         )
         for sequence in sequences
     ]
-    table = rollouts_table(requests, sampled, stage.sampler)
+    table = rollouts_table(requests, sampled, stage.side.sampler)
     return table, leg_table(sequences, [one.scores for one in sampled])
 
 
 def _scored(sequences: Iterable[TokenSequence], stage: ScoreStage, simulation: Simulation) -> pa.Table:
     chosen = list(sequences)
-    error = 0.0 if stage.reference else ERROR_NATS[stage.dtype] * simulation.worse
+    error = 0.0 if stage.side.role == "ref" else ERROR_NATS[stage.side.dtype] * simulation.worse
     return leg_table(chosen, [_leg(sequence, stage.leg, error, simulation) for sequence in chosen])

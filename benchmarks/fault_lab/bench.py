@@ -78,8 +78,8 @@ class Bench:
         """The clean run with the training path's legs edited."""
 
         def inject(run: RunDirectory) -> None:
-            for train in run.read_manifest().settings.train_dtypes:
-                edit_leg(run, f"train-{train}", edit)
+            for pi in run.read_manifest().settings.train_sides:
+                edit_leg(run, pi.leg(), edit)
 
         return self.injected(name, inject)
 

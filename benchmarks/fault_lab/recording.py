@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.compare.plan import ScoreStage, make_plan
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute, start_run
 from mismatch_probe.compare.starts import scored_with_starts
-from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.rows import leg_table, sequences_of
@@ -85,18 +86,15 @@ def score_again(run: RunDirectory, open_scorer: OpenScorer) -> None:
     rollouts = read_table(run.rollouts_path, columns=["id", "sampler", "prompt_token_ids", "token_ids"])
     sequences = dict(zip(rollouts["id"].to_pylist(), sequences_of(rollouts), strict=True))
     samplers = rollouts["sampler"].to_pylist()
-    pairs = manifest.settings.pairs
-    jobs: list[tuple[Dtype, str, bool]] = [(train, f"train-{train}", False) for train in manifest.settings.train_dtypes]
-    jobs.append((Dtype.FP32, "ref-fp32", True))
-    for dtype, leg, reference in jobs:
-        wanted = {f"infer-{infer}" for train, infer in pairs if reference or train == dtype}
-        chosen = [sequence for sequence, by in zip(sequences.values(), samplers, strict=True) if by in wanted]
-        with open_scorer(dtype, reference) as side:
+    stages = [stage for stage in make_plan(manifest.settings).stages if isinstance(stage, ScoreStage)]
+    for stage in (stage for stage in stages if stage.side.rounded_to is None):
+        chosen = [sequence for sequence, by in zip(sequences.values(), samplers, strict=True) if by in stage.samplers]
+        with open_scorer(stage.side.dtype, stage.side.role == "ref") as side:
             scored: list[ScoredSequence | None] = [None] * len(chosen)
             for rows in plan_batches([sequence.num_tokens for sequence in chosen], 8192):
                 for row, one in zip(rows, scored_with_starts(side.score, [chosen[row] for row in rows]), strict=True):
                     scored[row] = one
-            manifest.stages[f"score-{leg}"].effective_settings = side.effective_settings
-        legs.write(leg, leg_table(chosen, [one for one in scored if one is not None]))
+            manifest.stages[stage.name].effective_settings = side.effective_settings
+        legs.write(stage.leg, leg_table(chosen, [one for one in scored if one is not None]))
     run.write_manifest(manifest)
     run.summary_path.unlink(missing_ok=True)

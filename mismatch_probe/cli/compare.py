@@ -1,13 +1,14 @@
 """`mismatch-probe compare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Sets, settings_given
+from mismatch_probe.config.side_text import parse_side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
@@ -20,6 +21,17 @@ def compare(
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
+    train: Annotated[
+        list[str] | None,
+        typer.Option(help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable)."),
+    ] = None,
+    infer: Annotated[
+        list[str] | None,
+        typer.Option(help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, or checkpoint=FOLDER (repeatable)."),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="What both sides are held against: fp32, fp64, none."), Sets("reference.dtype")
+    ] = None,
     prompts: options.Prompts = None,
     chat_template: options.ChatTemplate = None,
     num_prompts: Annotated[
@@ -52,7 +64,7 @@ def compare(
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
     """
-    flags = settings_given(compare, context, pairs=pairs_of(dtype, train_dtype, infer_dtype))
+    flags = settings_given(compare, context, **sides_of(dtype, train_dtype, infer_dtype, train, infer))
     warm_up()
     from mismatch_probe.cli.compare_command import run_compare
 
@@ -67,6 +79,25 @@ def compare(
         baseline=baseline,
     )
     raise typer.Exit(int(code))
+
+
+def sides_of(
+    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: list[str] | None, infer: list[str] | None
+) -> dict[str, Any]:
+    """The pairs that the dtype flags ask for, or the sides that --train and --infer give, each against each.
+
+    Raises:
+        UsageError: the flags contradict each other, one side is missing, or a side is not written as one.
+    """
+    pairs = pairs_of(dtypes, train_dtypes, infer_dtypes)
+    if not (train or infer):
+        return {"pairs": pairs}
+    if pairs is not None:
+        raise UsageError("--train and --infer say what is compared; leave --dtype, --train-dtype and --infer-dtype out")
+    if not (train and infer):
+        raise UsageError("--train and --infer go together; give both, or --dtype for the same on both sides")
+    sides = {kind: [parse_side(kind, text) for text in given] for kind, given in (("train", train), ("infer", infer))}
+    return sides | {"pairs": [(one["name"], other["name"]) for one in sides["train"] for other in sides["infer"]]}
 
 
 def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, Dtype]] | None:

@@ -10,9 +10,9 @@ from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import default_run_path, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
-from mismatch_probe.config.given_now import going_on
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.run_directory import RunDirectory
@@ -78,7 +78,7 @@ def run_compare(
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
     values = given_settings(config, flags)
     if recorded is not None:
-        values = going_on(recorded.path, recorded.read_manifest().settings.model_dump(mode="json"), values)
+        return going_on_comparing(recorded.path, recorded.read_manifest().settings, values)
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)

@@ -6,10 +6,10 @@ from typing import Any
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.evaluate import EvaluationSettings
-from mismatch_probe.config.given_now import going_on
+from mismatch_probe.config.given_now import going_on, going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
 from mismatch_probe.evaluate.console import render_evaluation
@@ -63,9 +63,11 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
     if recorded is None:
         values = merged(DEFAULTS, given)
     else:
-        base = recorded.read_manifest().settings.model_dump(mode="json")
-        base["evaluation"] = recorded.read_evaluation().settings.model_dump(mode="json")
-        values = going_on(recorded.path, base, given)
+        asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
+        asked = going_on(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
+        compared = {name: value for name, value in given.items() if name not in asked}
+        comparison = going_on_comparing(recorded.path, recorded.read_manifest().settings, compared)
+        values = comparison.model_dump(mode="json") | asked
     if "model" not in values:
         raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")
     return values

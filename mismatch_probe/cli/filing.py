@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings, require_absent

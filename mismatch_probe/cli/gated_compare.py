@@ -11,7 +11,7 @@ from mismatch_probe.cli.gate_command import Outputs, judge
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.extension import extend_run
 from mismatch_probe.compare.preparation import prepare
-from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.result import Look

@@ -7,9 +7,9 @@ from typing import Any
 from mismatch_probe.children.servers import keep_scratch
 from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, localize_values
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.localize.run import localize

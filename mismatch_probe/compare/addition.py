@@ -1,31 +1,28 @@
-"""More dtypes for a run: what is recorded stays, and only what the new pairs lack is computed.
+"""More sides for a run: what is recorded stays, and only what the new pairs lack is computed.
 
-What was begun is finished first. Then a new engine dtype samples its own responses, a new training dtype scores those
-of the engines it is paired with, and a leg that other responses now belong to is given their rows.
+What was begun is finished first. Then a new engine's side samples its own responses, a new side of the training path
+scores those of the engines it is paired with, and a leg that other responses now belong to is given their rows.
 """
 
-from collections.abc import Sequence
-
 from mismatch_probe.compare.plan import DistributionsStage, LegStage, Plan, Stage, TrainingStage, make_plan
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import CompareSettings, PairName
+from mismatch_probe.config.sides import sampler_of
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 
-Pairs = Sequence[tuple[Dtype, Dtype]]
 
-
-def with_pairs(manifest: Manifest, pairs: Pairs) -> Manifest:
-    """The manifest as it would be had these pairs been asked for; its stages stay."""
-    if tuple(pairs) == manifest.settings.pairs:
+def with_sides_of(manifest: Manifest, settings: CompareSettings) -> Manifest:
+    """The manifest as it would be had the pairs and sides of `settings` been asked for; its stages stay."""
+    settings = manifest.settings.with_sides_of(settings)
+    if settings == manifest.settings:
         return manifest
-    settings = manifest.settings.model_copy(update={"pairs": tuple(pairs)})
     key = content_key(settings.model_dump(mode="json"))
     return manifest.model_copy(update={"settings": settings, "content_keys": manifest.content_keys | {"settings": key}})
 
 
-def pairs_to_add(manifest: Manifest) -> list[tuple[Dtype, Dtype]]:
+def pairs_to_add(manifest: Manifest) -> list[PairName]:
     """The pairs that were asked for later and are not begun."""
     asked = dict.fromkeys(pair for continuation in manifest.continued for pair in continuation.added)
     return [pair for pair in asked if pair not in manifest.settings.pairs]
@@ -33,7 +30,10 @@ def pairs_to_add(manifest: Manifest) -> list[tuple[Dtype, Dtype]]:
 
 def with_added_pairs(manifest: Manifest) -> Manifest:
     """The manifest of a finished run with every pair that is to be added, and with the stages that they need."""
-    grown = with_pairs(manifest, (*manifest.settings.pairs, *pairs_to_add(manifest)))
+    settings = manifest.settings
+    for continuation in manifest.continued:
+        settings = settings.with_more(continuation.added, continuation.infer, continuation.train)
+    grown = with_sides_of(manifest, settings)
     before, after = make_plan(manifest.settings), make_plan(grown.settings)
     stages, growing = dict(manifest.stages), {}
     inputs = {stage.name: _inputs(before, stage) for stage in before.stages}
@@ -47,7 +47,7 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
 
 
 def is_recorded(run: RunDirectory, manifest: Manifest, stage: LegStage) -> bool:
-    """Whether the leg of a stage is there, with the rows of every dtype."""
+    """Whether the leg of a stage is there, with the rows of every sampler."""
     return run.leg_path(stage.leg).exists() and stage.name not in manifest.growing
 
 
@@ -56,7 +56,7 @@ def samplers_left(run: RunDirectory, stage: TrainingStage) -> tuple[str, ...]:
     path = run.leg_path(stage.leg)
     if not path.exists():
         return stage.samplers
-    scored = {row_id.rpartition("@")[2] for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
+    scored = {sampler_of(row_id) for row_id in read_table(path, columns=["id"])["id"].to_pylist()}
     return tuple(sampler for sampler in stage.samplers if sampler not in scored)
 
 

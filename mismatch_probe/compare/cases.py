@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from mismatch_probe.compare.pair_data import PairData
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
@@ -14,17 +14,16 @@ from mismatch_probe.verdict.preflight.facts import has_experts
 from mismatch_probe.verdict.preflight.sides import Sides
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
-PairName = tuple[Dtype, Dtype]
-
 
 def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
     """The settings both sides of a pair ran with, and what its prompts begin with."""
-    train, infer = name
+    pi, mu = manifest.settings.pi(name[0]), manifest.settings.mu(name[1])
     return Sides(
-        train_dtype=train,
-        infer_dtype=infer,
-        train=_effective_settings(manifest, f"score-train-{train}"),
-        infer=_effective_settings(manifest, f"sample-{infer}"),
+        train_dtype=pi.dtype,
+        infer_dtype=mu.dtype,
+        train=_effective_settings(manifest, pi.stage("score")),
+        infer=_effective_settings(manifest, mu.stage("sample")),
+        checkpoints=(manifest.identity_of(pi), manifest.identity_of(mu)),
         doubled_first_token=doubled_first_token(data.rollouts["prompt_token_ids"].to_pylist()),
     )
 
@@ -42,31 +41,36 @@ def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
 def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict[PairName, Disagreement]:
     """The deviations of every usable pair, each knowing what FP32 against FP32 has settled."""
     found = {name: _disagreement(manifest, name, one) for name, one in data.items() if one.pair is not None}
-    exact = exact_of(found)
+    return {name: _settled(one, exact_of(manifest, name, found)) for name, one in found.items()}
+
+
+def exact_of(manifest: Manifest, name: PairName, found: Mapping[PairName, Disagreement]) -> Disagreement | None:
+    """The pair that decides between bug and precision for another, None where none was run or it is not usable."""
+    exact = manifest.settings.exact_counterpart(name)
+    return None if exact is None else found.get(exact)
+
+
+def _settled(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
     if exact is None:
-        return found
+        return deviation
     agrees = exact_pair_agrees(exact)
-    return {name: replace(one, settled=not agrees, formats_alone=agrees) for name, one in found.items()}
-
-
-def exact_of(found: Mapping[PairName, Disagreement]) -> Disagreement | None:
-    """The pair that decides between bug and precision, None where none was run."""
-    return next((one for one in found.values() if one.is_exact), None)
+    return replace(deviation, settled=not agrees, formats_alone=agrees)
 
 
 def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
     assert data.pair is not None
     sides = sides_of(manifest, name, data)
+    dtypes = sides.train_dtype, sides.infer_dtype
     found = Disagreement(
         data.pair,
-        *name,
-        floor=rounding_floor(data.pair, *name),
+        *dtypes,
+        floor=rounding_floor(data.pair, *dtypes),
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
         repeats_decode=sides.infer.get("decode_support") == sides.infer.get("replay_support"),
     )
     if data.start is None:
         return found
-    start = Disagreement(data.start, *name, floor=found.floor)
+    start = Disagreement(data.start, *dtypes, floor=found.floor)
     floor = found.logit_floor * root_mean_square(start.sensitivity)
     return replace(found, probe=replace(start, floor=floor))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.sides import Side
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
 from mismatch_probe.stats.results import FullVocabularyCheck
@@ -15,7 +15,7 @@ FloatVector = npt.NDArray[np.float64]
 
 
 def measured_repeats(
-    legs: Legs, train: Dtype, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
+    legs: Legs, pi: Side, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
 ) -> dict[str, Repeat]:
     """pi computed twice on a few of the pair's responses, whose ids and keys of token ids are given in its order.
 
@@ -24,9 +24,7 @@ def measured_repeats(
     """
     in_batch = dict(zip(ids, np.split(pair.log_pi, pair.sequences.offsets[1:-1]), strict=True))
     key_of = dict(zip(ids, keys, strict=True))
-    alone, again, other = (
-        _leg(legs, f"train-{train}-{change}", key_of) for change in ("alone", "again", "other-attention")
-    )
+    alone, again, other = (_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention"))
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
     twice = {
         "pi_again": (alone, again),
@@ -56,10 +54,10 @@ def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[
 
 
 def whole_vocabulary(
-    legs: Legs, train: Dtype, infer: Dtype, pair: TokenPair, ids: Sequence[str], level: float
+    legs: Legs, pi: Side, mu: Side, pair: TokenPair, ids: Sequence[str], level: float
 ) -> FullVocabularyCheck | str:
     """The full-vocabulary check on the pair's responses, whose ids are given in its order, or why there is none."""
-    name = f"full-{train}-{infer}"
+    name = pi.whole_vocabulary_leg(mu)
     if not legs.path(name).exists():
         return "no whole distributions were recorded"
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))

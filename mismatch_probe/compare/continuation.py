@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mismatch_probe.compare.addition import pairs_to_add, with_pairs
+from mismatch_probe.compare.addition import pairs_to_add, with_sides_of
+from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
-from mismatch_probe.engines import rehearsal
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import decisive
 from mismatch_probe.records.manifest import Continuation, Manifest
+
+_OF_SIDES: Final = ("checkpoint ", "adapter ")
+"""Beginnings of the content keys of what single sides load."""
 
 _HARMLESS_SETTINGS: Final = (
     "bounded_by_probe.kv_cache_memory_bytes",
@@ -28,18 +31,18 @@ measured anew, or are held to elsewhere.
 
 def with_typed_arguments(manifest: Manifest) -> Manifest:
     """The manifest with engine arguments as a run records them now; earlier runs kept the text of a flag."""
-    engine = rehearsal.with_typed_arguments(manifest.settings.engine)
-    return manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"engine": engine})})
+    return manifest.model_copy(update={"settings": with_typed_engines(manifest.settings)})
 
 
 def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
-    """Other dtypes are no difference: they are added. Settings are compared one by one, as they would be recorded now.
+    """More sides are no difference: they are added. Settings are compared one by one, as they would be recorded now.
 
     Raises:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
             environment.
     """
-    recorded, now = with_typed_arguments(recorded), with_pairs(now, recorded.settings.pairs)
+    recorded = with_typed_arguments(recorded)
+    now = with_sides_of(now, recorded.settings)
     for name, key in recorded.content_keys.items():
         if now.content_keys.get(name) != key:
             what = ", ".join(_what_changed(name, recorded, now).values())
@@ -54,12 +57,20 @@ def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
 
     The keys say that they are the same; what the jobs read of them is then none of whoever made the run directory.
     """
-    settings = with_pairs(now, recorded.settings.pairs).settings
-    return recorded.model_copy(update={"model": now.model, "settings": settings})
+    settings = now.settings.with_sides_of(recorded.settings)
+    of_sides = {name: key for name, key in now.content_keys.items() if name.startswith(_OF_SIDES)}
+    return recorded.model_copy(
+        update={
+            "model": now.model,
+            "checkpoints": now.checkpoints,
+            "settings": settings,
+            "content_keys": recorded.content_keys | of_sides,
+        }
+    )
 
 
 def continuation(recorded: Manifest, now: Manifest) -> Continuation:
-    """The record of going on with a run: what is another now that changes no number, and which dtypes are added."""
+    """The record of going on with a run: what is another now that changes no number, and which pairs are added."""
     names = {"environment", "versions", "hardware", "git"}
     there = {*recorded.settings.pairs, *pairs_to_add(recorded)}
     return Continuation(
@@ -67,6 +78,8 @@ def continuation(recorded: Manifest, now: Manifest) -> Continuation:
         command=["mismatch-probe", *sys.argv[1:]],
         changed=list(_changes(recorded.model_dump(include=names), now.model_dump(include=names)).values()),
         added=[pair for pair in now.settings.pairs if pair not in there],
+        infer=[side for side in now.settings.infer if side not in recorded.settings.infer],
+        train=[side for side in now.settings.train if side not in recorded.settings.train],
     )
 
 
@@ -88,7 +101,7 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
 def _what_changed(name: str, recorded: Manifest, now: Manifest) -> dict[str, str]:
     if name == "settings":
         return _changes(*(one.settings.model_dump(mode="json") for one in (recorded, now)))
-    if name in ("model", "prompts", "adapters"):
+    if name.startswith(("model", "prompts", *_OF_SIDES)):
         return {name: f"another {name} content"}
     return _changes(*(decisive(one.versions, one.hardware, one.environment)[name] for one in (recorded, now)))
 

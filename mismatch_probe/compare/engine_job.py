@@ -1,4 +1,4 @@
-"""The job of one inference dtype: start the engine once, sample, replay the same ids, look closer at a few."""
+"""The job of one engine's side: start the engine once, sample, replay the same ids, look closer at a few."""
 
 import time
 from collections.abc import Callable
@@ -41,16 +41,16 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: Send) ->
         EngineError: the engine cannot start or does not deliver.
         StorageError: a batch could not be recorded.
     """
-    settings = manifest.settings
+    settings, side = manifest.settings, job.stages[0].side
     prompts = prompts_of(read_table(run.prompts_path))
-    dtype = job.stages[0].dtype
+    assert side.engine is not None
     with start_engine(
-        manifest.model.folder,
-        dtype,
-        settings.engine,
+        manifest.identity_of(side).folder,
+        side.dtype,
+        side.engine,
         settings.sampling,
         max_model_len=model_length(prompts, settings, manifest.model.context_length),
-        trust_remote_code=settings.model.trust_remote_code,
+        trust_remote_code=side.model.trust_remote_code,
         seed=settings.sampling.seed,
     ) as engine:
         effective = engine.effective_settings()
@@ -100,13 +100,13 @@ def _sample(
     engine: Engine,
     events: Send,
 ) -> None:
-    requests = sample_requests(prompts, manifest.settings, stage)
+    requests = sample_requests(prompts, manifest.settings.sampling, stage.side)
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [requests[row] for row in rows]
         sampled = engine.sample(batch, manifest.settings.sampling)
         tables = {
-            "rollouts": rollouts_table(batch, sampled, stage.sampler),
+            "rollouts": rollouts_table(batch, sampled, stage.side.sampler),
             stage.leg: leg_table([sample.sequence for sample in sampled], [sample.scores for sample in sampled]),
         }
         return tables, sum(len(sample.sequence.token_ids) for sample in sampled)
@@ -123,7 +123,7 @@ def _replay(
     events: Send,
 ) -> None:
     batches = _batches(manifest, prompts)
-    sequences = _sampled_sequences(run, SampleStage(stage.dtype), len(batches))
+    sequences = _sampled_sequences(run, SampleStage(stage.side), len(batches))
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
@@ -141,7 +141,7 @@ def _distributions(
     engine: Engine,
     events: Send,
 ) -> None:
-    sequences = _sampled_sequences(run, SampleStage(stage.dtype), len(_batches(manifest, prompts)))
+    sequences = _sampled_sequences(run, SampleStage(stage.side), len(_batches(manifest, prompts)))
     chosen = compared_positions(sequences, manifest.settings.full_vocabulary.positions, engine.vocab_size)
     if not chosen:
         skip(stage.name, "there is no position to compare", events)
@@ -162,7 +162,7 @@ def _sampled_sequences(run: RunDirectory, stage: SampleStage, num_batches: int) 
     """The responses of a stage: recorded with those of the other engines, or still as parts."""
     if run.rollouts_path.exists():
         rollouts = read_table(run.rollouts_path)
-        recorded = rollouts.filter(pc.equal(rollouts["sampler"], stage.sampler))
+        recorded = rollouts.filter(pc.equal(rollouts["sampler"], stage.side.sampler))
         if recorded.num_rows:
             return sequences_of(recorded)
     return sequences_of(run.parts(stage.name, stage.outputs).read(num_batches, "rollouts"))

@@ -12,7 +12,7 @@ from mismatch_probe.compare.plan import (
 )
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.subsample import MOST_NUMBERS
-from mismatch_probe.config.model import CompareSettings
+from mismatch_probe.config.comparison import CompareSettings
 
 _LOGPROB_BYTES = 4
 _ID_BYTES = 4
@@ -62,7 +62,7 @@ def estimate(preparation: Preparation) -> DryRun:
                 stage=stage.name,
                 sequences=sequences,
                 max_tokens=sequences * settings.sampling.max_new_tokens,
-                weight_bytes=parameters * stage.dtype.num_bytes,
+                weight_bytes=parameters * stage.side.dtype.num_bytes,
             )
         )
     return DryRun(
@@ -81,12 +81,12 @@ def _max_disk_bytes(preparation: Preparation, stages: list[StageEstimate]) -> in
     """Records twice, as parts and merged, whole distributions until they are compared, and documents."""
     settings = preparation.manifest.settings
     prompt_tokens = sum(len(prompt.token_ids) for prompt in preparation.prompts)
-    samples = settings.sampling.samples_per_prompt * len(settings.infer_dtypes)
+    samples = settings.sampling.samples_per_prompt * len(settings.infer_sides)
     response_tokens = len(preparation.prompts) * samples * settings.sampling.max_new_tokens
     token_bytes = _ID_BYTES + _TEXT_BYTES_PER_TOKEN
     records = prompt_tokens * (token_bytes + samples * _ID_BYTES) + response_tokens * token_bytes
     records += sum(stage.max_tokens * _LEG_BYTES_PER_TOKEN + stage.sequences * _ROW_BYTES for stage in stages)
-    numbers = MOST_NUMBERS * len(settings.infer_dtypes) if settings.full_vocabulary.positions else 0
+    numbers = MOST_NUMBERS * len(settings.infer_sides) if settings.full_vocabulary.positions else 0
     return 2 * records + _LOGPROB_BYTES * numbers + _DOCUMENT_BYTES
 
 

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import INSTALL_ENGINES
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.pins import pin_conflicts

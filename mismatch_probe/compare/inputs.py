@@ -10,7 +10,8 @@ from typing import Any
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, run
-from mismatch_probe.config.model import Attention, CompareSettings
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import Attention
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for
 

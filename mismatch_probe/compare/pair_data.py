@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mismatch_probe.compare.close_looks import measured_repeats
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import PairName
+from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
@@ -71,30 +72,21 @@ class RunReader:
         self._manifest = manifest
         self._rollouts = read_rows(run.rollouts_path, ROLLOUTS)
 
-    def pair(self, train: Dtype, infer: Dtype) -> PairData:
-        """The pair's responses, sampled by `infer`.
+    def pair(self, name: PairName) -> PairData:
+        """The pair's responses, sampled by its engine's side.
 
         Raises:
             BrokenRecord: a leg that the pair needs is missing or lacks rows.
         """
-        sampler = np.asarray(self._rollouts["sampler"].to_pylist()) == f"infer-{infer}"
-        rollouts = self._rollouts.filter(pa.array(sampler)).combine_chunks()
-        reference = f"ref-{self._manifest.settings.reference.dtype}"
-        decoded, replayed = f"infer-{infer}-decode", f"infer-{infer}-prefill"
-        sampling = self._manifest.stages.get(f"sample-{infer}")
-        is_rescored = sampling is not None and sampling.state == "skipped"
-        legs = {"mu": replayed if is_rescored else decoded, "pi": f"train-{train}", "ref": reference}
-        optional = {
-            **({} if is_rescored else {"mu_prefill": replayed}),
-            "ref_rounded_pi": self._rounded(reference, train),
-            "ref_rounded_mu": self._rounded(reference, infer),
-        }
-        legs |= {role: name for role, name in optional.items() if self._legs.path(name).exists()}
+        pi, mu = self._manifest.settings.pi(name[0]), self._manifest.settings.mu(name[1])
+        sampled = pa.array(np.asarray(self._rollouts["sampler"].to_pylist()) == mu.sampler)
+        rollouts = self._rollouts.filter(sampled).combine_chunks()
+        legs = self._names(pi, mu)
         prompts, responses = rollouts["prompt_token_ids"].to_pylist(), rollouts["token_ids"].to_pylist()
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
-        joined = self._looked_at_closely(train, _joined(legs, tables, rollouts), keys)
+        joined = self._looked_at_closely(pi, _joined(legs, tables, rollouts), keys)
         joined = replace(joined, legs_say_whose_they_are=self._legs.say_whose_they_are)
         if foreign is None:
             return joined
@@ -103,17 +95,33 @@ class RunReader:
         found = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
         return replace(joined, ids=found)
 
-    def _looked_at_closely(self, train: Dtype, data: PairData, keys: list[int]) -> PairData:
+    def _names(self, pi: Side, mu: Side) -> dict[str, str]:
+        """The pair's legs by what they are to it; those that a pair can do without, where they are recorded."""
+        sampling = self._manifest.stages.get(mu.stage("sample"))
+        is_rescored = sampling is not None and sampling.state == "skipped"
+        legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
+        optional = {} if is_rescored else {"mu_prefill": mu.leg("prefill")}
+        reference = self._manifest.settings.reference_side()
+        if reference is not None and pi.has_weights_of(reference):
+            legs["ref"] = reference.leg()
+            optional["ref_rounded_pi"] = self._rounded(reference, pi)
+            if mu.has_weights_of(reference):
+                optional["ref_rounded_mu"] = self._rounded(reference, mu)
+        return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
+
+    def _looked_at_closely(self, pi: Side, data: PairData, keys: list[int]) -> PairData:
         if data.pair is None:
             return data
-        repeats = measured_repeats(self._legs, train, data.pair, data.row_ids, [keys[row] for row in data.rows])
+        repeats = measured_repeats(self._legs, pi, data.pair, data.row_ids, [keys[row] for row in data.rows])
         return replace(data, pair=replace(data.pair, repeats=repeats))
 
-    def _rounded(self, reference: str, dtype: Dtype) -> str:
-        name = f"{reference}-weights-{dtype}"
-        stage = self._manifest.stages.get(f"score-{name}")
-        exact = not dtype.is_16_bit or (stage is not None and stage.state == "skipped")
-        return reference if exact else name
+    def _rounded(self, reference: Side, side: Side) -> str:
+        """The leg of the reference on weights rounded to the side's dtype: its own where that changes none."""
+        rounded = self._manifest.settings.reference_side(side.dtype)
+        assert rounded is not None
+        stage = self._manifest.stages.get(rounded.stage("score"))
+        exact = not side.dtype.is_16_bit or (stage is not None and stage.state == "skipped")
+        return (reference if exact else rounded).leg()
 
     def _leg(self, name: str, rollouts: pa.Table, keys: list[int]) -> _Leg:
         table = self._legs.read_rows(name, leg_schema(), leg_schema(double=True))
@@ -193,15 +201,18 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
 
 def _start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
     """The prompts' first tokens under pi and under mu's prefill, of one row a prompt; None where a leg lacks them."""
+    if "mu_prefill" not in tables:
+        return None
     legs = [leg.starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
     first_of_prompt = rows[np.unique(pair.sequences.clusters, return_index=True)[1]]
-    if len(legs) < 3 or any(starts is None for starts in legs):
+    if any(starts is None for starts in legs):
         return None
     of_legs = [[starts[row] for row in first_of_prompt if len(starts[row])] for starts in legs if starts is not None]
     if not of_legs[0] or not all(_are_log_probs(values) for starts in of_legs for values in starts):
         return None
-    log_pi, log_mu, log_ref = (np.concatenate(starts) for starts in of_legs)
-    return TokenPair(Sequences.of_lengths([len(values) for values in of_legs[0]]), log_pi, log_mu, log_ref)
+    log_pi, log_mu, *log_ref = (np.concatenate(starts) for starts in of_legs)
+    lengths = [len(values) for values in of_legs[0]]
+    return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, log_ref[0] if log_ref else None)
 
 
 def _void(leg: _Leg) -> npt.NDArray[np.bool_]:

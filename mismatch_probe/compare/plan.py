@@ -1,11 +1,13 @@
 """What a comparison will do: jobs (one child process each), their stages, and the sequences a stage works through."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from mismatch_probe.config.model import Attention, CompareSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import Attention, SamplingSettings
+from mismatch_probe.config.sides import Side
+from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.keys import sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 
@@ -17,19 +19,15 @@ TRAINING_PATH: Final = "training-path"
 class SampleStage:
     """mu samples responses and reports the log-probs it decoded with."""
 
-    dtype: Dtype
+    side: Side
 
     @property
     def name(self) -> str:
-        return f"sample-{self.dtype}"
-
-    @property
-    def sampler(self) -> str:
-        return f"infer-{self.dtype}"
+        return self.side.stage("sample")
 
     @property
     def leg(self) -> str:
-        return f"infer-{self.dtype}-decode"
+        return self.side.leg("decode")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -40,15 +38,15 @@ class SampleStage:
 class ReplayStage:
     """mu scores its own responses again by prefill."""
 
-    dtype: Dtype
+    side: Side
 
     @property
     def name(self) -> str:
-        return f"replay-{self.dtype}"
+        return self.side.stage("replay")
 
     @property
     def leg(self) -> str:
-        return f"infer-{self.dtype}-prefill"
+        return self.side.leg("prefill")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -59,11 +57,11 @@ class ReplayStage:
 class DistributionsStage:
     """mu's whole next-token distributions at some positions: parts only, for the training path to compare its own."""
 
-    dtype: Dtype
+    side: Side
 
     @property
     def name(self) -> str:
-        return f"distributions-{self.dtype}"
+        return self.side.stage("distributions")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -71,66 +69,57 @@ class DistributionsStage:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """What a stage of the training path has loaded; stages in a row with the same one share it.
-
-    attention: another implementation than the settings name, None for theirs.
-    """
-
-    dtype: Dtype
-    reference: bool = False
-    rounded_to: Dtype | None = None
-    attention: Attention | None = None
-
-
-@dataclass(frozen=True)
 class ScoreStage:
     """The training path scores the responses of `samplers`: pi, or the reference on weights as given or rounded."""
 
-    dtype: Dtype
+    side: Side
     samplers: tuple[str, ...]
-    reference: bool = False
-    rounded_to: Dtype | None = None
 
     @property
     def leg(self) -> str:
-        if not self.reference:
-            return f"train-{self.dtype}"
-        return f"ref-{self.dtype}" + (f"-weights-{self.rounded_to}" if self.rounded_to else "")
+        return self.side.leg()
 
     @property
-    def model(self) -> LoadedModel:
-        return LoadedModel(self.dtype, self.reference, self.rounded_to)
+    def model(self) -> Side:
+        return self.side
 
     @property
     def name(self) -> str:
-        return f"score-{self.leg}"
+        return self.side.stage("score")
 
     @property
     def outputs(self) -> tuple[str, ...]:
         return (self.leg,)
 
 
+FloorChange = Literal["alone", "again", "other-attention"]
+
+
 @dataclass(frozen=True)
 class FloorStage:
     """pi scores a few responses of each sampler one by one: `alone`, the same `again`, or with other attention."""
 
-    dtype: Dtype
+    side: Side
     samplers: tuple[str, ...]
-    change: Literal["alone", "again", "other-attention"]
-    attention: Attention | None = None
+    change: FloorChange
 
     @property
     def leg(self) -> str:
-        return f"train-{self.dtype}-{self.change}"
+        return self.side.leg(self.change)
 
     @property
-    def model(self) -> LoadedModel:
-        return LoadedModel(self.dtype, attention=self.attention)
+    def model(self) -> Side:
+        return self.side if self.attention is None else self.side.with_attention(self.attention)
+
+    @property
+    def attention(self) -> Attention | None:
+        """Another than the side's own, None for that."""
+        assert self.side.training is not None
+        return _OTHER_ATTENTION[self.side.training.attention] if self.change == "other-attention" else None
 
     @property
     def name(self) -> str:
-        return f"score-{self.leg}"
+        return self.side.stage("score", self.change)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -139,22 +128,22 @@ class FloorStage:
 
 @dataclass(frozen=True)
 class WholeVocabularyStage:
-    """pi's whole distributions against those of mu in `infer`; what is recorded is reduced to numbers a position."""
+    """pi's whole distributions against mu's; what is recorded is reduced to numbers a position."""
 
-    dtype: Dtype
-    infer: Dtype
+    side: Side
+    mu: Side
 
     @property
     def leg(self) -> str:
-        return f"full-{self.dtype}-{self.infer}"
+        return self.side.whole_vocabulary_leg(self.mu)
 
     @property
     def samplers(self) -> tuple[str, ...]:
-        return (f"infer-{self.infer}",)
+        return (self.mu.sampler,)
 
     @property
-    def model(self) -> LoadedModel:
-        return LoadedModel(self.dtype)
+    def model(self) -> Side:
+        return self.side
 
     @property
     def name(self) -> str:
@@ -205,7 +194,7 @@ class Plan:
     def readers(self, stage: DistributionsStage) -> tuple[WholeVocabularyStage, ...]:
         """The stages that read what `stage` leaves as parts."""
         return tuple(
-            reader for reader in self.stages if isinstance(reader, WholeVocabularyStage) and reader.infer == stage.dtype
+            reader for reader in self.stages if isinstance(reader, WholeVocabularyStage) and reader.mu == stage.side
         )
 
     @property
@@ -217,57 +206,76 @@ class Plan:
 
 
 def make_plan(settings: CompareSettings) -> Plan:
-    """The jobs of a comparison, a function of its settings alone."""
+    """The jobs of a comparison, a function of its settings alone.
+
+    Raises:
+        UsageError: two sides have names that make the same leg.
+    """
     jobs = []
-    for dtype in settings.infer_dtypes:
-        stages: tuple[Stage, ...] = (SampleStage(dtype),)
-        if settings.engine.prefill:
-            stages += (ReplayStage(dtype),)
+    for mu in settings.infer_sides:
+        assert mu.engine is not None
+        stages: tuple[Stage, ...] = (SampleStage(mu),)
+        if mu.engine.prefill:
+            stages += (ReplayStage(mu),)
         if settings.full_vocabulary.positions:
-            stages += (DistributionsStage(dtype),)
-        jobs.append(Job(f"engine-{dtype}", stages))
+            stages += (DistributionsStage(mu),)
+        jobs.append(Job(mu.job, stages))
     jobs.append(Job(TRAINING_PATH, tuple(_training_stages(settings))))
-    return Plan(tuple(jobs))
+    plan = Plan(tuple(jobs))
+    _require_a_leg_each(plan)
+    return plan
 
 
 def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
-    everyone = tuple(f"infer-{dtype}" for dtype in settings.infer_dtypes)
-    reference = settings.reference.dtype
-    stages: list[TrainingStage] = [ScoreStage(reference, everyone, reference=True)]
-    if settings.reference.rounded_weights:
-        for dtype in dict.fromkeys((*settings.train_dtypes, *settings.infer_dtypes)):
-            if dtype.is_16_bit:
-                samplers = tuple(f"infer-{infer}" for train, infer in settings.pairs if dtype in (train, infer))
-                stages.append(ScoreStage(reference, _unique(samplers), reference=True, rounded_to=dtype))
-    for dtype in settings.train_dtypes:
-        engines = tuple(infer for train, infer in settings.pairs if train == dtype)
-        samplers = tuple(f"infer-{infer}" for infer in engines)
-        stages.append(ScoreStage(dtype, samplers))
+    stages: list[TrainingStage] = list(_reference_stages(settings))
+    for pi in settings.train_sides:
+        engines = [settings.mu(infer) for train, infer in settings.pairs if train == pi.name]
+        samplers = tuple(mu.sampler for mu in engines)
+        stages.append(ScoreStage(pi, samplers))
         if settings.full_vocabulary.positions:
-            stages += [WholeVocabularyStage(dtype, infer) for infer in engines]
+            stages += [WholeVocabularyStage(pi, mu) for mu in engines]
         if settings.floors.num_sequences:
-            other = _OTHER_ATTENTION[settings.training.attention]
-            stages += [FloorStage(dtype, samplers, change) for change in ("alone", "again")]
-            stages.append(FloorStage(dtype, samplers, "other-attention", other))
+            stages += [FloorStage(pi, samplers, change) for change in get_args(FloorChange)]
     return stages
 
 
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def _reference_stages(settings: CompareSettings) -> Iterator[ScoreStage]:
+    """The reference on the responses of every pair whose training side has the reference's weights."""
+    pairs = [(settings.pi(train), settings.mu(infer)) for train, infer in settings.pairs]
+    reference = settings.reference_side()
+    referred = [(pi, mu) for pi, mu in pairs if reference is not None and pi.has_weights_of(reference)]
+    if reference is None or not referred:
+        return
+    yield ScoreStage(reference, _samplers(mu for _, mu in referred))
+    if not settings.reference.rounded_weights:
+        return
+    for dtype in dict.fromkeys(side.dtype for sides in zip(*referred, strict=True) for side in sides):
+        rounded = settings.reference_side(dtype)
+        if rounded is not None and dtype.is_16_bit:
+            yield ScoreStage(rounded, _samplers(mu for pi, mu in referred if dtype in (pi.dtype, mu.dtype)))
 
 
-def sample_requests(
-    prompts: Sequence[EncodedPrompt], settings: CompareSettings, stage: SampleStage
-) -> list[SampleRequest]:
+def _samplers(sides: Iterable[Side]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(side.sampler for side in sides))
+
+
+def _require_a_leg_each(plan: Plan) -> None:
+    legs = [stage.leg for stage in plan.leg_stages]
+    twice = next((leg for leg in legs if legs.count(leg) > 1), None)
+    if twice is not None:
+        raise UsageError(f"the names of two sides make the same leg, {twice}; give one of them another name")
+
+
+def sample_requests(prompts: Sequence[EncodedPrompt], sampling: SamplingSettings, mu: Side) -> list[SampleRequest]:
     """Every response to sample, in the order of the records. All engines get the same seeds."""
     return [
         SampleRequest(
-            id=f"{prompt.prompt_id}/{sample}@{stage.sampler}",
+            id=mu.row_id(prompt.prompt_id, sample),
             prompt=prompt,
-            seed=sequence_seed(settings.sampling.seed, prompt.prompt_id, sample),
+            seed=sequence_seed(sampling.seed, prompt.prompt_id, sample),
         )
         for prompt in prompts
-        for sample in range(settings.sampling.samples_per_prompt)
+        for sample in range(sampling.samples_per_prompt)
     ]
 
 

@@ -2,19 +2,21 @@
 
 import secrets
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.inputs import Inputs, checked_inputs
 from mismatch_probe.compare.plan import make_plan, model_length
-from mismatch_probe.compare.side_checks import check_sides
-from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.engines.rehearsal import check_room, rehearsal, with_typed_arguments
-from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
+from mismatch_probe.compare.side_checks import check_sides, with_typed_engines
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.engines.rehearsal import check_room, rehearsal
+from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra, UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
@@ -57,31 +59,23 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
-    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
+    settings = with_typed_engines(settings)
     check_sides(settings)
     folder = resolve_model(settings.model)
+    folders = {settings.model.path: folder, **_folders(settings)}
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
     engine_configured = rehearsal(
-        str(folder),
-        settings.infer_dtypes,
-        settings.engine,
+        [(str(folders[mu.model.path]), mu.dtype, mu.engine) for mu in settings.infer_sides if mu.engine is not None],
         settings.sampling,
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
     )
-    adapters = adapter_keys(engine=settings.engine.adapter, training=settings.training.adapter)
+    adapters = adapter_keys(side.adapter for side in (*settings.infer_sides, *settings.train_sides))
     with engine_configured if rehearsed else nullcontext():
-        identity = ModelIdentity(
-            name=settings.model.path,
-            folder=str(folder),
-            fingerprint=checkpoint.fingerprint(folder),
-            architecture=checkpoint.architecture(config),
-            context_length=context_length,
-            checkpoint_dtype=checkpoint.checkpoint_dtype(config),
-            weight_bytes=checkpoint.weight_bytes(folder),
-            has_tokenizer=checkpoint.has_tokenizer(folder),
-        )
+        identities = {path: _identity(path, there) for path, there in folders.items()}
+        identity = identities.pop(settings.model.path)
+        _require_same_vocabulary(identity, config, identities.values())
         loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
         inputs = checked_inputs(settings, folder, loaded, checkpoint.vocabulary(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
@@ -94,9 +88,11 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         command=["mismatch-probe", *sys.argv[1:]],
         settings=resolved,
         model=identity,
+        checkpoints=identities,
         content_keys={
             "settings": content_key(resolved.model_dump(mode="json")),
             "model": identity.fingerprint,
+            **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
             "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
             **adapters,
             **grounds_keys(versions, hardware, variables),
@@ -111,11 +107,48 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
     return Preparation(manifest, inputs.prompts)
 
 
+def _folders(settings: CompareSettings) -> dict[str, Path]:
+    """Where the checkpoints lie that sides load instead of the run's, by the path they name."""
+    models = {side.model.path: side.model for side in (*settings.train_sides, *settings.infer_sides)}
+    return {path: resolve_model(model) for path, model in models.items() if path != settings.model.path}
+
+
+def _identity(name: str, folder: Path) -> ModelIdentity:
+    config = checkpoint.read_config(folder)
+    return ModelIdentity(
+        name=name,
+        folder=str(folder),
+        fingerprint=checkpoint.fingerprint(folder),
+        architecture=checkpoint.architecture(config),
+        context_length=checkpoint.context_length(config),
+        checkpoint_dtype=checkpoint.checkpoint_dtype(config),
+        weight_bytes=checkpoint.weight_bytes(folder),
+        has_tokenizer=checkpoint.has_tokenizer(folder),
+    )
+
+
+def _require_same_vocabulary(identity: ModelIdentity, config: dict[str, Any], others: Iterable[ModelIdentity]) -> None:
+    """
+    Raises:
+        UsageError: a side's checkpoint has another vocabulary, so that the same ids are other tokens there.
+    """
+    size = checkpoint.vocabulary(config)
+    for other in others:
+        its = checkpoint.vocabulary(checkpoint.read_config(Path(other.folder)))
+        if its != size:
+            raise UsageError(
+                f"the checkpoint {other.name} knows {its} token ids and {identity.name} knows {size}: the same ids "
+                "are other tokens there; give a side a checkpoint with the same vocabulary"
+            )
+
+
 def _require_room(settings: CompareSettings, prompts: list[EncodedPrompt], context_length: int | None) -> None:
     """Each prompt has room for a response."""
     check_lengths(prompts, settings.sampling.max_new_tokens, context_length)
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    check_room(settings.engine, longest.label, len(longest.token_ids))
+    for mu in settings.infer_sides:
+        assert mu.engine is not None
+        check_room(mu.engine, longest.label, len(longest.token_ids))
 
 
 def _require_packages() -> None:

@@ -4,19 +4,19 @@ The new run samples nothing. Its engine's log-probs are those of a prefill of th
 ever, and it can be resumed, reported and judged like any other.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.command_line import words_line
-from mismatch_probe.compare.plan import ReplayStage, SampleStage
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.recorder import Listener
 from mismatch_probe.compare.run import advance, resume_run, start_run, write_summary
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import code_flags
-from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.sides import Side, response_of
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.grounds import decisive
 from mismatch_probe.provenance.keys import RESPONSES, content_key
@@ -49,7 +49,7 @@ def open_rescoring(
             f"{settings_of.path} was made with {words_line(*runs_code)}: what runs code is not taken from a run "
             "directory; give --trust-remote-code if you trust it"
         )
-    sources = {infer: _source(first, infer, responses) for infer in settings.infer_dtypes}
+    sources = [(mu, _source(first, mu, responses)) for mu in settings.infer_sides]
     preparation = prepare(settings)
     _check_same_prompts(first, preparation, responses.path, settings_of.path)
     _check_same_packages(second, preparation.manifest, settings_of.path)
@@ -69,9 +69,9 @@ def rescore(run: RunDirectory, listener: Listener) -> Summary:
     """
     with run.locked():
         manifest = advance(run, listener)
-        for dtype in manifest.settings.infer_dtypes:
-            replayed = manifest.stages[ReplayStage(dtype).name].effective_settings
-            manifest.stages[SampleStage(dtype).name].effective_settings = replayed
+        for mu in manifest.settings.infer_sides:
+            replayed = manifest.stages[mu.stage("replay")].effective_settings
+            manifest.stages[mu.stage("sample")].effective_settings = replayed
         run.write_manifest(manifest)
         return write_summary(run, manifest)
 
@@ -91,16 +91,16 @@ def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: P
     )
 
 
-def _source(first: Manifest, infer: Dtype, responses: RunDirectory) -> Dtype:
-    """Whose responses stand for those of an engine: its own dtype's, or the only ones there are."""
-    there = first.settings.infer_dtypes
-    source = infer if infer in there else there[0]
-    if source != infer and len(there) > 1:
+def _source(first: Manifest, mu: Side, responses: RunDirectory) -> Side:
+    """Whose responses stand for those of an engine: those of the side of its name, or the only ones there are."""
+    there = {side.name: side for side in first.settings.infer_sides}
+    if mu.name not in there and len(there) > 1:
         raise UsageError(
-            f"{responses.path} has responses of {', '.join(there)} and none of {infer}: which to score with {infer} "
-            "is open; give a run with that dtype, or with one dtype alone"
+            f"{responses.path} has responses of {', '.join(there)} and none of {mu.name}: which to score with "
+            f"{mu.name} is open; give a run with that side, or with one alone"
         )
-    if not responses.leg_path(ReplayStage(source).leg).exists():
+    source = there.get(mu.name) or first.settings.infer_sides[0]
+    if not responses.leg_path(source.leg("prefill")).exists():
         raise UsageError(
             f"{responses.path} has no log-probs of its engine by prefill, and another engine's prefill cannot be set "
             "against its decoding; make it again with engine.prefill = true"
@@ -126,14 +126,13 @@ def _check_same_packages(second: Manifest, now: Manifest, settings_of: Path) -> 
         )
 
 
-def _rollouts(recorded: pa.Table, sources: dict[Dtype, Dtype]) -> pa.Table:
+def _rollouts(recorded: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
     """The responses of each source under the name of the engine that is to score them."""
     tables = []
-    for infer, source in sources.items():
-        old, new = SampleStage(source).sampler, SampleStage(infer).sampler
-        rows = recorded.filter(pc.equal(recorded["sampler"], old))
-        ids = [f"{row_id.rpartition('@')[0]}@{new}" for row_id in rows["id"].to_pylist()]
-        columns = {"id": pa.array(ids), "sampler": pa.array([new] * rows.num_rows)}
+    for mu, source in sources:
+        rows = recorded.filter(pc.equal(recorded["sampler"], source.sampler))
+        ids = [mu.row_of(response_of(row_id)) for row_id in rows["id"].to_pylist()]
+        columns = {"id": pa.array(ids), "sampler": pa.array([mu.sampler] * rows.num_rows)}
         for name, column in columns.items():
             rows = rows.set_column(rows.schema.get_field_index(name), recorded.schema.field(name), column)
         tables.append(rows)
@@ -143,9 +142,7 @@ def _rollouts(recorded: pa.Table, sources: dict[Dtype, Dtype]) -> pa.Table:
 def _without_sampling(manifest: Manifest, responses: Path, rollouts: pa.Table) -> Manifest:
     """The manifest of a run that is given its responses."""
     note = f"the responses are those of {responses}, and mu's log-probs those of a prefill"
-    sampled = {
-        SampleStage(dtype).name: StageRecord(state="skipped", note=note) for dtype in manifest.settings.infer_dtypes
-    }
+    sampled = {mu.stage("sample"): StageRecord(state="skipped", note=note) for mu in manifest.settings.infer_sides}
     key = content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist())
     return manifest.model_copy(
         update={"stages": manifest.stages | sampled, "content_keys": manifest.content_keys | {RESPONSES: key}}

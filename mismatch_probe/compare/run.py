@@ -154,7 +154,7 @@ def _collect_responses(run: RunDirectory, manifest: Manifest, plan: Plan) -> boo
         if run.rollouts_path.exists()
         else set()
     )
-    missing = [stage for stage in plan.sample_stages if stage.sampler not in there]
+    missing = [stage for stage in plan.sample_stages if stage.side.sampler not in there]
     if not all(_complete(run, manifest, stage) for stage in missing):
         return False
     if missing:

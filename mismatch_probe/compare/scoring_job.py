@@ -12,7 +12,6 @@ from mismatch_probe.compare.events import EffectiveSettings, send
 from mismatch_probe.compare.plan import (
     FloorStage,
     Job,
-    LoadedModel,
     ScoreStage,
     TrainingStage,
     WholeVocabularyStage,
@@ -22,6 +21,7 @@ from mismatch_probe.compare.starts import scored_with_starts
 from mismatch_probe.compare.subsample import LONGEST_REPEATED, repeated_rows
 from mismatch_probe.compare.whole_vocabulary import compare_distributions
 from mismatch_probe.config.model import Attention
+from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
@@ -53,65 +53,63 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: Send) -
         and manifest.stages[stage.name].state != "skipped"
         and not is_recorded(run, manifest, stage)
     ]
-    for model, stages in groupby(pending, key=lambda stage: stage.model):
-        _run_stages(run, manifest, model, list(stages), by_sampler, events)
+    for side, stages in groupby(pending, key=lambda stage: stage.model):
+        _run_stages(run, manifest, side, list(stages), by_sampler, events)
 
 
 def _run_stages(
     run: RunDirectory,
     manifest: Manifest,
-    model: LoadedModel,
+    side: Side,
     stages: list[TrainingStage],
     by_sampler: dict[str, list[TokenSequence]],
     events: Send,
 ) -> None:
     """Work through stages that need the same model."""
-    if model.rounded_to is not None and _rounding_is_exact(manifest, model.rounded_to):
-        _skip(stages, f"every weight is exactly representable in {model.rounded_to}: rounding changes nothing", events)
+    folder = Path(manifest.identity_of(side).folder)
+    if side.rounded_to is not None and _rounding_is_exact(folder, side):
+        _skip(stages, f"every weight is exactly representable in {side.rounded_to}: rounding changes nothing", events)
         return
-    left_out = _left_out_by(model.attention, manifest)
+    other_attention = stages[0].attention if isinstance(stages[0], FloorStage) else None
+    left_out = _left_out_by(other_attention, folder, side)
     if left_out is not None:
-        _skip(stages, f"{model.attention} attention leaves out {left_out}", events)
+        _skip(stages, f"{other_attention} attention leaves out {left_out}", events)
         return
     try:
-        scorer = _load(manifest, model)
+        scorer = _load(manifest, side)
     except (UsageError, EngineError) as error:
-        if model.attention is None:
+        if other_attention is None:
             raise
-        _skip(stages, f"the model does not run with {model.attention} attention: {error}", events)
+        _skip(stages, f"the model does not run with {other_attention} attention: {error}", events)
         return
     with scorer:
         for stage in stages:
             send(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
             if isinstance(stage, WholeVocabularyStage):
-                compare_distributions(run, manifest, stage, by_sampler[f"infer-{stage.infer}"], scorer, events)
+                compare_distributions(run, manifest, stage, by_sampler[stage.mu.sampler], scorer, events)
             elif isinstance(stage, FloorStage):
                 _score_alone(run, manifest, stage, by_sampler, scorer, events)
             else:
                 _score(run, manifest, stage, by_sampler, scorer, events)
 
 
-def _left_out_by(attention: Attention | None, manifest: Manifest) -> str | None:
-    """What another attention than the settings name would drop, which is no floor of theirs."""
+def _left_out_by(attention: Attention | None, folder: Path, side: Side) -> str | None:
+    """What another attention than the side's own would drop, which is no floor of it."""
     if attention != "sdpa":
         return None
-    trust_remote_code = manifest.settings.model.trust_remote_code
-    return sdpa_leaves_out(load_config(Path(manifest.model.folder), trust_remote_code=trust_remote_code))
+    return sdpa_leaves_out(load_config(folder, trust_remote_code=side.model.trust_remote_code))
 
 
-def _load(manifest: Manifest, model: LoadedModel) -> Scorer:
-    settings = manifest.settings
-    training = settings.training
-    if model.attention is not None:
-        training = training.model_copy(update={"attention": model.attention})
+def _load(manifest: Manifest, side: Side) -> Scorer:
+    assert side.training is not None
     return Scorer.load(
-        manifest.model.folder,
-        model.dtype,
-        training,
-        reference=model.reference,
-        rounded_to=model.rounded_to,
-        temperature=settings.sampling.temperature,
-        trust_remote_code=settings.model.trust_remote_code,
+        manifest.identity_of(side).folder,
+        side.dtype,
+        side.training,
+        reference=side.role == "ref",
+        rounded_to=side.rounded_to,
+        temperature=manifest.settings.sampling.temperature,
+        trust_remote_code=side.model.trust_remote_code,
     )
 
 
@@ -129,7 +127,7 @@ def _score(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [sequences[row] for row in rows]
-        table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.dtype == Dtype.FP64)
+        table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.side.dtype == Dtype.FP64)
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, batches, work, events)
@@ -153,7 +151,7 @@ def _score_alone(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [chosen[row] for row in rows]
-        table = leg_table(batch, scorer.score_batch(batch), double=stage.dtype == Dtype.FP64)
+        table = leg_table(batch, scorer.score_batch(batch), double=stage.side.dtype == Dtype.FP64)
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, fixed_batches(len(chosen), 1), work, events)
@@ -164,6 +162,8 @@ def _skip(stages: list[TrainingStage], why: str, events: Send) -> None:
         skip(stage.name, why, events)
 
 
-def _rounding_is_exact(manifest: Manifest, dtype: Dtype) -> bool:
-    weights = held_weights(Path(manifest.model.folder), manifest.settings.training)
-    return weights is not None and measure_weight_cast(weights, dtype).is_exact
+def _rounding_is_exact(folder: Path, side: Side) -> bool:
+    assert side.training is not None
+    assert side.rounded_to is not None
+    weights = held_weights(folder, side.training)
+    return weights is not None and measure_weight_cast(weights, side.rounded_to).is_exact

@@ -4,8 +4,10 @@ import re
 from importlib.util import find_spec
 from typing import Final
 
-from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.engines.rehearsal import check_engine
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.rehearsal import check_engine, with_typed_arguments
 from mismatch_probe.errors import MissingExtra, UsageError
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
@@ -17,6 +19,12 @@ _ALWAYS_THERE: Final = ("auto", "cpu")
 _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?")
 
 
+def with_typed_engines(settings: CompareSettings) -> CompareSettings:
+    """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`."""
+    infer = tuple(with_typed_arguments(side) for side in settings.infer)
+    return settings.model_copy(update={"engine": with_typed_arguments(settings.engine), "infer": infer})
+
+
 def check_sides(settings: CompareSettings) -> None:
     """Refuse settings that no checkpoint could make usable on this machine.
 
@@ -25,16 +33,21 @@ def check_sides(settings: CompareSettings) -> None:
             or the attention does not run on it or in a format asked for.
         MissingExtra: the attention is not installed.
     """
-    check_engine(settings.infer_dtypes, settings.sampling)
-    training = settings.training
+    for mu in settings.infer_sides:
+        check_engine(mu.dtype, settings.sampling)
+    for pi in settings.train_sides:
+        assert pi.training is not None
+        _check_training(pi.dtype, pi.training)
+
+
+def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
     if training.attention == "flash_attention_2" and _device_type(training.device) == "cpu":
         raise UsageError("flash_attention_2 needs a GPU, and the training path runs on the CPU; give --attention sdpa")
     if training.device not in _ALWAYS_THERE:
         _device_type(training.device)
-    wide = [dtype for dtype in settings.train_dtypes if not dtype.is_16_bit]
-    if training.attention == "flash_attention_2" and wide:
+    if training.attention == "flash_attention_2" and not dtype.is_16_bit:
         raise UsageError(
-            f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {wide[0]} too; "
+            f"flash_attention_2 runs in 16 bit alone, and the training path is to run in {dtype} too; "
             "give --attention sdpa, or --dtype bf16 and --dtype fp16 alone"
         )
     if training.attention == "flash_attention_2" and not any(map(find_spec, _FLASH_ATTENTION)):

@@ -6,7 +6,8 @@ from mismatch_probe import __version__
 from mismatch_probe.compare.cases import disagreements, exact_of, sides_of
 from mismatch_probe.compare.close_looks import whole_vocabulary
 from mismatch_probe.compare.pair_data import PairData, RunReader
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.compare.told_apart import settings_told_apart
+from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
@@ -25,13 +26,12 @@ from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
+from mismatch_probe.verdict.settings import with_settings
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 WORST_TOKENS = 20
 CONTEXT_TOKENS = 24
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
-
-PairName = tuple[Dtype, Dtype]
 
 
 def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
@@ -41,16 +41,17 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         BrokenRecord: a file of the run is missing or damaged.
     """
     reader, legs = RunReader(run, manifest), Legs(run, manifest.run_key)
-    data = {pair: reader.pair(*pair) for pair in manifest.settings.pairs}
+    data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
     level = manifest.settings.confidence
     metrics: dict[PairName, tuple[dict[str, Estimate], dict[str, str]]] = {
         name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
     }
     deviations = disagreements(manifest, data)
     pairs = [
-        _with_whole_vocabulary(legs, found, _pair_summary(manifest, name, found, metrics[name], deviations), level)
+        _with_whole_vocabulary(legs, manifest, found, _pair_summary(manifest, name, found, metrics[name], deviations))
         for name, found in data.items()
     ]
+    pairs = _with_settings(manifest.settings, pairs)
     contrasts = _contrasts(pairs)
     return Summary(
         tool_version=__version__,
@@ -71,30 +72,33 @@ def _pair_summary(
     measured: tuple[dict[str, Estimate], dict[str, str]],
     deviations: dict[PairName, Disagreement],
 ) -> PairSummary:
-    train, infer = name
+    sides = sides_of(manifest, name, data)
     metrics, unavailable = measured
     pair = data.pair
     law = None if pair is None else length_law(pair, level=manifest.settings.confidence)
     found_blame = None if pair is None else blame(pair, level=manifest.settings.confidence)
     case = Case(
-        train_dtype=train,
-        infer_dtype=infer,
-        applied_train=manifest.stages[f"score-train-{train}"].effective_settings.get("dtype"),
-        applied_infer=manifest.stages[f"sample-{infer}"].effective_settings.get("dtype"),
+        name=name,
+        train_dtype=sides.train_dtype,
+        infer_dtype=sides.infer_dtype,
+        applied_train=sides.train.get("dtype"),
+        applied_infer=sides.infer.get("dtype"),
         counts=data.counts,
         metrics=metrics,
         length=law,
         blame=found_blame,
         found=deviations.get(name),
-        exact=exact_of(deviations),
+        exact=exact_of(manifest, name, deviations),
         ids=data.ids,
-        preflight=preflight(sides_of(manifest, name, data)),
+        preflight=preflight(sides),
         legs_say_whose_they_are=data.legs_say_whose_they_are,
         takes_dtypes=RESPONSES not in manifest.content_keys,
     )
     return PairSummary(
-        train_dtype=train,
-        infer_dtype=infer,
+        train=name[0],
+        infer=name[1],
+        train_dtype=sides.train_dtype,
+        infer_dtype=sides.infer_dtype,
         legs=data.legs,
         counts=data.counts,
         metrics=metrics,
@@ -110,15 +114,26 @@ def _pair_summary(
     )
 
 
-def _with_whole_vocabulary(legs: Legs, data: PairData, summary: PairSummary, level: float) -> PairSummary:
+def _with_whole_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:
     if data.pair is None:
         return summary
-    found = whole_vocabulary(legs, summary.train_dtype, summary.infer_dtype, data.pair, data.row_ids, level)
+    settings = manifest.settings
+    pi, mu = settings.pi(summary.train), settings.mu(summary.infer)
+    found = whole_vocabulary(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
     if isinstance(found, str):
         unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), found)
         return summary.model_copy(update={"metrics_unavailable": unavailable})
     metrics = summary.metrics | {"full_kl": found.full_kl, "full_tv": found.full_tv}
     return summary.model_copy(update={"metrics": metrics, "full_vocabulary": found})
+
+
+def _with_settings(settings: CompareSettings, pairs: list[PairSummary]) -> list[PairSummary]:
+    by_name = {(pair.train, pair.infer): pair for pair in pairs}
+    told_apart = [settings_told_apart(settings, pair, pairs) for pair in pairs]
+    return [
+        with_settings(pair, told, None if told is None else by_name[told.beside])
+        for pair, told in zip(pairs, told_apart, strict=True)
+    ]
 
 
 def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
@@ -143,12 +158,13 @@ def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
 
 
 def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
-    """Every pair with the same 16-bit dtype on both sides over every other such pair; none where a pair of the run is a
+    """Every pair with the same 16-bit dtype on both sides over every other such pair; none where a pair of dtypes is a
     bug or broken.
     """
-    if not all(measures_precision(pair.verdict) for pair in pairs):
+    of_dtypes = [pair for pair in pairs if pair.is_of_dtypes]
+    if not all(measures_precision(pair.verdict) for pair in of_dtypes):
         return []
-    same = {pair.train_dtype: pair for pair in pairs if pair.train_dtype == pair.infer_dtype}
+    same = {pair.train_dtype: pair for pair in of_dtypes if pair.train_dtype == pair.infer_dtype}
     found = []
     for metric in CONTRASTED_METRICS:
         for of, over in permutations((dtype for dtype in same if dtype.is_16_bit), 2):

@@ -41,7 +41,7 @@ def compare_distributions(
         OutOfMemory: a response does not fit.
         StorageError: a batch could not be recorded.
     """
-    source = DistributionsStage(stage.infer)
+    source = DistributionsStage(stage.mu)
     record = manifest.stages[source.name]
     if record.state == "skipped":
         skip(stage.name, record.note, events)

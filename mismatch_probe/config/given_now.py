@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.command_line import words_line
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
+from mismatch_probe.config.side_text import write_side
+from mismatch_probe.config.sides import DeclaredSide
 from mismatch_probe.errors import UsageError
 
 _PLAIN_WORD: Final = re.compile(r"[\w+-]*")
 """A number or a name of the engine's own: code and files are named with dots, colons, slashes or in tables."""
+_SIDES: Final = ("pairs", "infer", "train")
 _REWARDS: Final = (("task", "reward"), ("evaluation", "reward"))
 
 Place = tuple[str, ...]
@@ -32,6 +37,31 @@ def going_on(run: Path, recorded: Mapping[str, Any], given: Mapping[str, Any]) -
     return merged(recorded, given)
 
 
+def going_on_comparing(run: Path, recorded: CompareSettings, given: Mapping[str, Any]) -> CompareSettings:
+    """A comparison's settings, with those given now laid over them; pairs and sides given now are added.
+
+    Raises:
+        UsageError: what was recorded runs code and is not given now, a side was recorded otherwise, or a setting
+            cannot be used.
+    """
+    before = recorded.model_dump(mode="json")
+    if any(name in given for name in _SIDES):
+        before = {name: value for name, value in before.items() if name not in _SIDES}
+    _require_same_sides(run, recorded, now := parse_settings(CompareSettings, merged(before, given)))
+    going_on(run, recorded.model_dump(mode="json"), given)
+    return now.with_sides_of(recorded).with_more(now.pairs, now.infer, now.train)
+
+
+def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettings) -> None:
+    for kind, before, after in (("infer", recorded.infer, now.infer), ("train", recorded.train, now.train)):
+        known: dict[str, DeclaredSide] = {side.name: side for side in before}
+        for side in after:
+            if side.name in known and known[side.name] != side:
+                raise UsageError(
+                    f"{run} has another side of the name {side.name}; give --{kind} another name, or leave it out"
+                )
+
+
 def code_flags(settings: Mapping[str, Any]) -> list[str]:
     """What of the settings runs code, as it is given on the command line."""
     return [word for words in _code(settings).values() for word in words]
@@ -50,6 +80,9 @@ def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
     for name, value in (_at(settings, ("engine", "args")) or {}).items():
         if not _is_harmless(value):
             found["engine", "args", name] = [f"--vllm.{name}", value if isinstance(value, str) else json.dumps(value)]
+    for side in settings.get("infer") or ():
+        if not all(map(_is_harmless, (side.get("args") or {}).values())):
+            found["infer", side["name"]] = ["--infer", write_side(side)]
     return found
 
 
@@ -64,7 +97,11 @@ def _is_harmless(value: Any) -> bool:
 
 
 def _at(settings: Mapping[str, Any], place: Place) -> Any:
+    """What stands at a place; of a list, what has that name."""
     below: Any = settings
     for name in place:
-        below = below.get(name) if isinstance(below, Mapping) else None
+        if isinstance(below, list | tuple):
+            below = next((one for one in below if isinstance(one, Mapping) and one.get("name") == name), None)
+        else:
+            below = below.get(name) if isinstance(below, Mapping) else None
     return below

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import (
     Attention,
-    CompareSettings,
     Count,
     ModelSettings,
     NumSamples,

@@ -4,8 +4,8 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import (
-    CompareSettings,
     DtypeField,
     EngineSettings,
     FloorSettings,
@@ -88,5 +88,6 @@ def localize_values(run: CompareSettings) -> dict[str, Any]:
     found["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
     found["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})
     if len(run.pairs) == 1:
-        found["train_dtype"], found["infer_dtype"] = run.pairs[0]
+        pi, mu = run.train_sides[0], run.infer_sides[0]
+        found["train_dtype"], found["infer_dtype"] = pi.dtype, mu.dtype
     return found

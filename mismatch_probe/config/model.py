@@ -1,4 +1,4 @@
-"""What a comparison is: the frozen, typed settings that a run directory records and a resume must match."""
+"""The parts of what is asked for: frozen, typed settings that a run directory records and a resume must match."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -11,14 +11,18 @@ def _named(value: object) -> object:
     return Dtype.parse(value) if isinstance(value, str) else value
 
 
-def _wide(dtype: Dtype) -> Dtype:
-    if dtype.is_16_bit:
+def _named_or_none(value: object) -> object:
+    return value if value == "none" else _named(value)
+
+
+def _wide(dtype: Dtype | Literal["none"]) -> Dtype | Literal["none"]:
+    if dtype != "none" and dtype.is_16_bit:
         raise ValueError(f"{dtype} is too coarse to hold others against; give fp32 or fp64")
     return dtype
 
 
 DtypeField = Annotated[Dtype, BeforeValidator(_named)]
-WideDtypeField = Annotated[DtypeField, AfterValidator(_wide)]
+ReferenceDtypeField = Annotated[Dtype | Literal["none"], BeforeValidator(_named_or_none), AfterValidator(_wide)]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 """What a library that counts in 32 bits can still be given."""
 CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
@@ -30,15 +34,8 @@ ListAsTuple = Field(strict=False)
 """Files know lists, settings keep tuples; what stands in one is as strict as anywhere."""
 
 
-def _written_as_pairs(value: object) -> object:
-    if isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
-        return value
-    raise ValueError('write a pair as [training dtype, inference dtype], for instance pairs = [["bf16", "bf16"]]')
-
-
-PairField = Annotated[tuple[DtypeField, DtypeField], ListAsTuple]
-PairsField = Annotated[tuple[PairField, ...], ListAsTuple, BeforeValidator(_written_as_pairs)]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
+Precision = Literal["weights", "to", "autocast", "fsdp"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
 
@@ -101,7 +98,7 @@ class TrainingPathSettings(Settings):
     computed beside the weights, or with `adapter_merged` added to them in FP32 before they are brought to the dtype.
     """
 
-    precision: Literal["weights", "to", "autocast", "fsdp"] = "weights"
+    precision: Precision = "weights"
     attention: Attention | None = None
     log_softmax_dtype: DtypeField = Dtype.FP32
     lm_head_dtype: DtypeField | None = None
@@ -119,9 +116,9 @@ class TrainingPathSettings(Settings):
 
 
 class ReferenceSettings(Settings):
-    """The high-precision reference both sides are held against."""
+    """The high-precision reference both sides are held against; a run can do without."""
 
-    dtype: WideDtypeField = Dtype.FP32
+    dtype: ReferenceDtypeField = Dtype.FP32
     rounded_weights: bool = True
 
 
@@ -138,34 +135,3 @@ class FullVocabularySettings(Settings):
     """
 
     positions: CountOrNone = 512
-
-
-class CompareSettings(Settings):
-    """One run of `compare`."""
-
-    model: ModelSettings
-    pairs: PairsField = tuple((dtype, dtype) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.FP32))
-    prompts: PromptSettings = PromptSettings()
-    sampling: SamplingSettings = SamplingSettings()
-    engine: EngineSettings = EngineSettings()
-    training: TrainingPathSettings = TrainingPathSettings()
-    reference: ReferenceSettings = ReferenceSettings()
-    floors: FloorSettings = FloorSettings()
-    full_vocabulary: FullVocabularySettings = FullVocabularySettings()
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-
-    @model_validator(mode="after")
-    def _pairs_are_distinct(self) -> "CompareSettings":
-        if not self.pairs:
-            raise ValueError("no dtype to compare; give --dtype, or --train-dtype with --infer-dtype")
-        if len(set(self.pairs)) != len(self.pairs):
-            raise ValueError("the same pair of dtypes is asked for twice")
-        return self
-
-    @property
-    def infer_dtypes(self) -> tuple[Dtype, ...]:
-        return tuple(dict.fromkeys(infer for _, infer in self.pairs))
-
-    @property
-    def train_dtypes(self) -> tuple[Dtype, ...]:
-        return tuple(dict.fromkeys(train for train, _ in self.pairs))

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from mismatch_probe import __version__
+from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.changes import changes
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference, Side
 from mismatch_probe.difference.same_tokens import side_against_itself
-from mismatch_probe.difference.samples import Meeting, PairName, Sample, by_prefill, meet, pair_text, read_samples
+from mismatch_probe.difference.samples import Meeting, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.difference.slices import Span, part_of
 from mismatch_probe.difference.traced import TracingEstimator, plain, traced_metrics
 from mismatch_probe.difference.versus import difference, ratio
@@ -85,7 +86,7 @@ def _usable(sample: Sample, run: RunDirectory) -> Sample:
 def _faults(which: str, run: RunDirectory, sample: Sample) -> Iterator[str]:
     """Why a pair's numbers are no measure of precision: what its data lacks, or what its run's summary says of it."""
     pairs = run.read_summary().pairs if run.summary_path.exists() else []
-    verdict = next((one.verdict for one in pairs if (one.train_dtype, one.infer_dtype) == sample.name), None)
+    verdict = next((one.verdict for one in pairs if (one.train, one.infer) == sample.name), None)
     if sample.data.counts.has_faults:
         yield f"the data of the {which} run is broken"
     elif verdict is not None and not measures_precision(verdict):

@@ -6,19 +6,19 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_probe.compare.pair_data import PairData, RunReader
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import PairName
+from mismatch_probe.config.sides import response_of
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.sequences import Ints, TokenPair
 
-PairName = tuple[Dtype, Dtype]
 Key = int
 
 
 def pair_text(name: PairName) -> str:
-    """`bf16/fp16`: the training dtype and the inference dtype."""
+    """`bf16/fp16`: the training side and the inference side."""
     return "/".join(name)
 
 
@@ -117,7 +117,7 @@ def read_samples(run: RunDirectory, manifest: Manifest) -> dict[PairName, Sample
         BrokenRecord: a file of the run is missing or damaged.
     """
     reader = RunReader(run, manifest)
-    return {name: Sample(name, reader.pair(*name)) for name in manifest.settings.pairs}
+    return {name: Sample(name, reader.pair(name)) for name in manifest.settings.pairs}
 
 
 def meet(first: Sample, second: Sample) -> Meeting:
@@ -156,4 +156,4 @@ def _overlap(first: Sample, second: Sample) -> Overlap:
 
 def _without_sampler(responses: dict[str, Key]) -> dict[str, Key]:
     """By prompt and number of the sample, so that engines of different dtypes can be set side by side."""
-    return {response.rpartition("@")[0]: key for response, key in responses.items()}
+    return {response_of(response): key for response, key in responses.items()}

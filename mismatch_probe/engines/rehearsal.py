@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.limits import check_limits
 from mismatch_probe.errors import UsageError
 
+Holder = TypeVar("Holder", EngineSettings, InferSide)
+
 _UNLIMITED = -1
 """vLLM's word for as long a context as fits."""
 
 
-def with_typed_arguments(engine: EngineSettings) -> EngineSettings:
-    """The settings as a run records them: each argument under the engine's own name and in its own type.
+def with_typed_arguments(holder: Holder) -> Holder:
+    """The settings as a run records them: each engine argument under the engine's own name and in its own type.
 
     A flag gives text where a file gives a number; both are the same run.
 
@@ -23,17 +27,16 @@ def with_typed_arguments(engine: EngineSettings) -> EngineSettings:
         MissingExtra: the engine's library is not installed.
         UsageError: the engine has no such argument, or none that takes such a value.
     """
-    return engine.model_copy(update={"args": engine_arguments(engine.args, known_arguments())})
+    return holder.model_copy(update={"args": engine_arguments(holder.args, known_arguments())})
 
 
-def check_engine(dtypes: Sequence[Dtype], sampling: SamplingSettings) -> None:
+def check_engine(dtype: Dtype, sampling: SamplingSettings) -> None:
     """Refuse at once what needs no checkpoint to be seen.
 
     Raises:
         UsageError: the engine has no such dtype, or cannot sample so.
     """
-    for dtype in dtypes:
-        check_limits(dtype, sampling)
+    check_limits(dtype, sampling)
 
 
 def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> None:
@@ -49,34 +52,31 @@ def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> No
         )
 
 
+Start = tuple[str, Dtype, EngineSettings]
+"""A checkpoint's folder, and what it is started in and with."""
+
+
 @contextmanager
 def rehearsal(
-    checkpoint: str,
-    dtypes: Sequence[Dtype],
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    *,
-    max_model_len: int,
-    trust_remote_code: bool = False,
+    starts: Sequence[Start], sampling: SamplingSettings, *, max_model_len: int, trust_remote_code: bool = False
 ) -> Iterator[None]:
-    """While the body runs, a process of its own configures the engine in each dtype, short of loading the model.
+    """While the body runs, a process of its own configures the engine for each start, short of loading the model.
 
     Importing an engine's library takes seconds and changes the process that does it. Arguments as in `start_engine`.
 
     Raises:
         MismatchProbeError: what the start would have raised, after the body.
     """
+    name = starts[0][2].name
     request = {
-        "checkpoint": checkpoint,
-        "dtypes": list(dtypes),
-        "engine": engine.model_dump(mode="json"),
+        "starts": [(folder, dtype, engine.model_dump(mode="json")) for folder, dtype, engine in starts],
         "sampling": sampling.model_dump(mode="json"),
         "max_model_len": max_model_len,
         "trust_remote_code": trust_remote_code,
     }
     job = Job(
-        name=f"configuring {engine.name}",
-        function=f"{__package__}.{engine.name}.rehearse:rehearse_requested",
+        name=f"configuring {name}",
+        function=f"{__package__}.{name}.rehearse:rehearse_requested",
         arguments=(request,),
         preload="engine",
         when_killed="free some and try again",

@@ -22,7 +22,7 @@ def tables(found: Evaluation) -> Iterator[Table]:
     """Engines, what lies between them where there are several, and pairs."""
     engines: list[list[Cell]] = [
         [
-            one.infer_dtype,
+            one.infer,
             write_estimate(one.accuracy),
             write_count(one.accuracy.num_sequences),
             write_count(one.truncated_responses),
@@ -37,8 +37,8 @@ def tables(found: Evaluation) -> Iterator[Table]:
         yield Table("Between engines", ["engines", "difference"], between)
     pairs: list[list[Cell]] = [
         [
-            pair.train_dtype,
-            pair.infer_dtype,
+            pair.train,
+            pair.infer,
             *(write_estimate(one) for one in (pair.under_mu, pair.under_pi, pair.gap)),
             ABSENT if pair.ess is None else write_number(pair.ess.value),
             *(write_estimate(one) for one in ([] if pair.direct is None else (pair.direct.accuracy, pair.direct.gap))),
@@ -51,7 +51,7 @@ def tables(found: Evaluation) -> Iterator[Table]:
 
 def sentence(pair: PairAccuracy) -> str:
     """What a pair's numbers say of deployment."""
-    name = f"trained in {pair.train_dtype}, deployed in {pair.infer_dtype}"
+    name = f"trained in {pair.train}, deployed in {pair.infer}"
     if pair.undecided is not None:
         advice = "" if pair.direct else "; --sample-pi samples from pi itself"
         return f"{name}: accuracy under pi cannot be told from these responses, {pair.undecided}{advice}"

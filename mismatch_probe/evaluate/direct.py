@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import fixed_batches
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.provenance.keys import sequence_seed
 from mismatch_probe.records.evaluation import EvaluationDirectory
@@ -35,9 +35,9 @@ def sample_training_path(
         EngineError: the model cannot be loaded or run; whole batches are kept.
         StorageError: a batch could not be recorded.
     """
-    for dtype in manifest.settings.train_dtypes:
-        if not run.pi_rollouts_path(dtype).exists():
-            _sample(run, manifest, prompts, tokenizer, dtype, listener)
+    for pi in manifest.settings.train_sides:
+        if not run.pi_rollouts_path(pi).exists():
+            _sample(run, manifest, prompts, tokenizer, pi, listener)
 
 
 def _sample(
@@ -45,7 +45,7 @@ def _sample(
     manifest: Manifest,
     prompts: Sequence[EncodedPrompt],
     tokenizer: "PreTrainedTokenizerBase",
-    dtype: Dtype,
+    pi: Side,
     listener: Callable[[AnyEvent], None],
 ) -> None:
     from mismatch_probe.training_path.generation import Sampler
@@ -54,28 +54,29 @@ def _sample(
     rows = [(prompt, sample) for prompt in prompts for sample in range(settings.sampling.samples_per_prompt)]
     assert settings.engine.batch_sequences is not None, "resolved when the run was made"
     batches = fixed_batches(len(rows), settings.engine.batch_sequences)
-    stage = f"sample-train-{dtype}"
+    assert pi.training is not None
+    stage = pi.stage("sample")
     parts = run.parts(stage, ("rollouts",))
     parts.open()
     pending = [number for number in range(len(batches)) if not parts.is_done(number)]
     listener(StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
     if pending:
         with Sampler(
-            manifest.model.folder,
-            dtype,
-            settings.training,
+            manifest.identity_of(pi).folder,
+            pi.dtype,
+            pi.training,
             settings.sampling,
-            trust_remote_code=settings.model.trust_remote_code,
+            trust_remote_code=pi.model.trust_remote_code,
         ) as sampler:
             for number in pending:
                 begun = time.monotonic()
                 seed = sequence_seed(settings.sampling.seed, stage, number)
-                table = _batch(sampler, [rows[row] for row in batches[number]], tokenizer, dtype, seed)
+                table = _batch(sampler, [rows[row] for row in batches[number]], tokenizer, pi, seed)
                 parts.write(number, {"rollouts": table})
                 tokens = pa.compute.sum(pa.compute.list_value_length(table["token_ids"])).as_py()
                 seconds = time.monotonic() - begun
                 listener(BatchDone(stage=stage, sequences=table.num_rows, tokens=tokens, seconds=seconds))
-    write_table(run.pi_rollouts_path(dtype), parts.read(len(batches), "rollouts").combine_chunks())
+    write_table(run.pi_rollouts_path(pi), parts.read(len(batches), "rollouts").combine_chunks())
     parts.remove()
     listener(StageDone(stage=stage))
 
@@ -84,7 +85,7 @@ def _batch(
     sampler: "Sampler",
     rows: Sequence[tuple[EncodedPrompt, int]],
     tokenizer: "PreTrainedTokenizerBase",
-    dtype: Dtype,
+    pi: Side,
     seed: int,
 ) -> pa.Table:
     prompts = [prompt for prompt, _ in rows]
@@ -93,9 +94,9 @@ def _batch(
     texts = TokenTexts(tokenizer)
     return pa.table(
         {
-            "id": [f"{prompt.prompt_id}/{sample}@train-{dtype}" for prompt, sample in rows],
+            "id": [pi.row_id(prompt.prompt_id, sample) for prompt, sample in rows],
             "prompt_id": [prompt.prompt_id for prompt in prompts],
-            "sampler": [f"train-{dtype}"] * len(rows),
+            "sampler": [pi.sampler] * len(rows),
             "seed": [seed] * len(rows),
             "prompt_token_ids": [prompt.token_ids for prompt in prompts],
             "token_ids": [one.token_ids for one in generated],

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.evaluate import EvaluationSettings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.records.evaluation import Evaluation
 from mismatch_probe.tasks import Asking, load_prompts
 from mismatch_probe.tasks.rewards import Reward, load_reward

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from mismatch_probe.compare.events import AnyEvent
 from mismatch_probe.compare.pair_data import RunReader
 from mismatch_probe.compare.run import execute, resume_run, start_run
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.evaluate.answers import Marker
 from mismatch_probe.evaluate.direct import sample_training_path
 from mismatch_probe.evaluate.estimates import Answers, accuracy, difference, reweighted
@@ -76,7 +76,7 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
     """
     level = manifest.settings.confidence
     rollouts = read_table(run.rollouts_path)
-    tables = {infer: _sampled_by(rollouts, f"infer-{infer}") for infer in manifest.settings.infer_dtypes}
+    tables = {mu.name: _sampled_by(rollouts, mu.sampler) for mu in manifest.settings.infer_sides}
     marked = {infer: marker.mark(table) for infer, table in tables.items()}
     direct = _direct(run, manifest, marker) if record.settings.sample_pi else {}
     reader = RunReader(run, manifest)
@@ -85,7 +85,8 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
             "state": "finished",
             "engines": [
                 EngineAccuracy(
-                    infer_dtype=infer,
+                    infer=infer,
+                    infer_dtype=manifest.settings.mu(infer).dtype,
                     accuracy=accuracy(answers, level),
                     truncated_responses=_truncated(tables[infer]),
                 )
@@ -96,8 +97,8 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                 for of, over in combinations(marked, 2)
             ],
             "pairs": [
-                _pair(reader, train, infer, marked[infer], direct.get(train), level)
-                for train, infer in manifest.settings.pairs
+                _pair(reader, manifest.settings, pair, marked[pair[1]], direct.get(pair[0]))
+                for pair in manifest.settings.pairs
             ],
         }
     )
@@ -105,18 +106,19 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
 
 def _pair(
     reader: RunReader,
-    train: Dtype,
-    infer: Dtype,
+    settings: CompareSettings,
+    name: PairName,
     answers: Answers,
     direct: tuple[Answers, int] | None,
-    level: float,
 ) -> PairAccuracy:
-    data = reader.pair(train, infer)
+    data, level = reader.pair(name), settings.confidence
     both = answers.at(data.rows)
     found = None if data.pair is None else reweighted(both, data.pair.diff_sums, level)
     return PairAccuracy(
-        train_dtype=train,
-        infer_dtype=infer,
+        train=name[0],
+        infer=name[1],
+        train_dtype=settings.pi(name[0]).dtype,
+        infer_dtype=settings.mu(name[1]).dtype,
         under_mu=None if data.pair is None else accuracy(both, level),
         ess=None if found is None else found.ess,
         under_pi=None if found is None else found.under_pi,
@@ -133,10 +135,10 @@ def _pair(
     )
 
 
-def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dict[Dtype, tuple[Answers, int]]:
-    """What pi's own responses earned and how many were truncated, by training dtype."""
-    tables = {dtype: read_table(run.pi_rollouts_path(dtype)) for dtype in manifest.settings.train_dtypes}
-    return {dtype: (marker.mark(table), _truncated(table)) for dtype, table in tables.items()}
+def _direct(run: EvaluationDirectory, manifest: Manifest, marker: Marker) -> dict[str, tuple[Answers, int]]:
+    """What pi's own responses earned and how many were truncated, by the side's name."""
+    tables = {pi.name: read_table(run.pi_rollouts_path(pi)) for pi in manifest.settings.train_sides}
+    return {name: (marker.mark(table), _truncated(table)) for name, table in tables.items()}
 
 
 def _sampled_by(rollouts: pa.Table, sampler: str) -> pa.Table:

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
 
 from mismatch_probe.config.model import Count, Settings
+from mismatch_probe.config.sides import SideName
 from mismatch_probe.difference.slices import EVERYTHING, Span
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
 from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
@@ -33,13 +32,10 @@ def _span(value: object) -> object:
 
 
 def _pair(value: object) -> object:
-    """`bf16/fp16` (training, inference), or `bf16` for both."""
+    """`bf16/fp8kv` (training side, inference side), or `bf16` for both."""
     if not isinstance(value, str) or value.count("/") > 1:
-        raise ValueError(f'{value!r} is no pair of dtypes; write "bf16" or "TRAIN/INFER"')
-    try:
-        names = [Dtype.parse(name) for name in value.split("/")]
-    except UsageError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f'{value!r} is no pair of sides; write "bf16" or "TRAIN/INFER"')
+    names = value.split("/")
     return names[0], names[-1]
 
 
@@ -48,11 +44,11 @@ def _span_text(span: Span) -> str:
 
 
 SpanField = Annotated[Span, BeforeValidator(_span), PlainSerializer(_span_text)]
-PairField = Annotated[tuple[Dtype, Dtype], BeforeValidator(_pair), PlainSerializer("/".join)]
+PairField = Annotated[tuple[SideName, SideName], BeforeValidator(_pair), PlainSerializer("/".join)]
 
 
 class Slice(Settings):
-    """The part of the data a check looks at: one pair of dtypes (all, unless named), positions, response lengths."""
+    """The part of the data a check looks at: one pair of sides (all, unless named), positions, response lengths."""
 
     pair: PairField | None = None
     position: SpanField = EVERYTHING
@@ -148,7 +144,7 @@ class Check(Settings):
 
 
 class FoundSlice(Settings):
-    """The pair of dtypes that was looked into; every pair of the run, unless named."""
+    """The pair of sides that was looked into; every pair of the run, unless named."""
 
     pair: PairField | None = None
 

@@ -33,11 +33,11 @@ def _results(check: FoundCheck, run: Path, manifest: Manifest) -> Iterator[Check
         yield _result(check, Findings(run).headroom(), Dtype.FP16, path, manifest, again)
         return
     localizations = Findings(run).localizations()
-    for train, infer in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
-        pair = train, infer
-        one = next((one for one in localizations if pair == (one.settings.train_dtype, one.settings.infer_dtype)), None)
+    for pair in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
+        train, infer = (Dtype.parse(name) for name in pair)
+        one = next((one for one in localizations if (one.settings.train_dtype, one.settings.infer_dtype) == pair), None)
         again = command_line("localize", "--run", run, "--train-dtype", train, "--infer-dtype", infer)
-        yield _result(check, one, "/".join(pair), run / localize_file(*pair), manifest, again)
+        yield _result(check, one, "/".join(pair), run / localize_file(train, infer), manifest, again)
 
 
 def _result(

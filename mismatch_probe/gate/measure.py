@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mismatch_probe.difference.samples import PairName, pair_text
+from mismatch_probe.config.comparison import PairName
+from mismatch_probe.difference.samples import pair_text
 from mismatch_probe.difference.slices import part_of
 from mismatch_probe.difference.traced import Traced, traced_metrics
 from mismatch_probe.errors import BrokenRecord, UsageError

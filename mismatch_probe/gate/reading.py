@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.difference.samples import Overlap, PairName, Sample, by_prefill, meet, pair_text, read_samples
+from mismatch_probe.config.comparison import PairName
+from mismatch_probe.difference.samples import Overlap, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.gate.measure import Evidence
 from mismatch_probe.gate.soundness import check_complete, check_finished, sound_pair

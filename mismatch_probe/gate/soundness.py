@@ -43,10 +43,10 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
         BrokenRecord: a dtype was not applied, token ids differ, log-probs are missing or not finite, or there is no
             response to compare.
     """
-    train, infer = sample.name
+    pi, mu = manifest.settings.pi(sample.name[0]), manifest.settings.mu(sample.name[1])
     name = f"{pair_text(sample.name)} of {where}"
-    _check_applied(manifest, f"score-train-{train}", train, f"the training path for {name}")
-    _check_applied(manifest, f"sample-{infer}", infer, f"the engine for {name}")
+    _check_applied(manifest, pi.stage("score"), pi.dtype, f"the training path for {name}")
+    _check_applied(manifest, mu.stage("sample"), mu.dtype, f"the engine for {name}")
     counts = sample.data.counts
     dropped = sample.num_sampled - sample.num_empty - counts.num_sequences
     faults = (
@@ -68,7 +68,7 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
             f"{name} has not one response token to compare: nothing is judged; look at the prompts, the chat template "
             "and --max-new-tokens"
         )
-    if is_copy(sample.data.pair, sample.name, say_whose_they_are=sample.data.legs_say_whose_they_are):
+    if is_copy(sample.data.pair, (pi.dtype, mu.dtype), say_whose_they_are=sample.data.legs_say_whose_they_are):
         raise BrokenRecord(
             f"{name} has the same log-probs on both sides, bit for bit, and no leg says which side computed it, so "
             "that one may be a copy: nothing is judged; run compare again with this version"

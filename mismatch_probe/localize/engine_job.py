@@ -2,14 +2,14 @@
 
 import time
 
-from mismatch_probe.compare.plan import SampleStage, sample_requests
+from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.activations import record_activations
 from mismatch_probe.engines.vllm.recorded import infer_names
 from mismatch_probe.localize.engine_trials import try_engine_parts
 from mismatch_probe.localize.looked_into import activation_batches
 from mismatch_probe.localize.trials import NOT_16_BIT
-from mismatch_probe.localize.workspace import JobNotes, Workspace, sampler_name
+from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
 from mismatch_probe.records.tables import read_table, write_table
 
@@ -24,8 +24,8 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
     task = workspace.read_task()
     settings = task.settings
     comparison = settings.as_comparison()
-    stage = SampleStage(settings.infer_dtype)
-    requests = sample_requests(prompts_of(read_table(workspace.prompts)), comparison, stage)
+    mu = comparison.infer_sides[0]
+    requests = sample_requests(prompts_of(read_table(workspace.prompts)), comparison.sampling, mu)
     dtype = settings.infer_dtype
     seconds = {}
     with start_engine(
@@ -40,7 +40,7 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
         begun = time.perf_counter()
         sampled = engine.sample(requests, settings.sampling)
         seconds["sample"] = time.perf_counter() - begun
-        write_table(workspace.rollouts, rollouts_table(requests, sampled, sampler_name(task)))
+        write_table(workspace.rollouts, rollouts_table(requests, sampled, mu.sampler))
         sequences = [one.sequence for one in sampled]
         write_table(workspace.leg("infer"), leg_table(sequences, [one.scores for one in sampled]))
         trials = try_engine_parts(workspace, engine, dtype, sequences) if settings.interventions else []

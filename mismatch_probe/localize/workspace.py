@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.plan import SampleStage
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.records.activations import ActivationStore
 from mismatch_probe.records.atomic import write_text
@@ -84,7 +83,3 @@ class Workspace:
 
     def write_task(self, task: Task) -> None:
         write_text(self.path / "task.json", task.model_dump_json())
-
-
-def sampler_name(task: Task) -> str:
-    return SampleStage(task.settings.infer_dtype).sampler

@@ -1,6 +1,7 @@
 """What a low-rank adapter in peft's format is, read from its folder alone. Source: Hu et al. 2021, arXiv 2106.09685."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,10 +93,9 @@ def read_adapter(folder: Path) -> Adapter:
     )
 
 
-def adapter_keys(**folders: str | None) -> dict[str, str]:
-    """Content keys of the adapters that a run's sides compute with, none where no side has one. Raises as above."""
-    held = {side: read_adapter(Path(folder)).fingerprint for side, folder in folders.items() if folder is not None}
-    return {"adapters": content_key(held)} if held else {}
+def adapter_keys(folders: Iterable[str | None]) -> dict[str, str]:
+    """Content keys of the adapters that a run's sides compute with, by their folders. Raises as above."""
+    return {f"adapter {folder}": read_adapter(Path(folder)).fingerprint for folder in folders if folder is not None}
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """`evaluation.json`: accuracy under mu and under pi, and what deployment gains or loses."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import model_validator
 
 from mismatch_probe.config.evaluate import EvaluationSettings
+from mismatch_probe.config.sides import Side, SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.documents import read_document
@@ -15,19 +18,30 @@ from mismatch_probe.stats.results import Estimate
 EVALUATION_VERSION = 1
 
 
-class EngineAccuracy(Record):
-    """What responses of the engine in one dtype earn on average."""
+class _OfSides(Record):
+    """Of sides that have names; before they had any, those of their dtypes."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_dtypes(cls, values: Any) -> Any:
+        named = {kind: values[f"{kind}_dtype"] for kind in ("train", "infer") if f"{kind}_dtype" in values}
+        return {**named, **values}
+
+
+class EngineAccuracy(_OfSides):
+    """What responses of an engine's side earn on average."""
+
+    infer: SideName
     infer_dtype: Dtype
     accuracy: Estimate
     truncated_responses: int
 
 
 class EngineDifference(Record):
-    """Accuracy of the engine in `of` minus that in `over`, on the same problems."""
+    """Accuracy of the engine's side `of` minus that of `over`, on the same problems."""
 
-    of: Dtype
-    over: Dtype
+    of: SideName
+    over: SideName
     difference: Estimate
 
 
@@ -39,14 +53,16 @@ class DirectAccuracy(Record):
     truncated_responses: int
 
 
-class PairAccuracy(Record):
-    """The deployment gap of a pair of dtypes.
+class PairAccuracy(_OfSides):
+    """The deployment gap of a pair of sides.
 
     under_mu: of the responses that both sides scored. under_pi: of the same ones, each weighing pi/mu. gap: under_pi
     minus under_mu, positive where deployment loses. Both are None where ess, the share of the responses that the
     weights leave, is too small, which `undecided` says. direct: from responses of pi itself, where asked for.
     """
 
+    train: SideName
+    infer: SideName
     train_dtype: Dtype
     infer_dtype: Dtype
     under_mu: Estimate | None
@@ -80,8 +96,8 @@ class EvaluationDirectory(RunDirectory):
     def evaluation_path(self) -> Path:
         return self.path / EVALUATION
 
-    def pi_rollouts_path(self, dtype: Dtype) -> Path:
-        return self.path / f"rollouts-train-{dtype}.parquet"
+    def pi_rollouts_path(self, pi: Side) -> Path:
+        return self.path / f"rollouts-{pi.sampler}.parquet"
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         write_text(self.evaluation_path, evaluation.model_dump_json(indent=2) + "\n")

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.config.model import CompareSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.config.comparison import CompareSettings, PairName
+from mismatch_probe.config.sides import InferSide, Side, TrainSide
 
 MANIFEST_VERSION = 1
 
@@ -62,22 +62,25 @@ class StageRecord(Entry):
 
 
 class Continuation(Entry):
-    """A run taken up again: when, by which command, what had changed by then that changes no number, and which pairs of
-    dtypes (training, inference) were added.
+    """A run taken up again: when, by which command, what had changed by then that changes no number, and which pairs
+    (training side, inference side) were added, of which declared sides.
     """
 
     at: str
     command: list[str]
     changed: list[str]
-    added: list[tuple[Dtype, Dtype]] = []
+    added: list[PairName] = []
+    infer: list[InferSide] = []
+    train: list[TrainSide] = []
 
 
 class Manifest(Entry):
     """The record of a run; only the parent process writes it.
 
-    environment: variables that can have to do with what is computed. extended_from: how many prompts the run had before
-    each time that a gate asked for more. growing: stages that work through the responses of added dtypes, each as it
-    was before. run_key: another for every run, and in every leg of it; empty in a run made before there were any.
+    checkpoints: of the sides that load another than the run's, by the path they name. environment: variables that can
+    have to do with what is computed. extended_from: how many prompts the run had before each time that a gate asked for
+    more. growing: stages that work through the responses of added sides, each as it was before. run_key: another for
+    every run, and in every leg of it; empty in a run made before there were any.
     """
 
     manifest_version: int = MANIFEST_VERSION
@@ -86,6 +89,7 @@ class Manifest(Entry):
     command: list[str]
     settings: CompareSettings
     model: ModelIdentity
+    checkpoints: dict[str, ModelIdentity] = {}
     content_keys: dict[str, str]
     versions: dict[str, str]
     hardware: dict[str, Any]
@@ -96,3 +100,7 @@ class Manifest(Entry):
     extended_from: list[int] = []
     continued: list[Continuation] = []
     growing: dict[str, StageRecord] = {}
+
+    def identity_of(self, side: Side) -> ModelIdentity:
+        """The checkpoint that a side loads."""
+        return self.model if side.model.path == self.settings.model.path else self.checkpoints[side.model.path]

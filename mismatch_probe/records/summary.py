@@ -1,9 +1,10 @@
 """`summary.json`: the one record that the terminal, the report, `--json`, `diff` and `gate` read."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.stats.results import (
@@ -104,9 +105,26 @@ class Counts(Record):
         return any((*sides, self.positive_pi, self.void_checks, self.mismatched_ids))
 
 
-class PairSummary(Record):
-    """One training dtype against one inference dtype, on responses sampled by the latter."""
+class SettingsToldApart(Record):
+    """What settings of a side change: this pair beside another that differs from it in them alone.
 
+    settings: each as `name = value` of this pair. ratios: of this pair's metrics to the other's, by name.
+    """
+
+    beside: tuple[SideName, SideName]
+    side: Literal["pi", "mu"]
+    settings: list[str]
+    ratios: dict[str, Estimate]
+
+
+class PairSummary(Record):
+    """One side of the training path against an engine's, on responses sampled by the latter.
+
+    train, infer: names of the sides; before sides had names, those of their dtypes.
+    """
+
+    train: SideName
+    infer: SideName
     train_dtype: Dtype
     infer_dtype: Dtype
     legs: dict[str, str]
@@ -121,7 +139,20 @@ class PairSummary(Record):
     worst_tokens: list[TokenInContext]
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
+    settings_told_apart: SettingsToldApart | None = None
     verdict: Verdict
+
+    @property
+    def is_of_dtypes(self) -> bool:
+        """Whether nothing is said of the sides but their dtypes."""
+        return (self.train, self.infer) == (self.train_dtype, self.infer_dtype)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_dtypes(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "train" not in values:
+            return {"train": values.get("train_dtype"), "infer": values.get("infer_dtype"), **values}
+        return values
 
 
 class Contrast(Record):

@@ -1,5 +1,7 @@
-"""What things are called and how they look: pairs, metrics, dtypes, verdicts."""
+"""What things are called and how they look: pairs, metrics, sides, verdicts."""
 
+import itertools
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +26,9 @@ MORE_PAIRS_NOTE = (
 
 @dataclass(frozen=True)
 class PairStyle:
-    """Colour says the inference dtype, dash and marker say the training dtype, so no pair is told by colour alone."""
+    """Of a pair of dtypes, colour says the inference dtype, dash and marker the training dtype; a pair with settings of
+    its own has another of each, by its name. No pair is told by colour alone.
+    """
 
     color: str
     dash: tuple[float, ...]
@@ -37,6 +41,7 @@ _DASHES_AND_MARKERS: dict[Dtype, tuple[tuple[float, ...], str]] = {
     Dtype.FP32: ((1.5, 1.5), "^"),
     Dtype.FP64: ((6, 2, 1.5, 2), "D"),
 }
+OTHER_COLORS: Final = ("side-1", "side-2", "side-3", "side-4", "side-5")
 
 KEY_MARKERS: Final[dict[str, str]] = {
     "o": "M19 2.8a3.2 3.2 0 1 1 0 6.4a3.2 3.2 0 1 1 0-6.4z",
@@ -48,7 +53,12 @@ KEY_MARKERS: Final[dict[str, str]] = {
 
 
 def pair_style(pair: PairSummary) -> PairStyle:
-    return dtypes_style(pair.train_dtype, pair.infer_dtype)
+    if pair.is_of_dtypes:
+        return dtypes_style(pair.train_dtype, pair.infer_dtype)
+    number = zlib.crc32(f"{pair.train}/{pair.infer}".encode())
+    others = list(itertools.product(OTHER_COLORS, _DASHES_AND_MARKERS.values()))
+    color, dash_and_marker = others[number % len(others)]
+    return PairStyle(color, *dash_and_marker)
 
 
 def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:
@@ -56,17 +66,23 @@ def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:
 
 
 def pair_label(pair: PairSummary) -> str:
-    return dtypes_label(pair.train_dtype, pair.infer_dtype)
+    """`BF16`, or `train FP32 / infer fp8kv` where the sides differ or have names of their own."""
+    return dtypes_label(pair.train, pair.infer)
 
 
-def dtypes_label(train: Dtype, infer: Dtype) -> str:
+def side_label(name: str) -> str:
+    """A dtype in capitals, another name as it was given."""
+    return name.upper() if name in tuple(Dtype) else name
+
+
+def dtypes_label(train: str, infer: str) -> str:
     """`BF16`, or `train FP32 / infer BF16` where the two sides differ."""
-    return train.upper() if train == infer else f"train {train.upper()} / infer {infer.upper()}"
+    return side_label(train) if train == infer else f"train {side_label(train)} / infer {side_label(infer)}"
 
 
 def pair_key(pair: PairSummary) -> str:
     """Part of an anchor: `train-fp16-infer-bf16`."""
-    return f"train-{pair.train_dtype}-infer-{pair.infer_dtype}"
+    return f"train-{pair.train}-infer-{pair.infer}"
 
 
 HEADLINE_METRICS = (

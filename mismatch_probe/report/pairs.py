@@ -1,4 +1,4 @@
-"""The story in one row a pair of dtypes: what the terminal prints and the page opens with, from the same strings."""
+"""The story in one row a pair of sides: what the terminal prints and the page opens with, from the same strings."""
 
 from markupsafe import Markup
 
@@ -14,6 +14,7 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import measures_precision
+from mismatch_probe.verdict.settings import what_changes
 
 
 def pairs_table(summary: Summary) -> Table:
@@ -30,8 +31,8 @@ def pairs_table(summary: Summary) -> Table:
         ]
         for pair in summary.pairs
     ]
-    columns = ["dtype", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu"]
-    return Table("One row a pair of dtypes", columns, rows, text_columns=frozenset({1}), stacked=True)
+    columns = ["pair", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu"]
+    return Table("One row a pair of sides", columns, rows, text_columns=frozenset({1}), stacked=True)
 
 
 def budget(pair: PairSummary) -> Written:
@@ -64,10 +65,10 @@ def budget_footnote(summary: Summary) -> str:
 
 
 def contrast_sentences(summary: Summary) -> list[str]:
-    """`kl_k3 of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller; none where a pair is a bug or
-    broken.
+    """`kl_k3 of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller; none where a pair of dtypes
+    is a bug or broken.
     """
-    if not all(measures_precision(pair.verdict) for pair in summary.pairs):
+    if not all(measures_precision(pair.verdict) for pair in summary.pairs if pair.is_of_dtypes):
         return []
     return [_contrast_sentence(contrast) for contrast in summary.contrasts if contrast.ratio.value >= 1]
 
@@ -75,6 +76,18 @@ def contrast_sentences(summary: Summary) -> list[str]:
 def _contrast_sentence(contrast: Contrast) -> str:
     of, over = contrast.of.upper(), contrast.over.upper()
     return f"{contrast.metric} of {of} is {write_estimate(contrast.ratio)} times that of {over}"
+
+
+def settings_sentences(summary: Summary) -> list[str]:
+    """What each side's own settings change, where the pair beside it is sound."""
+    beside = {(pair.train, pair.infer): pair.verdict.kind for pair in summary.pairs}
+    return [
+        f"{pair_label(pair)}: {', '.join(told.settings)}; {what_changes(told)}"
+        for pair in summary.pairs
+        if (told := pair.settings_told_apart) is not None
+        and pair.verdict.kind != "broken"
+        and beside[told.beside] in ("clean", "precision")
+    ]
 
 
 def size_sentence(pair: PairSummary) -> str:

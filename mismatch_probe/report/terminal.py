@@ -12,7 +12,7 @@ from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.names import pair_label
-from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, pairs_table
+from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, pairs_table, settings_sentences
 from mismatch_probe.report.screen import drawn, full_width, in_full, print_line, show, without_intervals
 from mismatch_probe.report.view import Cell, Table
 
@@ -24,7 +24,7 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     print_line(console, "")
     show(console, _fitted(pairs_table(summary), console))
     print_line(console, "")
-    for sentence in contrast_sentences(summary):
+    for sentence in (*contrast_sentences(summary), *settings_sentences(summary)):
         print_line(console, sentence)
     for line in (budget_footnote(summary), *_troubles(summary)):
         if line:

@@ -11,14 +11,15 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 @dataclass(frozen=True)
 class Case:
-    """One pair. `exact` is FP32 against FP32 of the same run (this pair itself where it is that), None where it was not
-    run or not usable; `found` is None where nothing was usable.
+    """One pair. `exact` is the pair that differs from it in its dtypes alone, FP32 on both sides (this pair itself
+    where it is that), None where it was not run or not usable; `found` is None where nothing was usable.
 
-    `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
-    whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
-    and were found to be the run's own.
+    name: of the training side and of the engine's. `applied_train` and `applied_infer` were read back from the loaded
+    model and the running engine. `takes_dtypes`: whether the run can be given an FP32 pair later; one with another
+    run's responses cannot. legs_say_whose_they_are: and were found to be the run's own.
     """
 
+    name: tuple[str, str]
     train_dtype: Dtype
     infer_dtype: Dtype
     applied_train: str | None
@@ -33,3 +34,8 @@ class Case:
     preflight: list[SettingFinding] = field(default_factory=list)
     legs_say_whose_they_are: bool = False
     takes_dtypes: bool = True
+
+    @property
+    def is_of_dtypes(self) -> bool:
+        """Whether nothing is said of the sides but their dtypes, so that `localize` can look into them."""
+        return self.name == (self.train_dtype, self.infer_dtype)

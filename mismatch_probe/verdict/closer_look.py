@@ -36,11 +36,11 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
             "runs that this one was made from an FP32 pair (compare --resume --dtype fp32), and rescore into a new "
             "folder."
         ]
-    if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:
+    if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL and case.is_of_dtypes:
         shown_in_fp32 = case.exact is not None and case.exact.settled
         command = localize_command(Dtype.FP32, Dtype.FP32) if shown_in_fp32 else _localize(case)
         return [f"Find the module that it enters at: `{command} --modules`"]
-    if verdict.kind != "precision":
+    if verdict.kind != "precision" or not case.is_of_dtypes:
         return []
     has_bf16 = Dtype.BF16 in (case.train_dtype, case.infer_dtype)
     found = []

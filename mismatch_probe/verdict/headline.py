@@ -46,8 +46,8 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
 
 
 def _key(pair: PairSummary) -> str:
-    return pair.train_dtype if pair.train_dtype == pair.infer_dtype else f"{pair.train_dtype}/{pair.infer_dtype}"
+    return pair.train if pair.train == pair.infer else f"{pair.train}/{pair.infer}"
 
 
 def _name(pair: PairSummary) -> str:
-    return _key(pair).upper()
+    return _key(pair).upper() if pair.is_of_dtypes else _key(pair)

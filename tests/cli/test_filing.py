@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, localize_values
-from mismatch_probe.config.model import CompareSettings, ModelSettings
+from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory

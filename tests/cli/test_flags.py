@@ -18,10 +18,10 @@ from mismatch_probe.cli.localize import localize
 from mismatch_probe.cli.options import Sets
 from mismatch_probe.cli.sanity import sanity
 from mismatch_probe.cli.train import train
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.localize import LocalizeSettings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.engines.vllm.arguments import engine_arguments
 from mismatch_probe.errors import ExitCode, UsageError

@@ -53,7 +53,7 @@ def computed(run: RunDirectory, whole: RunDirectory) -> None:
     for stage in make_plan(manifest.settings).leg_stages:
         if manifest.stages[stage.name].state != "done":
             manifest.stages[stage.name] = StageRecord(
-                state="running", batches=1, effective_settings={"dtype": stage.dtype}
+                state="running", batches=1, effective_settings={"dtype": stage.side.dtype}
             )
             parts = run.parts(stage.name, stage.outputs)
             parts.open()
@@ -63,7 +63,7 @@ def computed(run: RunDirectory, whole: RunDirectory) -> None:
 
 def _rows(run: RunDirectory, whole: RunDirectory, stage: LegStage, output: str) -> pa.Table:
     table = read_table(whole.rollouts_path if output == "rollouts" else whole.leg_path(output))
-    samplers = (stage.sampler,) if isinstance(stage, SampleStage) else ()
+    samplers = (stage.side.sampler,) if isinstance(stage, SampleStage) else ()
     samplers = samplers_left(run, stage) if isinstance(stage, ScoreStage) else samplers
     return table.filter(pc.is_in(pc.list_element(pc.split_pattern(table["id"], "@"), 1), pa.array(samplers)))
 
@@ -72,7 +72,7 @@ def test_a_run_that_was_given_dtypes_is_the_run_that_was_made_in_one_go(run: Run
     asked_for(run, ADDED)
     computed(run, whole)
     summary = execute(run, lambda event: None)
-    assert [(pair.train_dtype, pair.infer_dtype) for pair in summary.pairs] == list(BOTH.pairs)
+    assert [(pair.train, pair.infer) for pair in summary.pairs] == list(BOTH.pairs)
     assert summary.pairs == whole.read_summary().pairs
     for path in (run.rollouts_path, *map(run.leg_path, ("ref-fp32", "train-fp32", "train-bf16", "infer-fp32-decode"))):
         assert read_table(path).equals(read_table(whole.path / path.relative_to(run.path)))
@@ -151,5 +151,5 @@ def test_a_leg_that_is_lost_while_it_grows_is_scored_whole(run: RunDirectory) ->
     asked_for(run, ADDED)
     run.leg_path("ref-fp32").unlink()
     plan = make_plan(with_added_pairs(run.read_manifest()).settings)
-    [stage] = [one for one in plan.stages if isinstance(one, ScoreStage) and one.reference]
+    [stage] = [one for one in plan.stages if isinstance(one, ScoreStage) and one.side.role == "ref"]
     assert samplers_left(run, stage) == ("infer-bf16", "infer-fp32")

@@ -9,7 +9,6 @@ import pytest
 
 from mismatch_probe.compare.pair_data import RunReader
 from mismatch_probe.compare.summarise import summarise
-from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import WHOLE_VOCABULARY, read_table, write_table
@@ -36,7 +35,7 @@ def repeat_leg(run: RunDirectory, change: str, by: Callable[[np.ndarray], np.nda
 
 
 def repeats(run: RunDirectory) -> dict[str, Repeat]:
-    pair = RunReader(run, run.read_manifest()).pair(Dtype.BF16, Dtype.BF16).pair
+    pair = RunReader(run, run.read_manifest()).pair(("bf16", "bf16")).pair
     assert pair is not None
     return dict(pair.repeats)
 

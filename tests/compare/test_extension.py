@@ -78,7 +78,7 @@ def test_a_merge_that_was_interrupted_leaves_a_run_that_reads_and_is_merged_once
     extension = simulated_run(run.path / FOLDER, replace(LARGE, first_prompt=8))
     whole = simulated_run(tmp_path / "whole", LARGE)
     whole.leg_path("train-bf16").replace(run.leg_path("train-bf16"))
-    assert RunReader(run, run.read_manifest()).pair(Dtype.BF16, Dtype.BF16).counts.num_sequences == 8
+    assert RunReader(run, run.read_manifest()).pair(("bf16", "bf16")).counts.num_sequences == 8
     extend_run(run, Preparation(extension.read_manifest(), simulated_prompts(LARGE)), lambda event: None)
     assert read_table(run.leg_path("train-bf16")).num_rows == 20
     assert run.read_summary().pairs[0].counts.num_sequences == 20

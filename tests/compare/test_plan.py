@@ -2,7 +2,6 @@ from itertools import groupby
 
 from mismatch_probe.compare.plan import (
     FloorStage,
-    LoadedModel,
     ReplayStage,
     SampleStage,
     ScoreStage,
@@ -12,8 +11,8 @@ from mismatch_probe.compare.plan import (
     model_length,
     sample_requests,
 )
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.records.sequences import EncodedPrompt
 
 LEG_PREFIXES = ("infer-", "train-", "ref-", "full-")
@@ -41,10 +40,11 @@ def test_the_default_run_has_one_engine_job_a_dtype_and_one_training_job() -> No
 def test_every_training_dtype_measures_its_floors_on_the_model_that_is_loaded_but_for_other_attention() -> None:
     stages = make_plan(settings(pairs=[("bf16", "bf16"), ("fp32", "bf16")])).jobs[-1].stages
     for dtype in ("bf16", "fp32"):
-        floors = [stage for stage in stages if isinstance(stage, FloorStage) and stage.dtype == dtype]
+        floors = [stage for stage in stages if isinstance(stage, FloorStage) and stage.side.dtype == dtype]
         assert [stage.leg.removeprefix(f"train-{dtype}-") for stage in floors] == ["alone", "again", "other-attention"]
-        assert [stage.model for stage in floors[:2]] == [LoadedModel(dtype)] * 2
-        assert floors[2].model == LoadedModel(dtype, attention="eager")
+        pi = settings().pi(dtype)
+        assert [stage.model for stage in floors[:2]] == [pi, pi]
+        assert floors[2].model == pi.with_attention("eager")
 
 
 def test_stages_that_share_a_model_stand_in_a_row() -> None:
@@ -52,7 +52,7 @@ def test_stages_that_share_a_model_stand_in_a_row() -> None:
     models = [stage.model for stage in stages if isinstance(stage, TrainingStage)]
     assert len(models) == len(stages)
     loads = [model for model, _ in groupby(models)]
-    assert len(set(loads)) == len(loads)
+    assert all(loads.count(model) == 1 for model in loads)
 
 
 def test_eager_attention_is_held_against_sdpa() -> None:
@@ -62,7 +62,7 @@ def test_eager_attention_is_held_against_sdpa() -> None:
 
 def test_every_pair_reads_the_distributions_of_its_engine() -> None:
     plan = make_plan(settings(pairs=[("bf16", "fp16"), ("fp32", "fp16"), ("bf16", "bf16")]))
-    readers = {stage.dtype: [one.leg for one in plan.readers(stage)] for stage in plan.distributions_stages}
+    readers = {stage.side.name: [one.leg for one in plan.readers(stage)] for stage in plan.distributions_stages}
     assert readers == {"fp16": ["full-bf16-fp16", "full-fp32-fp16"], "bf16": ["full-bf16-bf16"]}
 
 
@@ -91,7 +91,7 @@ def test_no_two_stages_write_the_same_file() -> None:
 
 def test_requests_are_the_same_for_every_engine_but_for_the_id() -> None:
     given = settings(sampling={"samples_per_prompt": 2})
-    bf16, fp16 = (sample_requests(PROMPTS, given, SampleStage(dtype)) for dtype in ("bf16", "fp16"))
+    bf16, fp16 = (sample_requests(PROMPTS, given.sampling, given.mu(dtype)) for dtype in ("bf16", "fp16"))
     assert [request.id for request in bf16] == [
         "p0/0@infer-bf16",
         "p0/1@infer-bf16",

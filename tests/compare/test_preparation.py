@@ -9,8 +9,8 @@ import pytest
 from mismatch_probe.compare.continuation import require_same
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.provenance import environment
 from tests.adapters import make_adapter

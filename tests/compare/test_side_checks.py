@@ -5,8 +5,8 @@ import torch
 
 from mismatch_probe.compare import side_checks
 from mismatch_probe.compare.side_checks import check_sides
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.training_path import loading
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.config.model import CompareSettings, Settings
+from mismatch_probe.config.model import Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -23,6 +24,8 @@ def test_the_example_of_every_setting_holds_every_setting() -> None:
     text = (EXAMPLES / "compare.toml").read_text()
     shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
     assert parse_settings(CompareSettings, shown)
+    sides = tomllib.loads((EXAMPLES / "compare-sides.toml").read_text())
+    shown |= {name: sides[name] for name in ("infer", "train")}
     for name, field in CompareSettings.model_fields.items():
         assert name in shown
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):

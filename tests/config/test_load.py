@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.config.nested import differences, flat, merged
 from mismatch_probe.errors import UsageError
 

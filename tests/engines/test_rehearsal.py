@@ -18,7 +18,7 @@ PLAIN = SamplingSettings()
 
 
 def rehearsed(checkpoint: Path | str, *dtypes: Dtype, **args: object) -> None:
-    with rehearsal(str(checkpoint), dtypes, EngineSettings(args=args), PLAIN, max_model_len=64):
+    with rehearsal([(str(checkpoint), dtype, EngineSettings(args=args)) for dtype in dtypes], PLAIN, max_model_len=64):
         pass
 
 
@@ -58,7 +58,7 @@ def test_a_dtype_that_vllm_refuses_this_checkpoint_in_is_found_among_others(tmp_
 def test_a_failure_of_the_body_comes_first_and_ends_the_rehearsal(llama: Path) -> None:
     with (
         pytest.raises(KeyError, match="mine"),
-        rehearsal(str(llama), [Dtype.BF16], EngineSettings(), PLAIN, max_model_len=64),
+        rehearsal([(str(llama), Dtype.BF16, EngineSettings())], PLAIN, max_model_len=64),
     ):
         raise KeyError("mine")
 
@@ -85,7 +85,7 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
 )
 def test_a_distribution_that_it_cannot_give_is_refused_at_once(dtype: Dtype, temperature: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_engine([dtype], SamplingSettings(temperature=temperature))
+        check_engine(dtype, SamplingSettings(temperature=temperature))
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,8 @@ def test_a_reward_that_is_no_number_is_named(run: EvaluationDirectory) -> None:
 def test_pis_own_responses_are_set_against_mus_problem_by_problem(run: EvaluationDirectory) -> None:
     rollouts = read_table(run.rollouts_path)
     own = rollouts.filter(pa.array([name == "infer-fp16" for name in rollouts["sampler"].to_pylist()]))
-    for dtype in (Dtype.FP16, Dtype.BF16):
-        write_table(run.pi_rollouts_path(dtype), own)
+    for dtype in ("fp16", "bf16"):
+        write_table(run.pi_rollouts_path(run.read_manifest().settings.pi(dtype)), own)
     same, other, _ = evaluated(run, sample_pi=True).pairs
     assert same.direct is not None
     assert other.direct is not None

@@ -49,7 +49,11 @@ BAD_FILES = {
     "an unknown slice": (GATE + check(metric="kl_k2", max=1, slice={"pos": "0:5"}), "setting 'slice.pos' is unknown"),
     "a range that is none": (GATE + check(metric="kl_k2", max=1, slice={"position": "5"}), "is no range"),
     "an empty range": (GATE + check(metric="kl_k2", max=1, slice={"position": "5:5"}), "is empty"),
-    "an unknown dtype": (GATE + check(metric="kl_k2", max=1, slice={"pair": "fp8"}), "'fp8' cannot be used"),
+    "an unknown side": (
+        GATE + check(metric="kl_k2", max=1, slice={"pair": "fp8"}),
+        "asks for the pair fp8/fp8",
+    ),
+    "no name of a side": (GATE + check(metric="kl_k2", max=1, slice={"pair": "b f"}), "a side's name is at most 48"),
     "positions no response reaches": (GATE + check(metric="kl_k2", max=1, slice={"position": "9999:"}), "no token of"),
     "lengths no response has": (GATE + check(metric="kl_k2", max=1, slice={"length": "9999:"}), "no token of"),
     "a pair that was not run": (GATE + check(metric="kl_k2", max=1, slice={"pair": "fp16"}), "the run has bf16/bf16"),

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.cli.gated_compare import GatedCompare
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import GOOD, CommandLine, gate_file

@@ -5,7 +5,8 @@ from functools import cache
 
 import numpy as np
 
-from mismatch_probe.config.model import CompareSettings, ModelSettings
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.summary import (
@@ -164,6 +165,8 @@ def _pair_summary(
         truncated_responses=int((tokens.sequences.lengths == simulation.longest).sum()),
     )
     return PairSummary(
+        train=train,
+        infer=infer,
         train_dtype=train,
         infer_dtype=infer,
         legs={"mu": f"infer-{infer}-decode", "pi": f"train-{train}", "ref": "ref-fp32"},

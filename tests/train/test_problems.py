@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import CompareSettings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings

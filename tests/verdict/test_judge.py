@@ -30,6 +30,7 @@ def counts(found: Disagreement | None, **more: int) -> Counts:
 def case(found: Disagreement | None, exact: Disagreement | None = None, **changes: Any) -> Case:
     dtype: Dtype = Dtype.BF16 if found is None else found.train_dtype
     given = Case(
+        name=(dtype, dtype),
         train_dtype=dtype,
         infer_dtype=dtype,
         applied_train=dtype,
@@ -268,8 +269,13 @@ def test_a_bug_outside_the_model_sends_nobody_into_it() -> None:
 
 
 def test_two_formats_are_named_side_by_side() -> None:
-    given = replace(with_exact(Dtype.BF16), infer_dtype=Dtype.FP16, applied_infer=Dtype.FP16)
+    given = replace(with_exact(Dtype.BF16), name=("bf16", "fp16"), infer_dtype=Dtype.FP16, applied_infer=Dtype.FP16)
     assert commands(judge(given))[0] == "localize --run RUN --train-dtype bf16 --infer-dtype fp16"
+
+
+def test_sides_with_settings_of_their_own_are_not_sent_to_localize_which_takes_dtypes() -> None:
+    given = replace(with_exact(Dtype.BF16), name=("bf16", "fp8kv"))
+    assert commands(judge(given)) == []
 
 
 def test_without_an_fp32_pair_that_is_asked_for_first() -> None:

@@ -53,12 +53,11 @@ def rehearse(
 
 
 def rehearse_requested(send: Send, request: dict[str, Any]) -> None:
-    """Rehearse every dtype of a request that came as JSON values.
+    """Rehearse every start of a request that came as JSON values.
 
     Raises:
         MismatchProbeError: as `rehearse`.
     """
-    dtypes = map(Dtype.parse, request.pop("dtypes"))
-    engine, sampling = EngineSettings(**request.pop("engine")), SamplingSettings(**request.pop("sampling"))
-    for dtype in dtypes:
-        rehearse(dtype=dtype, engine=engine, sampling=sampling, **request)
+    starts, sampling = request.pop("starts"), SamplingSettings(**request.pop("sampling"))
+    for checkpoint, dtype, engine in starts:
+        rehearse(checkpoint, Dtype.parse(dtype), EngineSettings(**engine), sampling, **request)

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import plain
 from mismatch_probe.report.figures.svg import for_page
-from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.names import OTHER_COLORS, PairStyle
 from mismatch_probe.report.view import Heading, Panel
 
 NUM_HEAT_LEVELS = 7
@@ -33,6 +33,7 @@ _ROLES = (
     "mask",
     "reject",
     *Dtype,
+    *OTHER_COLORS,
     *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)),
 )
 _STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}

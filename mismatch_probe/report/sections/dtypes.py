@@ -4,13 +4,16 @@ from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.names import HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
+from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import HEADLINE_METRICS, dtypes_label, metric_aggregate, metric_meaning, pair_label
 from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 
 
 def dtypes(summary: Summary) -> Section:
     blocks: list[Block] = [_side_by_side(summary)]
+    if any(pair.settings_told_apart for pair in summary.pairs):
+        blocks.append(_settings(summary))
     blocks += [_every_metric(pair) for pair in summary.pairs]
     missing = {f"{name}: {why}" for pair in summary.pairs for name, why in pair.metrics_unavailable.items()}
     if missing:
@@ -30,9 +33,26 @@ def _side_by_side(summary: Summary) -> Table:
         [metric_name(name), *(write_estimate(pair.metrics.get(name)) for pair in summary.pairs)] for name in names
     ]
     rows.append([Markup("measured on"), *(size_sentence(pair) for pair in summary.pairs)])
-    return Table(
-        "The main metrics of each pair of dtypes", ["metric", *map(pair_label, summary.pairs)], rows, stacked=True
-    )
+    return Table("The main metrics of each pair", ["metric", *map(pair_label, summary.pairs)], rows, stacked=True)
+
+
+def _settings(summary: Summary) -> Table:
+    """What each side's own settings change."""
+    told = [(pair, pair.settings_told_apart) for pair in summary.pairs]
+    names = list(dict.fromkeys(name for _, one in told if one is not None for name in one.ratios))
+    rows: list[list[Cell]] = [
+        [
+            pair_label(pair),
+            dtypes_label(*one.beside),
+            {"pi": "training path", "mu": "inference engine"}[one.side],
+            visible(", ".join(one.settings)),
+            *(write_estimate(one.ratios.get(name)) for name in names),
+        ]
+        for pair, one in told
+        if one is not None
+    ]
+    columns = ["pair", "beside", "side", "what is set otherwise", *(f"{name}, times" for name in names)]
+    return Table("What each side's own settings change", columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)
 
 
 def _every_metric(pair: PairSummary) -> Table:

@@ -6,7 +6,7 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures import divergence
 from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.names import pair_label, pair_style
-from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table
+from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Table
 
@@ -23,14 +23,14 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
         advice=summary.verdict.advice,
         table=pairs_table(summary),
         footnote=footnote,
-        contrasts=contrast_sentences(summary),
+        contrasts=[*contrast_sentences(summary), *settings_sentences(summary)],
         figure=_figure(summary),
     )
 
 
 def _facts(summary: Summary, manifest: Manifest) -> list[str]:
     sampling = manifest.settings.sampling
-    sampled = {pair.infer_dtype: pair.counts for pair in summary.pairs}.values()
+    sampled = {pair.infer: pair.counts for pair in summary.pairs}.values()
     responses, tokens = (sum(getattr(one, name) for one in sampled) for name in ("num_sequences", "num_tokens"))
     longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
     engine = next(
@@ -66,8 +66,8 @@ def _figure(summary: Summary) -> Figure:
         panels.append(length_figures.draw_cumulative(heading, shown))
     return Figure(
         "figure-overview",
-        "How to read it: lower and flatter is better in both. Colour is the inference dtype, dash and marker the "
-        "training dtype.",
+        "How to read it: lower and flatter is better in both. Of two dtypes, colour is the inference dtype, dash and "
+        "marker the training dtype.",
         panels,
         [_numbers(summary)],
         key=[(pair_label(pair), pair_style(pair)) for pair in summary.pairs],
@@ -84,5 +84,5 @@ def _numbers(summary: Summary) -> Table:
         ]
         for pair in summary.pairs
     ]
-    columns = ["dtype", "KL (k3) per token", "drift of S per 1,000 tokens", "KL (k1) per response"]
+    columns = ["pair", "KL (k3) per token", "drift of S per 1,000 tokens", "KL (k1) per response"]
     return Table("KL and drift of each pair, nats", columns, rows, stacked=True)

@@ -92,7 +92,8 @@ def _preflight(summary: Summary) -> Table:
 
 def _both_sides(pair: PairSummary, manifest: Manifest) -> Block:
     """Effective settings of the engine and of the training path in one table."""
-    stages = f"sample-{pair.infer_dtype}", f"score-train-{pair.train_dtype}"
+    settings = manifest.settings
+    stages = settings.mu(pair.infer).stage("sample"), settings.pi(pair.train).stage("score")
     mu, pi = (manifest.stages[stage].effective_settings if stage in manifest.stages else {} for stage in stages)
     return both_sides(pair_label(pair), (stages[0], mu), (stages[1], pi))
 

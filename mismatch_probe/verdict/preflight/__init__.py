@@ -7,6 +7,7 @@ from mismatch_probe.verdict.preflight.adapters import adapters
 from mismatch_probe.verdict.preflight.architecture import (
     attention,
     bounded_steps,
+    checkpoints,
     eager_by_default,
     forward_pass,
     states,
@@ -27,6 +28,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     temperatures,
     supports,
     defaults_picked_up,
+    checkpoints,
     forward_pass,
     adapters,
     attention,

@@ -23,6 +23,22 @@ CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (
 """Part of a configuration key, and the cause that its difference makes; the first that fits."""
 
 
+def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
+    """Another checkpoint on either side."""
+    if sides.checkpoints is None:
+        return
+    train, infer = sides.checkpoints
+    if train.fingerprint != infer.fingerprint:
+        yield SettingFinding(
+            level="error",
+            setting="checkpoint",
+            what=f"the training path holds the weights of {train.name} ({train.fingerprint}) and the engine those of "
+            f"{infer.name} ({infer.fingerprint})",
+            advice="Push the training path's weights to the engine, or take the difference as what was asked for.",
+            code=Code.STALE_WEIGHTS,
+        )
+
+
 def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
     """Every setting of the forward pass with another value on the other side."""
     if sides.facts is None:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import ModelIdentity
 
 
 @dataclass(frozen=True)
 class Sides:
     """One pair: what was asked of it, and what the loaded model (`train`) and the running engine (`infer`) say.
 
+    checkpoints: those that the training path and the engine loaded, None where it is the same without saying.
     doubled_first_token: the token that every prompt begins with twice, None where there is none.
     """
 
@@ -18,6 +20,7 @@ class Sides:
     infer_dtype: Dtype
     train: Mapping[str, Any]
     infer: Mapping[str, Any]
+    checkpoints: tuple[ModelIdentity, ModelIdentity] | None = None
     doubled_first_token: int | None = None
 
     @property

@@ -1,0 +1,172 @@
+"""What a comparison is: which sides are set against each other, on which responses, and how they are computed."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from mismatch_probe.config.model import (
+    EngineSettings,
+    FloorSettings,
+    FullVocabularySettings,
+    ListAsTuple,
+    ModelSettings,
+    PromptSettings,
+    ReferenceSettings,
+    SamplingSettings,
+    Settings,
+    TrainingPathSettings,
+)
+from mismatch_probe.config.sides import DeclaredSide, InferSide, Side, SideName, TrainSide
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+
+PairName = tuple[str, str]
+"""The names of a training side and of an engine's side."""
+
+
+def _written_as_pairs(value: object) -> object:
+    if isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+        return value
+    raise ValueError('write a pair as [training side, inference side], for instance pairs = [["bf16", "bf16"]]')
+
+
+PairField = Annotated[tuple[SideName, SideName], ListAsTuple]
+PairsField = Annotated[tuple[PairField, ...], ListAsTuple, BeforeValidator(_written_as_pairs)]
+
+
+class CompareSettings(Settings):
+    """One run of `compare`.
+
+    pairs: names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where
+    sides are given and no pairs, each of `train` is set against each of `infer`.
+    """
+
+    model: ModelSettings
+    infer: Annotated[tuple[InferSide, ...], ListAsTuple] = ()
+    train: Annotated[tuple[TrainSide, ...], ListAsTuple] = ()
+    pairs: PairsField = tuple((dtype.value, dtype.value) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.FP32))
+    prompts: PromptSettings = PromptSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    engine: EngineSettings = EngineSettings()
+    training: TrainingPathSettings = TrainingPathSettings()
+    reference: ReferenceSettings = ReferenceSettings()
+    floors: FloorSettings = FloorSettings()
+    full_vocabulary: FullVocabularySettings = FullVocabularySettings()
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _each_against_each(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "pairs" not in values and (values.get("infer") or values.get("train")):
+            infer, train = (_names(values.get(kind) or ()) for kind in ("infer", "train"))
+            if not (infer and train):
+                raise ValueError("--train and --infer go together; give both, or a file with pairs")
+            return values | {"pairs": [(one, other) for one in train for other in infer]}
+        return values
+
+    @model_validator(mode="after")
+    def _sides_fit_the_pairs(self) -> "CompareSettings":
+        if not self.pairs:
+            raise ValueError("no dtype to compare; give --dtype, or --train-dtype with --infer-dtype")
+        if len(set(self.pairs)) != len(self.pairs):
+            raise ValueError("the same pair of sides is asked for twice")
+        for kind, declared, used in (
+            ("train", self.train, {train for train, _ in self.pairs}),
+            ("infer", self.infer, {infer for _, infer in self.pairs}),
+        ):
+            _require_declared(kind, declared, used)
+        for side in self.train:
+            side.over(self.training)
+        return self
+
+    @property
+    def infer_sides(self) -> tuple[Side, ...]:
+        """The engines' sides, in the order of the pairs."""
+        return tuple(self.mu(name) for name in dict.fromkeys(infer for _, infer in self.pairs))
+
+    @property
+    def train_sides(self) -> tuple[Side, ...]:
+        """The sides of the training path, in the order of the pairs."""
+        return tuple(self.pi(name) for name in dict.fromkeys(train for train, _ in self.pairs))
+
+    def mu(self, name: str) -> Side:
+        """The engine's side of that name."""
+        declared = next((side for side in self.infer if side.name == name), None)
+        said = declared or InferSide(name=name, dtype=Dtype.parse(name))
+        return Side(name, "mu", said.dtype, self._model(said), engine=said.over(self.engine))
+
+    def pi(self, name: str) -> Side:
+        """The training path's side of that name."""
+        declared = next((side for side in self.train if side.name == name), None)
+        said = declared or TrainSide(name=name, dtype=Dtype.parse(name))
+        return Side(name, "pi", said.dtype, self._model(said), training=said.over(self.training))
+
+    def reference_side(self, rounded_to: Dtype | None = None) -> Side | None:
+        """The reference of the run's checkpoint, with weights as given or rounded; None where the run has none."""
+        dtype = self.reference.dtype
+        if dtype == "none":
+            return None
+        name = dtype if rounded_to is None else f"{dtype}-weights-{rounded_to}"
+        return Side(name, "ref", dtype, self.model, training=self.training, rounded_to=rounded_to)
+
+    def with_sides_of(self, other: "CompareSettings") -> "CompareSettings":
+        """These settings with the pairs and the declared sides of others."""
+        return self.model_copy(update={"pairs": other.pairs, "infer": other.infer, "train": other.train})
+
+    def with_more(
+        self, pairs: Sequence[PairName], infer: Sequence[InferSide], train: Sequence[TrainSide]
+    ) -> "CompareSettings":
+        """These settings with more pairs and sides; those that are there stay as they are."""
+        there = {side.name for side in self.infer}, {side.name for side in self.train}
+        return self.model_copy(
+            update={
+                "pairs": tuple(dict.fromkeys((*self.pairs, *pairs))),
+                "infer": (*self.infer, *(side for side in infer if side.name not in there[0])),
+                "train": (*self.train, *(side for side in train if side.name not in there[1])),
+            }
+        )
+
+    def exact_counterpart(self, pair: PairName) -> PairName | None:
+        """The pair that differs from this one in its dtypes alone, FP32 or better on both sides; None where none was
+        asked for.
+        """
+        pi, mu = self.pi(pair[0]), self.mu(pair[1])
+        for train, infer in self.pairs:
+            exact_pi, exact_mu = self.pi(train), self.mu(infer)
+            is_exact = not (exact_pi.dtype.is_16_bit or exact_mu.dtype.is_16_bit)
+            if is_exact and not (exact_pi.differs_from(pi) or exact_mu.differs_from(mu)):
+                return train, infer
+        return None
+
+    def _model(self, side: DeclaredSide) -> ModelSettings:
+        if side.checkpoint is None:
+            return self.model
+        return ModelSettings(path=side.checkpoint, trust_remote_code=self.model.trust_remote_code)
+
+
+def _names(declared: Any) -> list[Any]:
+    """The names of sides that are not validated yet; what has none is refused with the sides themselves."""
+    names = [one.get("name") if isinstance(one, dict) else getattr(one, "name", None) for one in declared]
+    return [name for name in names if name is not None]
+
+
+def _require_declared(kind: str, declared: tuple[DeclaredSide, ...], used: set[str]) -> None:
+    """Each name of a pair is a declared side or a dtype, and each declared side is in a pair.
+
+    Raises:
+        ValueError: one is not.
+    """
+    names = [side.name for side in declared]
+    for side in declared:
+        if names.count(side.name) > 1:
+            raise ValueError(f"--{kind} {side.name} is given twice; give each side a name of its own")
+        if side.name not in used:
+            raise ValueError(f"--{kind} {side.name} is in no pair; name it in pairs, or leave it out")
+        if side.name in tuple(Dtype) and side.name != side.dtype:
+            raise ValueError(f"--{kind} {side.name} computes in {side.dtype}; give it another name than a dtype's")
+    for name in used.difference(names):
+        try:
+            Dtype.parse(name)
+        except UsageError as error:
+            raise ValueError(f"{error}; or say what side it is: --{kind} {name}:dtype=bf16,...") from error

@@ -1,0 +1,173 @@
+"""A side: one policy as it is computed. It alone makes the names of stages, legs, samplers and rows.
+
+Nobody else spells these names or takes them apart. A side that nothing is said of but its dtype is called by it, so
+`infer-bf16-decode` is what the engine in BF16 decoded.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from mismatch_probe.config.model import (
+    Attention,
+    DtypeField,
+    EngineSettings,
+    ModelSettings,
+    Precision,
+    Settings,
+    TrainingPathSettings,
+)
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+
+Role = Literal["mu", "pi", "ref"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,47}")
+_ROLE_IN_NAMES: Final[dict[Role, str]] = {"mu": "infer", "pi": "train", "ref": "ref"}
+
+
+def _as_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(
+            "a side's name is at most 48 letters, digits, dots, hyphens, plus signs and underscores, and begins with a "
+            "letter or digit"
+        )
+    with suppress(UsageError):
+        return Dtype.parse(text).value
+    return text
+
+
+SideName = Annotated[str, AfterValidator(_as_name)]
+
+
+class DeclaredSide(Settings):
+    """A side as a user says it; what is left out is as the run's own settings say.
+
+    checkpoint: a folder or hub id of its own, for instance last week's weights. adapter: the folder of a LoRA adapter.
+    """
+
+    name: SideName
+    dtype: DtypeField
+    checkpoint: str | None = None
+    adapter: str | None = None
+
+
+class InferSide(DeclaredSide):
+    """An engine's side; `args` are added to the run's engine arguments and stand before them."""
+
+    prefix_caching: bool | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    def over(self, engine: EngineSettings) -> EngineSettings:
+        """The run's engine settings with this side's own."""
+        given = self.model_dump(include={"prefix_caching", "adapter"}, exclude_none=True)
+        return engine.model_copy(update={"args": engine.args | self.args, **given})
+
+
+class TrainSide(DeclaredSide):
+    """A side of the training path."""
+
+    precision: Precision | None = None
+    attention: Attention | None = None
+    log_softmax_dtype: DtypeField | None = None
+    lm_head_dtype: DtypeField | None = None
+    adapter_merged: bool | None = None
+
+    def over(self, training: TrainingPathSettings) -> TrainingPathSettings:
+        """The run's settings of the training path with this side's own.
+
+        Raises:
+            ValueError: they do not go together.
+        """
+        given = self.model_dump(exclude={"name", "dtype", "checkpoint"}, exclude_none=True)
+        return TrainingPathSettings.model_validate(training.model_dump() | given)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A policy and how it is computed: `engine` of mu, `training` of pi and of the reference.
+
+    model: the checkpoint it loads. rounded_to: the reference computes with weights rounded to this dtype.
+    """
+
+    name: str
+    role: Role
+    dtype: Dtype
+    model: ModelSettings
+    engine: EngineSettings | None = None
+    training: TrainingPathSettings | None = None
+    rounded_to: Dtype | None = None
+
+    @property
+    def adapter(self) -> str | None:
+        """The folder of the LoRA adapter that it computes with."""
+        settings = self.engine or self.training
+        return None if settings is None else settings.adapter
+
+    @property
+    def sampler(self) -> str:
+        """What stands behind the `@` of the rows that it samples."""
+        return f"{_ROLE_IN_NAMES[self.role]}-{self.name}"
+
+    @property
+    def job(self) -> str:
+        """The child process that holds its engine."""
+        return f"engine-{self.name}"
+
+    def leg(self, kind: str = "") -> str:
+        """The leg of a kind: `decode` and `prefill` of mu, none of pi and the reference, and the floors' kinds."""
+        return f"{self.sampler}-{kind}" if kind else self.sampler
+
+    def whole_vocabulary_leg(self, mu: "Side") -> str:
+        """The leg of pi's whole distributions against those of mu."""
+        return f"full-{self.name}-{mu.name}"
+
+    def stage(self, what: str, kind: str = "") -> str:
+        """The stage of this side that does something: `sample`, `replay`, `distributions` of mu, `score` of a leg."""
+        return f"{what}-{self.name}" if self.role == "mu" and not kind else f"{what}-{self.leg(kind)}"
+
+    def row_id(self, prompt_id: str, sample: int) -> str:
+        """The id of a response that it samples."""
+        return self.row_of(f"{prompt_id}/{sample}")
+
+    def row_of(self, response: str) -> str:
+        """The id that a response (`response_of`) has as this side's."""
+        return f"{response}@{self.sampler}"
+
+    def has_weights_of(self, other: "Side") -> bool:
+        """Whether both load the same checkpoint and adapter."""
+        return (self.model, self.adapter) == (other.model, other.adapter)
+
+    def with_attention(self, attention: Attention) -> "Side":
+        assert self.training is not None
+        return replace(self, training=self.training.model_copy(update={"attention": attention}))
+
+    def differs_from(self, other: "Side") -> list[str]:
+        """Settings, besides name and dtype, that are others than `other`'s, each as `name = value`."""
+        mine, theirs = self._settings(), other._settings()
+        return [
+            f"{key} = {mine.get(key)}"
+            for key in (*mine, *(key for key in theirs if key not in mine))
+            if mine.get(key) != theirs.get(key)
+        ]
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {"checkpoint": self.model.path}
+        if self.training is not None:
+            settings |= self.training.model_dump(mode="json")
+        if self.engine is not None:
+            settings |= self.engine.model_dump(mode="json", exclude={"args"}) | self.engine.args
+        return settings
+
+
+def sampler_of(row_id: str) -> str:
+    """Which side sampled a response."""
+    return row_id.rpartition("@")[2]
+
+
+def response_of(row_id: str) -> str:
+    """Prompt and number of a response, whichever side sampled it."""
+    return row_id.rpartition("@")[0]
