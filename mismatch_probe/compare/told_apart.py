@@ -33,7 +33,8 @@ def _beside(settings: CompareSettings, pair: PairSummary, other: PairSummary) ->
 def _told_apart(
     pair: PairSummary, other: PairSummary, role: Literal["pi", "mu"], side: Side, beside: Side
 ) -> SettingsToldApart | None:
-    if side.dtype != beside.dtype or side.name == side.dtype:
+    settings = side.differs_from(beside)
+    if side.dtype != beside.dtype or side.name == side.dtype or not settings:
         return None
     ratios = {
         name: ratio
@@ -42,6 +43,4 @@ def _told_apart(
         and name in other.metrics
         and (ratio := contrast(pair.metrics[name], other.metrics[name])) is not None
     }
-    return SettingsToldApart(
-        beside=(other.train, other.infer), side=role, settings=side.differs_from(beside), ratios=ratios
-    )
+    return SettingsToldApart(beside=(other.train, other.infer), side=role, settings=settings, ratios=ratios)

@@ -1,0 +1,125 @@
+"""Sides with settings of their own on the real engine: each planted difference is named, and sides are added later."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.tasks import resolve_model
+from tests.command_line import probe
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", "24")
+
+
+@pytest.fixture(scope="module")
+def stale(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint with every weight off by 1 %."""
+    source = resolve_model(ModelSettings(path="demo"))
+    folder: Path = shutil.copytree(source, tmp_path_factory.mktemp("checkpoints") / "stale")
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    moved = {
+        name: (weight.float() * (1 + 0.01 * torch.randn(weight.shape, generator=generator))).to(weight.dtype)
+        for name, weight in weights.items()
+    }
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(stale: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    out = tmp_path_factory.mktemp("sides") / "run"
+    config = out.parent / "sides.toml"
+    config.write_text(f"""
+pairs = [["bf16", "bf16"], ["fp32", "fp32"], ["bf16", "fp8kv"], ["bf16", "stale"], ["autocast", "bf16"]]
+train = [{{ name = "autocast", dtype = "bf16", precision = "autocast" }}]
+infer = [
+    {{ name = "fp8kv", dtype = "bf16", args = {{ kv_cache_dtype = "fp8" }} }},
+    {{ name = "stale", dtype = "bf16", checkpoint = "{stale}" }},
+]
+""")
+    probe("compare", "--model", "demo", *SMALL, "--config", config, "--out", out, code=ExitCode.PASS)
+    return RunDirectory(out)
+
+
+def pair(run: RunDirectory, name: str) -> PairSummary:
+    return next(one for one in run.read_summary().pairs if f"{one.train}/{one.infer}" == name)
+
+
+def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
+    found = pair(run, "bf16/fp8kv")
+    assert found.verdict.code == "settings"
+    assert "kv_cache_dtype = fp8 is all that differs from bf16/bf16, where FP32 agrees" in found.verdict.sentence
+    assert found.settings_told_apart is not None
+    ratio = found.settings_told_apart.ratios["kl_k3"]
+    assert ratio.low is not None
+    assert ratio.low > 1
+    stages = run.read_manifest().stages
+    caches = [stages[f"sample-{side}"].effective_settings["kv_cache_dtypes"] for side in ("bf16", "fp8kv")]
+    assert caches[0] != caches[1]
+
+
+def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path) -> None:
+    found = pair(run, "bf16/stale")
+    assert (found.verdict.kind, found.verdict.code) == ("bug", "stale_weights")
+    assert str(stale) in found.verdict.sentence
+    assert found.settings_told_apart is not None
+    assert found.settings_told_apart.settings == [f"checkpoint = {stale}"]
+    manifest = run.read_manifest()
+    assert manifest.checkpoints[str(stale)].fingerprint != manifest.model.fingerprint
+
+
+def test_the_trainers_precision_is_told_apart_on_the_same_responses(run: RunDirectory) -> None:
+    found = pair(run, "autocast/bf16")
+    assert found.verdict.kind == "precision"
+    assert found.settings_told_apart is not None
+    assert (found.settings_told_apart.side, found.settings_told_apart.settings) == ("pi", ["precision = autocast"])
+    assert found.legs["mu"] == pair(run, "bf16/bf16").legs["mu"]
+
+
+def test_where_nothing_was_planted_nothing_is_named(run: RunDirectory) -> None:
+    assert pair(run, "bf16/bf16").verdict.code == "precision"
+    assert pair(run, "fp32/fp32").verdict.kind == "clean"
+    assert pair(run, "bf16/bf16").settings_told_apart is None
+
+
+def test_the_page_and_the_terminal_name_every_side(run: RunDirectory) -> None:
+    page = run.report_path.read_text(encoding="utf-8")
+    said = probe("report", run.path).stderr
+    for words in ("train BF16 / infer fp8kv", "train autocast / infer BF16", "kv_cache_dtype = fp8"):
+        assert words in page
+        assert words in said
+
+
+def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path: Path) -> None:
+    copied = RunDirectory(shutil.copytree(run.path, tmp_path / "run"))
+    kept = {path.name: path.read_bytes() for path in (copied.path / "legs").iterdir() if "fp8kv" in path.name}
+    cached = "cached:dtype=bf16,prefix_caching=true"
+    probe("compare", "--resume", "--out", copied.path, "--train", "bf16", "--infer", cached, code=ExitCode.PASS)
+    assert {name: copied.leg_path(name.removesuffix(".parquet")).read_bytes() for name in kept} == kept
+    assert [side.name for side in copied.read_manifest().settings.infer] == ["fp8kv", "stale", "cached"]
+    assert pair(copied, "bf16/cached").settings_told_apart is not None
+    gate = tmp_path / "gate.toml"
+    gate.write_text(
+        '[gate]\nmin_sequences = 12\nmin_prompts = 12\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1e-6\n'
+        'slice = { pair = "bf16/cached" }\n'
+    )
+    assert "bf16/cached" in probe("gate", copied.path, "--config", gate, "--json", code=ExitCode.GATE_FAILED).stdout
+
+
+def test_without_a_reference_the_page_says_what_it_cannot_say(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("--dtype", "bf16", "--dtype", "fp32", "--reference", "none")
+    probe("compare", "--model", "demo", *SMALL, *words, "--out", out, code=ExitCode.PASS)
+    summary = RunDirectory(out).read_summary()
+    assert [one.verdict.kind for one in summary.pairs] == ["precision", "clean"]
+    assert all("ref" not in one.legs for one in summary.pairs)
+    assert "No reference was scored" in RunDirectory(out).report_path.read_text(encoding="utf-8")

@@ -1,0 +1,174 @@
+"""How people say which sides are compared, and what follows from a side: names, settings, what differs."""
+
+from typing import Any
+
+import pytest
+
+from mismatch_probe.cli.compare import sides_of
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.given_now import code_flags, going_on_comparing
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.side_text import parse_side, write_side
+from mismatch_probe.config.sides import response_of, sampler_of
+from mismatch_probe.errors import UsageError
+
+FP8KV = {"name": "fp8kv", "dtype": "bf16", "args": {"kv_cache_dtype": "fp8"}}
+STALE = {"name": "stale", "dtype": "bf16", "checkpoint": "last/week"}
+AUTOCAST = {"name": "autocast", "dtype": "bf16", "precision": "autocast"}
+
+
+def settings(**given: Any) -> CompareSettings:
+    return parse_settings(CompareSettings, {"model": {"path": "demo"}, **given})
+
+
+def test_a_side_is_written_as_a_name_or_a_name_with_settings() -> None:
+    assert parse_side("infer", "bf16") == {"name": "bf16", "dtype": "bf16"}
+    assert parse_side("infer", "fp8kv:dtype=bf16,kv-cache-dtype=fp8") == FP8KV
+    assert parse_side("infer", "stale:dtype=bf16,checkpoint=last/week") == STALE
+    assert parse_side("train", "autocast:dtype=bf16,precision=autocast") == AUTOCAST
+    assert parse_side("infer", "c:dtype=bf16,prefix_caching=true")["prefix_caching"] is True
+
+
+def test_commas_in_an_engine_argument_divide_no_settings() -> None:
+    side = parse_side("infer", 'long:dtype=bf16,hf_overrides={"a": 1, "b": [2, 3]},max_num_seqs=4')
+    assert side["args"] == {"hf_overrides": '{"a": 1, "b": [2, 3]}', "max_num_seqs": "4"}
+
+
+@pytest.mark.parametrize("side", [FP8KV, STALE, {**FP8KV, "args": {"hf_overrides": {"a": [1, 2]}, "x": "1", "y": 1}}])
+def test_a_written_side_reads_as_it_was(side: dict[str, Any]) -> None:
+    read = parse_side("infer", write_side(side))
+    assert {name: read[name] for name in ("name", "dtype")} == {name: side[name] for name in ("name", "dtype")}
+    assert write_side(read | {"args": side.get("args", {})}) == write_side(side)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x:dtype", "'dtype' is not written as key=value"),
+        ("x:dtype=bf16,a=1,a=2", "gives a twice"),
+        ("x:dtype=bf16,dtype=fp16", "gives dtype twice"),
+        ("x:name=y", "gives name twice"),
+    ],
+)
+def test_a_side_that_cannot_be_read_is_quoted(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_side("infer", text)
+
+
+def test_each_training_side_meets_each_inference_side_unless_pairs_are_given() -> None:
+    given = settings(**sides_of(None, None, None, ["bf16"], ["bf16", "fp8kv:dtype=bf16,kv_cache_dtype=fp8"]))
+    assert given.pairs == (("bf16", "bf16"), ("bf16", "fp8kv"))
+    given = settings(infer=[FP8KV], train=[AUTOCAST])
+    assert given.pairs == (("autocast", "fp8kv"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"infer": [FP8KV]}, "--train and --infer go together"),
+        ({"infer": [FP8KV], "pairs": [["bf16", "bf16"]]}, "--infer fp8kv is in no pair"),
+        ({"infer": [FP8KV, FP8KV], "pairs": [["bf16", "fp8kv"]]}, "--infer fp8kv is given twice"),
+        ({"pairs": [["bf16", "fp8kv"]]}, "'fp8kv' cannot be used.*--infer fp8kv:dtype=bf16"),
+        ({"infer": [{**FP8KV, "name": "fp16"}], "pairs": [["bf16", "fp16"]]}, "--infer fp16 computes in bf16"),
+        ({"infer": [{**FP8KV, "name": "a/b"}], "pairs": [["bf16", "a/b"]]}, "a side's name is at most 48"),
+        ({"infer": [{**FP8KV, "precision": "to"}], "pairs": [["bf16", "fp8kv"]]}, "'infer.0.precision' is unknown"),
+    ],
+)
+def test_sides_that_do_not_fit_their_pairs_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        settings(**given)
+
+
+def test_dtype_flags_and_sides_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="leave --dtype"):
+        sides_of(["bf16"], None, None, ["bf16"], ["bf16"])
+    with pytest.raises(UsageError, match="go together"):
+        sides_of(None, None, None, ["bf16"], None)
+
+
+def test_a_side_without_settings_of_its_own_is_the_runs_and_makes_the_names_of_a_dtype() -> None:
+    given = settings(engine={"args": {"block_size": 32}}, training={"precision": "to"})
+    mu, pi = given.mu("bf16"), given.pi("bf16")
+    assert mu.engine == given.engine
+    assert pi.training == given.training
+    assert (mu.stage("sample"), mu.leg("decode"), pi.stage("score"), pi.leg()) == (
+        "sample-bf16",
+        "infer-bf16-decode",
+        "score-train-bf16",
+        "train-bf16",
+    )
+    row = mu.row_id("p-1", 0)
+    assert (row, sampler_of(row), response_of(row)) == ("p-1/0@infer-bf16", "infer-bf16", "p-1/0")
+
+
+def test_a_sides_own_settings_stand_before_the_runs() -> None:
+    given = settings(
+        infer=[FP8KV, STALE], train=[AUTOCAST], engine={"args": {"block_size": 32, "kv_cache_dtype": "auto"}},
+        pairs=[["bf16", "fp8kv"], ["bf16", "stale"], ["autocast", "bf16"]],
+    )  # fmt: skip
+    mu, pi = given.mu("fp8kv"), given.pi("autocast")
+    assert mu.engine is not None
+    assert pi.training is not None
+    assert mu.engine.args == {"block_size": 32, "kv_cache_dtype": "fp8"}
+    assert pi.training.precision == "autocast"
+    assert given.mu("stale").model.path == "last/week"
+    assert mu.differs_from(given.mu("bf16")) == ["kv_cache_dtype = fp8"]
+    assert given.mu("stale").differs_from(given.mu("bf16")) == ["checkpoint = last/week"]
+    assert pi.differs_from(given.pi("bf16")) == ["precision = autocast"]
+    assert given.mu("bf16").differs_from(given.mu("fp16")) == []
+
+
+def test_fp32_decides_for_the_pairs_that_differ_from_it_in_their_dtypes_alone() -> None:
+    fp32kv = {**FP8KV, "name": "fp32kv", "dtype": "fp32"}
+    pairs = [["bf16", "bf16"], ["fp32", "fp32"], ["bf16", "fp8kv"], ["fp32", "fp32kv"]]
+    given = settings(infer=[FP8KV, fp32kv], pairs=pairs)
+    assert given.exact_counterpart(("bf16", "bf16")) == ("fp32", "fp32")
+    assert given.exact_counterpart(("bf16", "fp8kv")) == ("fp32", "fp32kv")
+    alone = settings(infer=[FP8KV], pairs=pairs[:3])
+    assert alone.exact_counterpart(("bf16", "fp8kv")) is None
+
+
+def test_a_run_without_a_reference_scores_none() -> None:
+    legs = {stage.leg for stage in make_plan(settings(reference={"dtype": "none"})).leg_stages}
+    assert not any(leg.startswith("ref-") for leg in legs)
+    with pytest.raises(UsageError, match="too coarse"):
+        settings(reference={"dtype": "bf16"})
+
+
+def test_the_reference_is_that_of_the_runs_checkpoint_alone() -> None:
+    own = {"name": "own", "dtype": "bf16", "checkpoint": "tuned"}
+    plan = make_plan(settings(train=[own], infer=[STALE], pairs=[["own", "bf16"], ["bf16", "stale"]]))
+    scored = {stage.leg: stage.samplers for stage in plan.jobs[-1].stages if stage.leg == "ref-fp32"}
+    assert scored == {"ref-fp32": ("infer-stale",)}
+
+
+def test_names_that_make_the_same_leg_are_refused() -> None:
+    given = settings(
+        train=[{"name": "a", "dtype": "bf16"}, {"name": "a-b", "dtype": "bf16"}],
+        infer=[{"name": "b-c", "dtype": "bf16"}, {"name": "c", "dtype": "bf16"}],
+        pairs=[["a", "b-c"], ["a-b", "c"]],
+    )
+    with pytest.raises(UsageError, match="make the same leg, full-a-b-c"):
+        make_plan(given)
+
+
+def test_more_sides_are_added_to_those_of_a_run(tmp_path: Any) -> None:
+    recorded = settings(infer=[FP8KV], pairs=[["bf16", "fp8kv"]])
+    grown = going_on_comparing(tmp_path, recorded, {"infer": [STALE], "pairs": [["bf16", "stale"]]})
+    assert grown.pairs == (("bf16", "fp8kv"), ("bf16", "stale"))
+    assert [side.name for side in grown.infer] == ["fp8kv", "stale"]
+    assert going_on_comparing(tmp_path, recorded, {}) == recorded
+    other = {**FP8KV, "args": {"kv_cache_dtype": "fp8_e5m2"}}
+    with pytest.raises(UsageError, match="another side of the name fp8kv"):
+        going_on_comparing(tmp_path, recorded, {"infer": [other], "pairs": [["bf16", "fp8kv"]]})
+
+
+def test_a_sides_engine_argument_that_runs_code_counts_only_when_it_is_given_now(tmp_path: Any) -> None:
+    evil = {**FP8KV, "args": {"worker_cls": "evil.Worker"}}
+    recorded = settings(infer=[evil], pairs=[["bf16", "fp8kv"]])
+    assert code_flags(recorded.model_dump()) == ["--infer", "fp8kv:dtype=bf16,worker_cls=evil.Worker"]
+    with pytest.raises(UsageError, match=r"--infer fp8kv:dtype=bf16,worker_cls=evil\.Worker.*what runs code"):
+        going_on_comparing(tmp_path, recorded, {})
+    given = {"infer": [evil], "pairs": [["bf16", "fp8kv"]]}
+    assert going_on_comparing(tmp_path, recorded, given) == recorded
