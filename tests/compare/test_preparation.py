@@ -63,7 +63,7 @@ def test_an_adapter_is_refused_before_anything_starts_and_its_content_is_recorde
 ) -> None:
     prompts = {"source": "sums:easy", "num_prompts": 1}
     plain = prepared(checkpoint, prompts=prompts)
-    assert "adapters" not in plain.manifest.content_keys
+    assert not [key for key in plain.manifest.content_keys if key.startswith("adapter")]
     with pytest.raises(UsageError, match=r"is no adapter: it has no adapter_config\.json"):
         prepared(checkpoint, prompts=prompts, training={"adapter": str(tmp_path)})
     adapter = make_adapter(tmp_path / "adapter", checkpoint)
@@ -71,5 +71,5 @@ def test_an_adapter_is_refused_before_anything_starts_and_its_content_is_recorde
     before = prepared(checkpoint, prompts=prompts, **sides)
     make_adapter(adapter, checkpoint, seed=1)
     after = prepared(checkpoint, prompts=prompts, **sides)
-    with pytest.raises(RunDirectoryError, match="was made with another adapters content"):
+    with pytest.raises(RunDirectoryError, match="was made with another adapter .* content"):
         require_same("the run", before.manifest, after.manifest)
