@@ -54,6 +54,19 @@ def sides(train: dict[str, Any] | None = None, infer: dict[str, Any] | None = No
     return Sides(Dtype.BF16, Dtype.BF16, {**TRAIN, **(train or {})}, {**INFER, **(infer or {})}, **more)
 
 
+def test_a_quantization_that_reaches_no_layer_is_told_from_one_that_does() -> None:
+    plain = {"quantization": "experts_int8", "weight_methods": {"UnquantizedLinearMethod": 8}}
+    [finding] = preflight(sides({}, plain))
+    assert (finding.setting, finding.code) == ("quantization", None)
+    assert "quantises no layer of this model" in finding.what
+    quantised = {
+        "quantization": "fp8_per_channel",
+        "weight_methods": {"Fp8LinearMethod": 7, "UnquantizedLinearMethod": 1},
+    }
+    [finding] = preflight(sides({}, quantised))
+    assert (finding.setting, finding.code) == ("quantization", Code.ONE_SIDED_DTYPE)
+
+
 def test_two_right_sides_have_nothing_to_say() -> None:
     assert preflight(sides()) == []
 

@@ -88,6 +88,7 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, RoutingHooks, ServedAdapter):
         device = torch.device(self.device)
         return {
             "model_class": type(model).__name__,
+            "weight_methods": _weight_methods(model),
             "parameter_dtypes": dict(Counter(_name(parameter.dtype) for parameter in model.parameters())),
             "lm_head_weight_dtype": _lm_head_dtype(model),
             "attention_backends": dict(backends),
@@ -111,6 +112,17 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, (list, tuple)):
         for branch in tree:
             yield from _tensors(branch)
+
+
+def _weight_methods(model: torch.nn.Module) -> dict[str, int]:
+    """How the layers' weights are held and multiplied, by vLLM's own names: whether quantisation reached them."""
+    from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+    from vllm.model_executor.layers.linear import LinearMethodBase
+
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    return dict(
+        Counter(type(one).__name__ for one in methods if isinstance(one, LinearMethodBase | FusedMoEMethodBase))
+    )
 
 
 def _lm_head_dtype(model: torch.nn.Module) -> str | None:

@@ -9,6 +9,8 @@ from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
 
 _BYTES: Final = "uint8"
+_PLAIN_METHOD: Final = "Unquantized"
+"""How vLLM's names of a layer's way to hold plain weights begin."""
 
 
 def applied_dtypes(sides: Sides) -> Iterator[SettingFinding]:
@@ -62,7 +64,16 @@ def rounded_frequencies(sides: Sides) -> Iterator[SettingFinding]:
 def compressed_engine(sides: Sides) -> Iterator[SettingFinding]:
     """Quantised weights, or a KV cache in fewer bits than the arithmetic."""
     quantization = sides.infer.get("quantization")
-    if quantization is not None:
+    methods = sides.infer.get("weight_methods")
+    if quantization is not None and methods and all(name.startswith(_PLAIN_METHOD) for name in methods):
+        yield SettingFinding(
+            level="warning",
+            side="mu",
+            setting="quantization",
+            what=f"the engine was asked for quantization {quantization}, and quantises no layer of this model",
+            advice="Take another quantization, or leave it out: the numbers are those of plain weights.",
+        )
+    elif quantization is not None:
         yield _engine_rounds(
             "quantization", f"the engine's weights are quantised ({quantization})", "Measure with it off"
         )
