@@ -50,6 +50,8 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
         if not weight.is_floating_point():
             continue
         num_weights += weight.numel()
+        if weight.dtype.itemsize == 1:  # PyTorch promotes no 8-bit format
+            weight = weight.float()
         if torch.promote_types(weight.dtype, target) == target:
             continue
         rounded = weight.to(target).to(weight.dtype)

@@ -40,3 +40,10 @@ def test_shards_are_all_read(tmp_path: Path) -> None:
 
 def test_a_folder_without_safetensors_has_no_known_cast(tmp_path: Path) -> None:
     assert stored_weights(tmp_path) is None
+
+
+def test_weights_in_8_bit_are_exact_in_16() -> None:
+    weights = torch.linspace(-4, 4, 101).to(torch.float8_e4m3fn)
+    for dtype in (Dtype.BF16, Dtype.FP16):
+        cast = measure_weight_cast([weights], dtype)
+        assert (cast.num_weights, cast.is_exact) == (101, True)
