@@ -1,5 +1,6 @@
 """A LoRA adapter that real vLLM serves, against the same adapter in the training path."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.vllm.adapters import adapter_arguments
 from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.adapter import read_adapter
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
@@ -95,6 +98,15 @@ def test_another_alpha_is_seen(
     with pi(checkpoint, make_adapter(tmp_path / "louder", checkpoint, alpha=32)) as scorer:
         assert np.abs(gaps(decoded, scorer.score_batch(sequences))).mean() > 0.1
         assert found(scorer, engine) == [("error", "adapter")]
+
+
+def test_a_gpu_serves_none_in_fp32_and_vllm_none_of_any_rank(adapter: Path) -> None:
+    read = read_adapter(adapter)
+    assert adapter_arguments(read, Dtype.BF16, on_cpu=False)["max_lora_rank"] == 8
+    with pytest.raises(UsageError, match="on a GPU in 16 bit alone"):
+        adapter_arguments(read, Dtype.FP32, on_cpu=False)
+    with pytest.raises(UsageError, match="has rank 600, and vLLM serves up to 512"):
+        adapter_arguments(replace(read, rank=600), Dtype.BF16, on_cpu=True)
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_sentence(

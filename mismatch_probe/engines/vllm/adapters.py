@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import torch
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -18,16 +19,21 @@ _NUMBER: Final = 1
 _SLOT: Final = 0
 
 
-def adapter_arguments(adapter: Adapter | None) -> dict[str, Any]:
+def adapter_arguments(adapter: Adapter | None, dtype: Dtype, *, on_cpu: bool) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for an engine that serves `adapter` alone; imports vLLM.
 
     Only what is adapted gets room for it: with an adapter's room in its head vLLM cannot score a prompt's tokens.
 
     Raises:
-        UsageError: its rank is larger than any that vLLM serves.
+        UsageError: its rank is larger than any that vLLM serves, or it is to be served in FP32 on a GPU.
     """
     if adapter is None:
         return {}
+    if dtype == Dtype.FP32 and not on_cpu:
+        raise UsageError(
+            f"vLLM serves adapters on a GPU in 16 bit alone, and {adapter.folder} is to be served in fp32; leave "
+            "--dtype fp32 out, or merge it into a checkpoint and compare that"
+        )
     from vllm.config.lora import MaxLoRARanks
 
     ranks = get_args(MaxLoRARanks)

@@ -90,6 +90,6 @@ def plan_launch(
         "max_logprobs": WHOLE_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
         "skip_tokenizer_init": is_folder(Path(checkpoint)) and not has_tokenizer(Path(checkpoint)),
-        **adapter_arguments(adapter),
+        **adapter_arguments(adapter, dtype, on_cpu=on_cpu),
     }
     return Launch({**args, **bounds, **choices, **decided}, bounds, choices, environment, adapter)
