@@ -71,5 +71,5 @@ def test_an_adapter_is_refused_before_anything_starts_and_its_content_is_recorde
     before = prepared(checkpoint, prompts=prompts, **sides)
     make_adapter(adapter, checkpoint, seed=1)
     after = prepared(checkpoint, prompts=prompts, **sides)
-    with pytest.raises(RunDirectoryError, match="was made with another adapter .* content"):
+    with pytest.raises(RunDirectoryError, match=r"was made with another adapter .* content"):
         require_same("the run", before.manifest, after.manifest)
