@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on
@@ -17,6 +17,8 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import write_report
 from mismatch_probe.report.findings import write_findings_report
+
+_LONGEST_WAIT_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -67,20 +69,24 @@ class Filing:
 
     @contextmanager
     def reserved(self, name: str) -> Iterator[None]:
-        """Make sure that a document of this name can be written, before it is computed; hold a folder of its own.
+        """Make sure that a document of this name can be written, before it is computed; hold its name in the run, or a
+        folder of its own.
 
         Where nothing comes of it, that folder is removed, so that the same command can be given again, mended.
 
         Raises:
-            RunDirectoryError: it is there, or the folder is in use.
+            RunDirectoryError: it is there, another process is making it, or the folder is in use.
             StorageError: no folder can be made there.
         """
-        if self.folder is None or self.manifest is not None:
-            if self.folder is not None:
-                require_absent(self.folder / name)
+        if self.folder is None:
             yield
             return
         directory = RunDirectory(self.folder)
+        if self.manifest is not None:
+            with directory.reserved(name):
+                require_absent(self.folder / name)
+                yield
+            return
         with directory.created():
             try:
                 yield
@@ -92,8 +98,10 @@ class Filing:
     def file(self, document: Headroom | Localization) -> Path | None:
         """Write the document, and the page that shows it; returns the page, None where nothing was to be written.
 
+        Who is writing the run just then is waited for, so that nothing computed is lost.
+
         Raises:
-            RunDirectoryError: there is such a document, or another process is writing the run.
+            RunDirectoryError: there is such a document, or another process keeps writing the run.
             StorageError: the disk refused.
         """
         if self.folder is None:
@@ -103,6 +111,6 @@ class Filing:
             findings.write(document)
             return write_findings_report(findings)
         run = RunDirectory(self.folder)
-        with run.locked():
+        with run.locked(_LONGEST_WAIT_SECONDS):
             findings.write(document)
             return write_report(run) if run.summary_path.exists() else None

@@ -10,11 +10,21 @@ _DEFAULT = "run"
 
 
 class _RunUnlessNamed(TyperGroup):
-    """`gate RUN` is `gate run RUN`: what names no subcommand is the run to judge."""
+    """`gate RUN` is `gate run RUN`: what names no subcommand is the run to judge.
+
+    A folder may be named as a subcommand is: the word is the folder where no other one follows it.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        if named and self._is_run(args, ctx):
+            named = False
         return super().parse_args(ctx, args if named or not args else [_DEFAULT, *args])
+
+    def _is_run(self, args: list[str], ctx: Any) -> bool:
+        follows = args[1] if len(args) > 1 else ""
+        is_last = not follows or (follows.startswith("-") and follows not in ctx.help_option_names)
+        return is_last and args[0] in self.commands and Path(args[0]).is_dir()
 
 
 app = typer.Typer(

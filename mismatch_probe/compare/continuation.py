@@ -39,7 +39,7 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
 
     Raises:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
-            environment.
+            environment, or does not say with which.
     """
     recorded = with_typed_arguments(recorded)
     now = with_sides_of(now, recorded.settings)
@@ -50,6 +50,12 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
                 continue
             what = what or f"a mismatch-probe ({recorded.tool_version}) that knew other {name}"
             raise RunDirectoryError(f"{path} was made with {what}: resume with the same, or give another --out")
+    unsaid = [name for name in now.content_keys if name not in recorded.content_keys]
+    if unsaid:
+        raise RunDirectoryError(
+            f"{path} does not say of which {', '.join(unsaid)} it was made, so nothing can be added to it: "
+            "give another --out"
+        )
 
 
 def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:

@@ -55,7 +55,7 @@ def _check_continues(
     now = preparation.manifest
     settings = manifest.settings.model_copy(update={"prompts": now.settings.prompts})
     same = {
-        "model": manifest.content_keys["model"] == now.content_keys["model"],
+        "model": manifest.content_keys.get("model") == now.content_keys["model"],
         **{
             name: manifest.content_keys.get(key) == now.content_keys.get(key)
             for key, name in (

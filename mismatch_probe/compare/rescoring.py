@@ -109,7 +109,7 @@ def _source(first: Manifest, mu: Side, responses: RunDirectory) -> Side:
 
 
 def _check_same_prompts(first: Manifest, preparation: Preparation, responses: Path, settings_of: Path) -> None:
-    if first.content_keys["prompts"] != preparation.manifest.content_keys["prompts"]:
+    if first.content_keys.get("prompts") != preparation.manifest.content_keys["prompts"]:
         raise UsageError(
             f"the prompts of {responses} come out with other token ids under the settings of {settings_of} (another "
             "tokenizer, chat template or source): its responses cannot be scored there"

@@ -30,7 +30,7 @@ def calibrate(gate: GateFile, runs: Sequence[OpenRun]) -> Floor:
     first = runs[0]
     for other in runs[1:]:
         check_comparable(other, first)
-        if other.manifest.content_keys["versions"] != first.manifest.content_keys["versions"]:
+        if other.manifest.content_keys.get("versions") != first.manifest.content_keys.get("versions"):
             raise UsageError(
                 f"{other.path} was made with other versions than {first.path}: that is a change, not a repetition"
             )

@@ -35,10 +35,10 @@ def open_run(path: Path, what: str) -> OpenRun:
     if not path.exists():
         raise RunDirectoryError(f"{what} {path} does not exist; give a folder that compare --out wrote")
     manifest = run.read_manifest()
-    check_finished(manifest, f"{what} {path}")
+    check_finished(manifest, path, f"{what} {path}")
     samples = read_samples(run, manifest)
     num_asked = read_table(run.prompts_path, ["prompt_id"]).num_rows * manifest.settings.sampling.samples_per_prompt
-    check_complete(samples.values(), num_asked, f"{what} {path}")
+    check_complete(samples.values(), num_asked, path, f"{what} {path}")
     return OpenRun(path, manifest, samples)
 
 

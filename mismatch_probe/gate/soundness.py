@@ -1,17 +1,19 @@
 """What must be true of a run before any number of it is held against a limit; each fault is an error, never a pass."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.going_on import go_on
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.equal_legs import is_copy
 
 
-def check_finished(manifest: Manifest, where: str) -> None:
-    """Every stage is done.
+def check_finished(manifest: Manifest, path: Path, where: str) -> None:
+    """Every stage is done of the run at `path`, which sentences call `where`.
 
     Raises:
         BrokenRecord: one is not.
@@ -19,10 +21,10 @@ def check_finished(manifest: Manifest, where: str) -> None:
     unfinished = [name for name, stage in manifest.stages.items() if stage.state not in ("done", "skipped")]
     if unfinished or not manifest.stages:
         what = f"{', '.join(unfinished)} not done" if unfinished else "it has no stage"
-        raise BrokenRecord(f"{where} is unfinished ({what}): continue it with compare --resume")
+        raise BrokenRecord(f"{where} is unfinished ({what}): {go_on(path)}")
 
 
-def check_complete(samples: Iterable[Sample], num_expected: int, where: str) -> None:
+def check_complete(samples: Iterable[Sample], num_expected: int, path: Path, where: str) -> None:
     """Every response that was asked for is there, so that none was left out for what it shows.
 
     Raises:
@@ -32,7 +34,7 @@ def check_complete(samples: Iterable[Sample], num_expected: int, where: str) -> 
         if sample.num_sampled not in (0, num_expected):
             raise BrokenRecord(
                 f"{pair_text(sample.name)} of {where} has {sample.num_sampled} responses, and {num_expected} were "
-                "asked for: nothing is judged; continue with compare --resume, or make the run again"
+                f"asked for: nothing is judged; {go_on(path)}, or make it again"
             )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 import pyarrow as pa
 
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.records.going_on import go_on
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_rows, read_table, write_table
 
@@ -62,5 +63,5 @@ class Legs:
             what = f"is the leg {name} of another run ({run})"
         raise BrokenRecord(
             f"{self.path(name)} {what}: nothing is concluded from it; put the run's own file back, or remove it and "
-            "continue the run with --resume"
+            f"{go_on(self.path(name))}"
         )

@@ -122,11 +122,11 @@ class RunDirectory:
             self.path.rmdir()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the run for one writer.
+    def locked(self, wait_seconds: float = 0) -> Iterator[None]:
+        """Hold the run for one writer, for which others are waited so long.
 
         Raises:
-            RunDirectoryError: there is no run here, or another process is writing it.
+            RunDirectoryError: there is no run here, or another process is still writing it.
             BrokenRecord: something in it is neither a folder nor a regular file.
         """
         if not self.is_run:
@@ -134,19 +134,36 @@ class RunDirectory:
                 f"{self.manifest_path} does not exist: it is not a run directory; give the folder that --out named"
             )
         require_regular_files(self.path)
-        with self._held():
+        with self._held(wait_seconds):
             yield
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        lock = FileLock(self.path / _LOCK)
+    def reserved(self, name: str) -> Iterator[None]:
+        """Hold the name of a file while its content is computed; the run itself stays free for other writers.
+
+        Raises:
+            RunDirectoryError: another process holds it.
+            BrokenRecord: something in the run is neither a folder nor a regular file.
+        """
+        require_regular_files(self.path)
+        taken = f"{self.path / name} is being made by another process: wait for it"
+        with self._lock(f"{_LOCK}-{name}", 0, taken):
+            yield
+
+    @contextmanager
+    def _held(self, wait_seconds: float = 0) -> Iterator[None]:
+        taken = f"{self.path} is being written by another process: wait for it, or give another --out"
+        with self._lock(_LOCK, wait_seconds, taken):
+            yield
+
+    @contextmanager
+    def _lock(self, name: str, wait_seconds: float, taken: str) -> Iterator[None]:
+        lock = FileLock(self.path / name)
         with storage_errors(self.path):
             try:
-                lock.acquire(timeout=0)
+                lock.acquire(timeout=wait_seconds)
             except Timeout as error:
-                raise RunDirectoryError(
-                    f"{self.path} is being written by another process: wait for it, or give another --out"
-                ) from error
+                raise RunDirectoryError(taken) from error
         try:
             yield
         finally:

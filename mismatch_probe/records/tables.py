@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord, said
 from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.going_on import go_on
 from mismatch_probe.records.regular_files import open_to_read
 
 PROMPTS = pa.schema(
@@ -110,12 +111,11 @@ def read_rows(path: Path, *schemas: pa.Schema) -> pa.Table:
         wanted = ", ".join(field.name for field in schemas[0] if not field.nullable)
         raise BrokenRecord(
             f"{path} does not hold the columns {wanted} in their types: it is damaged, or another file; "
-            "remove it and continue the run with --resume"
+            f"remove it and {go_on(path)}"
         )
     if len(pc.unique(table["id"])) < table.num_rows:
         raise BrokenRecord(
-            f"{path} has several rows of one response, and which counts is open: "
-            "remove it and continue the run with --resume"
+            f"{path} has several rows of one response, and which counts is open: remove it and {go_on(path)}"
         )
     return table
 
@@ -135,9 +135,8 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         with open_to_read(path) as file:
             return pq.read_table(file, columns=columns)
     except FileNotFoundError as error:
-        raise BrokenRecord(f"{path} is missing: the run is unfinished; continue it with --resume") from error
+        raise BrokenRecord(f"{path} is missing: the run is unfinished; {go_on(path)}") from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise BrokenRecord(
-            f"{path} cannot be read ({said(error)}): it is truncated or not parquet; "
-            "remove it and continue the run with --resume"
+            f"{path} cannot be read ({said(error)}): it is truncated or not parquet; remove it and {go_on(path)}"
         ) from error

@@ -119,6 +119,17 @@ def test_flags_that_contradict_a_run_are_refused(
     assert (ended.code, sentence in ended.stderr) == (2, True), ended.stderr
 
 
+@pytest.mark.parametrize("command", ["headroom", "localize"])
+def test_what_another_process_is_making_is_refused_before_it_is_computed(
+    command: str, run: RunDirectory, command_line: CommandLine
+) -> None:
+    name = "headroom.json" if command == "headroom" else "localize-bf16-bf16.json"
+    with RunDirectory(run.path).reserved(name):
+        ended = command_line(command, "--run", run.path, *(("--dtype", "bf16") if command == "localize" else SMALL))
+    assert (ended.code, f"{name} is being made by another process: wait for it" in ended.stderr) == (2, True)
+    assert not Findings(run.path).exist
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, command_line: CommandLine) -> None:
     ended = command_line("localize", "--run", tmp_path)
     assert (ended.code, "is not a run directory" in ended.stderr) == (2, True)

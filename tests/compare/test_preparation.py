@@ -73,3 +73,12 @@ def test_an_adapter_is_refused_before_anything_starts_and_its_content_is_recorde
     after = prepared(checkpoint, prompts=prompts, **sides)
     with pytest.raises(RunDirectoryError, match=r"was made with another adapter .* content"):
         require_same("the run", before.manifest, after.manifest)
+
+
+@pytest.mark.parametrize("left", [[], ["settings", "model", "prompts"]])
+def test_a_run_that_does_not_say_what_it_was_made_with_is_not_continued(checkpoint: Path, left: list[str]) -> None:
+    now = prepared(checkpoint, prompts={"source": "sums:easy", "num_prompts": 1}).manifest
+    require_same("the run", now, now)
+    silent = now.model_copy(update={"content_keys": {name: now.content_keys[name] for name in left}})
+    with pytest.raises(RunDirectoryError, match=r"does not say of which .*versions.* it was made"):
+        require_same("the run", silent, now)

@@ -14,7 +14,7 @@ from mismatch_probe.gate.markdown import escaped, passing_text
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
-from tests.gate.cli import CommandLine, check, gate_file
+from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
 SMALL = Simulation(num_prompts=32, mean_length=20)
@@ -300,3 +300,26 @@ def test_one_run_or_changed_versions_calibrate_nothing(
     assert (changed.code, "a change, not a repetition" in changed.stderr) == (ExitCode.USAGE, True)
     nowhere = gate_file(tmp_path, "[gate]" + KEPT)
     assert "names no floor" in command_line("gate", "calibrate", baseline.path, "--config", nowhere).stderr
+
+
+def test_a_run_directory_may_be_named_as_a_subcommand_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gate_file(tmp_path, GATE + check(metric="abs_logprob_diff", max=1.0))
+    for name in ("run", "calibrate"):
+        simulated_run(tmp_path / name, Simulation(num_prompts=32))
+        for words in (("gate", name), ("gate", name, "--config", "mismatch.toml"), ("gate", "run", name)):
+            ended = command_line(*words)
+            assert ended.code == 0, ended.stderr
+        assert (tmp_path / name / "gate.json").exists()
+    assert "Usage" in command_line("gate", "run", "--help").stdout
+
+
+def test_an_unfinished_run_names_the_whole_command_that_continues_it(tmp_path: Path, command_line: CommandLine) -> None:
+    run = simulated_run(tmp_path / "my run", Simulation(num_prompts=32))
+    config = gate_file(tmp_path, GATE + check(metric="abs_logprob_diff", max=1.0))
+    (run.path / "legs" / "train-bf16.parquet").unlink()
+    whole = f"`mismatch-probe compare --resume --out '{run.path}'`"
+    ended = command_line("gate", run.path, "--config", config)
+    assert (ended.code, whole in ended.stderr) == (4, True), ended.stderr

@@ -1,10 +1,13 @@
 import json
 from pathlib import Path
+from threading import Event, Thread
+from time import sleep
 
 import pytest
 
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError, StorageError
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.simulated_run import Simulation, simulated_run
 
 
 def make(run: RunDirectory) -> None:
@@ -98,3 +101,36 @@ def test_a_run_without_results_goes_however_its_folder_is_reached(
     run.discard_without_results()
     run.require_free()
     assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_name_is_held_by_one_process_while_the_run_stays_free_for_others(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=1))
+    other = RunDirectory(run.path)
+    with run.reserved("localize-bf16-bf16.json"):
+        taken = pytest.raises(RunDirectoryError, match=r"localize-bf16-bf16\.json is being made by another process")
+        with taken, other.reserved("localize-bf16-bf16.json"):
+            pass
+        with other.reserved("localize-fp16-fp16.json"), other.locked():
+            pass
+    with other.reserved("localize-bf16-bf16.json"):
+        pass
+
+
+def test_who_is_writing_a_run_is_waited_for_where_that_is_asked(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=1))
+    writes, written = Event(), []
+
+    def write() -> None:
+        with RunDirectory(run.path).locked():
+            writes.set()
+            sleep(0.3)
+            written.append("by the other")
+
+    other = Thread(target=write)
+    other.start()
+    writes.wait()
+    with pytest.raises(RunDirectoryError, match="is being written by another process"), run.locked():
+        pass
+    with run.locked(wait_seconds=60):
+        assert written == ["by the other"]
+    other.join()

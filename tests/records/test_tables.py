@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +44,27 @@ def test_a_truncated_file_is_named_and_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "leg.parquet"
     write_table(path, leg_table(SEQUENCES, SCORES))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BrokenRecord, match=r"leg\.parquet cannot be read .*--resume"):
+    with pytest.raises(BrokenRecord, match=r"leg\.parquet cannot be read .*; remove it and make the run again$"):
         read_table(path)
 
 
 def test_a_missing_file_says_that_the_run_is_unfinished(tmp_path: Path) -> None:
-    with pytest.raises(BrokenRecord, match="unfinished"):
+    with pytest.raises(BrokenRecord, match=r"unfinished; make the run again$"):
         read_table(tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize("place", ["rollouts.parquet", "legs/train-bf16.parquet", "parts/sample-bf16/0.parquet"])
+def test_a_file_of_a_run_comes_with_the_whole_command_that_makes_it_again(tmp_path: Path, place: str) -> None:
+    run = tmp_path / "my run"
+    path = run / place
+    path.parent.mkdir(parents=True)
+    (run / "manifest.json").write_text("{}")
+    whole = re.escape(f"continue the run with `mismatch-probe compare --resume --out '{run}'`")
+    with pytest.raises(BrokenRecord, match=f"{whole}$"):
+        read_table(path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(BrokenRecord, match=f"remove it and {whole}$"):
+        read_table(path)
 
 
 def test_scores_of_another_sequence_or_length_are_refused() -> None:
