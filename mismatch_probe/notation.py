@@ -107,6 +107,33 @@ def write_seconds(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def write_about(seconds: float, low: float, high: float) -> str:
+    """A time that is not known exactly, and between what it lies: `about 4 min (2 to 8)`."""
+    if seconds < 0.1:
+        return write_rough_seconds(seconds)
+    _, size = _unit_of_time(seconds)
+    return f"about {write_rough_seconds(seconds)} ({_rough(low / size)} to {_rough(high / size)})"
+
+
+def write_rough_seconds(seconds: float) -> str:
+    """One digit, or two where the first is a 1: `4 min`; more would say that it is known."""
+    unit, size = _unit_of_time(seconds)
+    return f"{_rough(seconds / size)} {unit}" if seconds >= 0.1 else "under 0.1 s"
+
+
+def _unit_of_time(seconds: float) -> tuple[str, int]:
+    return next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 1.5 * size), ("s", 1))
+
+
+def _rough(number: float) -> str:
+    if number < 1:
+        return f"{number:.1f}"
+    place = _exponent(number)
+    if number / 10.0**place < 2:
+        place -= 1
+    return f"{round(number, -place):g}" if place < 0 else f"{round(number, -place):.0f}"
+
+
 def write_bytes(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 

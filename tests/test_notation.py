@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mismatch_probe.notation import (
     ABSENT,
+    write_about,
     write_estimate,
     write_number,
     write_range,
@@ -88,3 +89,21 @@ def test_a_positive_number_is_never_written_as_zero(value: float) -> None:
 
 def test_what_is_no_number_is_named_and_breaks_nothing() -> None:
     assert [write_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "low", "high", "written"),
+    [
+        (4.2, 2.1, 8.4, "about 4 s (2 to 8)"),
+        (14.4, 7.2, 43.0, "about 14 s (7 to 40)"),
+        (88.0, 44.0, 176.0, "about 90 s (40 to 180)"),
+        (240.0, 120.0, 480.0, "about 4 min (2 to 8)"),
+        (100 * 60.0, 20 * 60.0, 300 * 60.0, "about 1.7 h (0.3 to 5)"),
+        (0.01, 0.003, 0.03, "under 0.1 s"),
+        (0.34, 0.1, 1.0, "about 0.3 s (0.1 to 1)"),
+    ],
+)
+def test_a_time_that_is_not_known_exactly_shows_no_false_precision(
+    seconds: float, low: float, high: float, written: str
+) -> None:
+    assert write_about(seconds, low, high) == written

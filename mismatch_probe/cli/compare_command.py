@@ -1,5 +1,6 @@
 """What `compare` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.gated_compare import GatedCompare
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
-from mismatch_probe.compare.estimates import estimate
+from mismatch_probe.compare.cost.clock import run_clock
+from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import default_run_path, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
@@ -36,6 +38,7 @@ def run_compare(
         MismatchProbeError: anything that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
+    began = time.monotonic()
     console = people()
     if baseline is not None and gate is None:
         raise UsageError("--baseline needs --gate: the file that says how much worse than the baseline is too much")
@@ -49,14 +52,14 @@ def run_compare(
         RunDirectory(path).require_free()
     preparation = prepare(settings, rehearsed=dry_run)
     if dry_run:
-        plan = estimate(preparation)
+        plan = look_ahead(preparation, path.parent, done_stages(recorded), time.monotonic() - began)
         show_dry_run(plan, console)
         if json_output:
             print_json(plan)
         return ExitCode.PASS
     run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
     try:
-        with progress_listener(console, run) as listener:
+        with progress_listener(console, run, run_clock(preparation, run)) as listener:
             execute(run, listener)
         write_report(run)
         code = None if gated is None else gated.run(run, console, lambda: write_report(run))

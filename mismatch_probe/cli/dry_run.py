@@ -3,22 +3,74 @@
 from rich.console import Console
 from rich.table import Table
 
+from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS, Outlook
+from mismatch_probe.compare.cost.rates import Span
 from mismatch_probe.compare.estimates import DryRun
+from mismatch_probe.notation import write_about, write_bytes, write_rough_seconds, write_token_count
 
 _GIB = 1 << 30
 
 
 def show_dry_run(plan: DryRun, console: Console) -> None:
-    """Print what would be done and its upper bounds."""
+    """Print what would be done, its upper bounds, and how long it will take."""
     console.print(
         f"{plan.model} ({plan.architecture}, {plan.parameters:,} parameters): {plan.num_prompts} prompts of up to "
         f"{plan.longest_prompt_tokens} tokens, sequences of up to {plan.longest_sequence_tokens} tokens",
         highlight=False,
     )
-    table = Table("stage", "responses", "tokens, at most", "weights, GiB", title="Would run; nothing was started")
+    columns = ("stage", "responses", "tokens, at most", "weights, GiB", "time, about")
+    table = Table(*columns, title="Would run; nothing was started")
     for column in table.columns[1:]:
         column.justify = "right"
+    times = {} if plan.outlook is None else {one.stage: one.work for one in plan.outlook.time.stages}
     for stage in plan.stages:
-        table.add_row(stage.stage, f"{stage.sequences:,}", f"{stage.max_tokens:,}", f"{stage.weight_bytes / _GIB:.3g}")
+        numbers = (f"{stage.sequences:,}", f"{stage.max_tokens:,}", f"{stage.weight_bytes / _GIB:.3g}")
+        table.add_row(stage.stage, *numbers, _rough(times.get(stage.stage)))
     console.print(table)
-    console.print(f"disk: at most {plan.max_disk_bytes / _GIB:.3g} GiB", highlight=False)
+    for line in _lines(plan):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _lines(plan: DryRun) -> list[str]:
+    disk = f"disk: at most {plan.max_disk_bytes / _GIB:.3g} GiB"
+    if plan.outlook is None:
+        return [f"time and memory: no estimate, {plan.no_outlook_because}", disk]
+    return [*_time(plan.outlook), *_memory(plan.outlook), disk]
+
+
+def _time(outlook: Outlook) -> list[str]:
+    time = outlook.time
+    longest = max(time.stages, key=lambda one: one.work.likely_seconds, default=None)
+    dominates = "" if longest is None else f"; the longest stage is {longest.stage}"
+    total = write_about(time.total.likely_seconds, time.total.low_seconds, time.total.high_seconds)
+    starts = sum(one.start.likely_seconds for one in time.stages if one.start is not None)
+    starting = write_rough_seconds(time.ready.likely_seconds + starts)
+    lines = [f"time: {total} in all, {starting} of it to start processes and load models{dominates}"]
+    if time.unknown_starts:
+        lines.append(
+            f"      and the start of a compiling engine, {len(time.unknown_starts)} times, which no earlier run tells"
+        )
+    tokens = write_token_count(round(outlook.response_tokens))
+    if outlook.response_tokens_from == MAX_NEW_TOKENS:
+        lines.append(f"      if responses have {tokens} tokens, their limit; it takes less if they end before")
+    else:
+        lines.append(f"      if responses have {tokens} tokens on average, as in {outlook.response_tokens_from}")
+    if outlook.earlier_runs:
+        lines.append(f"      by rates measured now and by the stages of {', '.join(outlook.earlier_runs)}")
+    else:
+        lines.append("      by rates measured now; after a first short run beside this one it is known better")
+    return lines
+
+
+def _memory(outlook: Outlook) -> list[str]:
+    lines = []
+    for one in outlook.memory:
+        needs = f"{one.process} needs about {write_bytes(one.peak_bytes)} of {write_bytes(one.available_bytes)}"
+        lines.append(f"memory: {needs} ({one.device})")
+        if not one.fits:
+            lines.append(f"WARNING: {one.process} will not fit at {one.stage}: use a smaller model or a larger device")
+    return lines
+
+
+def _rough(span: Span | None) -> str:
+    return "" if span is None or not span.likely_seconds else write_rough_seconds(span.likely_seconds)

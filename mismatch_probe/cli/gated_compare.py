@@ -9,6 +9,7 @@ from rich.console import Console
 
 from mismatch_probe.cli.gate_command import Outputs, judge
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.extension import extend_run
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.comparison import CompareSettings
@@ -70,6 +71,7 @@ class GatedCompare:
             wanted = None if result.look is None else self._wanted(result.look, settings)
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
                 return result.exit_code
+            num_recorded = settings.prompts.num_prompts or 0
             try:
                 self._require_prompts(settings, wanted)
                 settings = self._with_sequences(settings, wanted, console)
@@ -77,7 +79,8 @@ class GatedCompare:
             except UsageError as error:
                 console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
                 return result.exit_code
-            with progress_listener(console, run) as listener:
+            clock = run_clock(preparation, run, first_prompt=num_recorded)
+            with progress_listener(console, run, clock) as listener:
                 extend_run(run, preparation, listener)
             publish()
 

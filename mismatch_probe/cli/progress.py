@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.events import (
     AnyEvent,
     BatchDone,
@@ -15,17 +16,20 @@ from mismatch_probe.compare.events import (
     StageDone,
     StageStarted,
 )
+from mismatch_probe.notation import write_about
 from mismatch_probe.records.run_directory import RunDirectory
 
 _LINE_EVERY_SECONDS = 10.0
 
 
 @contextmanager
-def progress_listener(console: Console, run: RunDirectory) -> Iterator[Callable[[AnyEvent], None]]:
-    """A listener for the events of a run, for as long as the run goes on."""
+def progress_listener(
+    console: Console, run: RunDirectory, clock: RunClock | None = None
+) -> Iterator[Callable[[AnyEvent], None]]:
+    """A listener for the events of a run, for as long as the run goes on; `clock` tells how much of all is left."""
     console.print(f"Run directory: {run.path}", soft_wrap=True, highlight=False)
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _heard_by(clock, _Lines(console, clock))
         return
     columns = (
         TextColumn("{task.description:<28}", markup=False),
@@ -35,7 +39,24 @@ def progress_listener(console: Console, run: RunDirectory) -> Iterator[Callable[
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        yield _Bars(progress)
+        yield _heard_by(clock, _Bars(progress, clock))
+
+
+def _heard_by(clock: RunClock | None, show: Callable[[AnyEvent], None]) -> Callable[[AnyEvent], None]:
+    def hear(event: AnyEvent) -> None:
+        if clock is not None:
+            clock(event)
+        show(event)
+
+    return hear
+
+
+def _all_left(clock: RunClock | None) -> str:
+    """`about 4 min (2 to 8) left in all`; empty while nothing tells."""
+    left = None if clock is None else clock.left()
+    if left is None or not left.likely_seconds:
+        return ""
+    return f"{write_about(left.likely_seconds, left.low_seconds, left.high_seconds)} left in all"
 
 
 class _Rate:
@@ -52,8 +73,10 @@ class _Rate:
 
 
 class _Bars:
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, clock: RunClock | None) -> None:
         self._progress = progress
+        self._clock = clock
+        self._whole = None if clock is None else progress.add_task("whole run", total=None, rate="")
         self._tasks: dict[str, TaskID] = {}
         self._rates: dict[str, _Rate] = {}
 
@@ -73,11 +96,14 @@ class _Bars:
             self._progress.update(self._tasks[event.stage], advance=1, rate=str(rate))
         elif isinstance(event, StageDone) and event.skipped:
             self._progress.update(self._tasks[event.stage], total=1, completed=1, rate=event.note)
+        if self._whole is not None:
+            self._progress.update(self._whole, rate=_all_left(self._clock))
 
 
 class _Lines:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: RunClock | None) -> None:
         self._console = console
+        self._clock = clock
         self._rate = _Rate()
         self._total = self._done = self._before = 0
         self._started = self._printed = 0.0
@@ -113,4 +139,5 @@ class _Lines:
         return True
 
     def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False)
+        left = _all_left(self._clock)
+        self._console.print(f"{line}; {left}" if left else line, soft_wrap=True, highlight=False)

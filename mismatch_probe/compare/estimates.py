@@ -1,7 +1,12 @@
-"""What a comparison would cost, by arithmetic from settings and checkpoint size: upper bounds, not measurements."""
+"""What a comparison would do and take: upper bounds of its sizes by arithmetic, and the outlook on time and memory."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from mismatch_probe.compare.cost.architecture import UnknownArchitecture
+from mismatch_probe.compare.cost.outlook import Outlook, outlook
 from mismatch_probe.compare.plan import (
     DistributionsStage,
     FloorStage,
@@ -13,6 +18,7 @@ from mismatch_probe.compare.plan import (
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.subsample import MOST_NUMBERS
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.records.run_directory import RunDirectory
 
 _LOGPROB_BYTES = 4
 _ID_BYTES = 4
@@ -35,7 +41,10 @@ class StageEstimate(BaseModel):
 
 
 class DryRun(BaseModel):
-    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens."""
+    """What would be done. Sizes are upper bounds: every response is counted at --max-new-tokens.
+
+    outlook: time and memory, None where there is no estimate, and then no_outlook_because says why.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,9 +56,37 @@ class DryRun(BaseModel):
     longest_sequence_tokens: int
     stages: list[StageEstimate]
     max_disk_bytes: int
+    outlook: Outlook | None
+    no_outlook_because: str
 
 
-def estimate(preparation: Preparation) -> DryRun:
+def look_ahead(preparation: Preparation, runs: Path, done: Sequence[str], ready_seconds: float) -> DryRun:
+    """Size up a prepared comparison and look ahead; arguments as those of `outlook`.
+
+    Raises:
+        MismatchProbeError: the device cannot be used.
+    """
+    try:
+        return estimate(preparation, outlook(preparation, runs, done, ready_seconds))
+    except UnknownArchitecture as why:
+        return estimate(preparation, None, str(why))
+
+
+def done_stages(recorded: RunDirectory | None) -> list[str]:
+    """Names of the stages that a run which is continued has no more to do.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        BrokenRecord: its manifest cannot be read.
+    """
+    if recorded is None:
+        return []
+    manifest = recorded.read_manifest()
+    over = [name for name, record in manifest.stages.items() if record.state in ("done", "skipped")]
+    return [name for name in over if name not in manifest.growing]
+
+
+def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_because: str = "") -> DryRun:
     """Size up a prepared comparison."""
     manifest, settings = preparation.manifest, preparation.manifest.settings
     parameters = preparation.parameters
@@ -74,6 +111,8 @@ def estimate(preparation: Preparation) -> DryRun:
         longest_sequence_tokens=preparation.longest_sequence,
         stages=stages,
         max_disk_bytes=_max_disk_bytes(preparation, stages),
+        outlook=ahead,
+        no_outlook_because=no_outlook_because,
     )
 
 

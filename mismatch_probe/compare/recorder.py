@@ -1,5 +1,6 @@
 """From the events of a run's children to its manifest."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ class Recorder:
         self._listener = listener
         self._earlier = earlier
         self._read_back: dict[str, dict[str, Any]] = {}
+        self._idle_since = time.monotonic()
 
     def __call__(self, event: AnyEvent) -> None:
         if isinstance(event, EffectiveSettings):
@@ -34,6 +36,7 @@ class Recorder:
             record = self._manifest.stages[event.stage]
             if isinstance(event, StageStarted):
                 record.state, record.batches, record.batches_done = "running", event.batches, event.batches_done
+                record.start_seconds = time.monotonic() - self._idle_since
                 self._settle(event.stage, record)
             elif isinstance(event, BatchDone):
                 record.batches_done += 1
@@ -41,6 +44,7 @@ class Recorder:
                 record.seconds += event.seconds
             else:
                 record.state, record.note = ("skipped" if event.skipped else "done"), event.note
+                self._idle_since = time.monotonic()
             self._run.write_manifest(self._manifest)
         self._listener(event)
 

@@ -34,6 +34,8 @@ class StageRecord(Entry):
     """One stage's progress; `effective_settings` were read back from what ran, not copied from the request.
 
     later_settings: how those of parts after an interruption or in an extension differed, in what changes no number.
+    start_seconds: from the end of the stage before to its first batch, in which engines start and models load; None in
+    a run made before it was recorded.
     """
 
     state: Literal["pending", "running", "done", "skipped"] = "pending"
@@ -41,6 +43,7 @@ class StageRecord(Entry):
     batches_done: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    start_seconds: float | None = None
     note: str = ""
     effective_settings: dict[str, Any] = {}
     later_settings: list[str] = []
@@ -55,6 +58,7 @@ class StageRecord(Entry):
                 "batches_done": self.batches_done + added.batches_done,
                 "tokens": self.tokens + added.tokens,
                 "seconds": self.seconds + added.seconds,
+                "start_seconds": added.start_seconds if self.start_seconds is None else self.start_seconds,
                 "effective_settings": self.effective_settings or added.effective_settings,
                 "later_settings": [*self.later_settings, *added.later_settings],
             }

@@ -9,8 +9,13 @@ from rich.console import Console
 
 from mismatch_probe.cli import progress
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.cost.clock import RunClock
+from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from mismatch_probe.compare.events import AnyEvent, BatchDone, RequestsDone, StageDone, StageStarted
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.compare.cost.workloads import settings, workload
 
 STAGE = "sample-bf16"
 At = Callable[[float, AnyEvent], str]
@@ -54,3 +59,19 @@ def test_a_batch_in_flight_says_how_far_it_is(at: At) -> None:
     assert at(5, RequestsDone(stage=STAGE, done=8, of=64)) == ""
     line = at(20, RequestsDone(stage=STAGE, done=16, of=64))
     assert line == f"{STAGE}: 16 of 64 requests of batch 1 of 1"
+
+
+def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, second = make_plan(settings(full_vocabulary={"positions": 0})).stages[:2]
+    known = workload()
+    earlier = [Measured(what_of(stage), work_of(stage, known), 100, 0) for stage in (first, second)]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
+    output = StringIO()
+    clock = RunClock([first, second], known, earlier)
+    with progress_listener(Console(file=output), RunDirectory(tmp_path), clock) as listener:
+        listener(StageStarted(stage=first.name, batches=1, batches_done=0))
+        listener(BatchDone(stage=first.name, sequences=8, tokens=400, seconds=100))
+        listener(StageDone(stage=first.name))
+    *_, started, done = output.getvalue().splitlines()
+    assert started == f"{first.name}: 0 of 1 batches recorded, starting; about 3 min (1.7 to 7) left in all"
+    assert done == f"{first.name}: done, 4 tokens/s; about 1.7 min (0.8 to 3) left in all"

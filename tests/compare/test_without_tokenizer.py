@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.compare.estimates import DryRun
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.tiny_models import make_checkpoint
@@ -21,12 +22,17 @@ def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lac
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": [257, 40, 50 + one]}) + "\n" for one in range(4)))
     words = ["compare", "--model", model, "--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", "16"]
-    answer = _probe(tmp_path, *words, "--dry-run")
+    answer = _probe(tmp_path, *words, "--dry-run", "--json")
     assert answer.returncode == ExitCode.PASS, answer.stderr
+    ahead = DryRun.model_validate_json(answer.stdout).outlook
+    assert ahead is not None
+    assert 0 < ahead.time.total.low_seconds < ahead.time.total.high_seconds
+    assert all(one.fits for one in ahead.memory)
     answer = _probe(tmp_path, *words, "--dtype", "fp32", "--out", "run")
     assert answer.returncode == ExitCode.PASS, answer.stderr
     run = RunDirectory(tmp_path / "run")
     assert not run.read_manifest().model.has_tokenizer
+    assert all((stage.start_seconds or 0) > 0 for stage in run.read_manifest().stages.values())
     assert [pair.verdict.kind for pair in run.read_summary().pairs] == ["precision", "clean"]
     assert run.read_summary().pairs[0].worst_tokens[0].token.startswith("<id ")
     page = run.report_path.read_text()

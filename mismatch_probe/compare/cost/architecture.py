@@ -1,0 +1,168 @@
+"""What a checkpoint computes for a token, from its config and the headers of its weights; nothing is guessed."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.provenance.checkpoint import read_config, safetensors_header, text_config, weight_files
+
+Lengths = npt.NDArray[np.float64]
+"""Tokens of each sequence."""
+
+KNOWN: Final = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "olmoe",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "starcoder2",
+)
+"""Architectures (`model_type`) whose forward pass is held against a count of PyTorch's in the tests."""
+
+_WINDOW_IN_EVERY_LAYER: Final = ("mistral", "mixtral", "phi3", "starcoder2")
+"""Where the config names a window and no `layer_types`; elsewhere all layers then count as full attention."""
+_EXPERTS: Final = ".experts."
+_NO_LAYER: Final = ("embed_tokens.weight", "lm_head.weight")
+_NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
+
+
+class UnknownArchitecture(Exception):  # noqa: N818 - an answer: there is no estimate
+    """Why no arithmetic is known for a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder of grouped-query attention and feed-forward layers.
+
+    intermediate_size: what a token passes through in a layer, of a mixture in all the experts that it is routed to.
+    windows: for each layer how many tokens back attention sees, None for all. parameters: all that are stored.
+    token_parameters: those of the layers' matrices that a token is multiplied with.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    windows: tuple[int | None, ...]
+    parameters: int
+    token_parameters: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+    def matrix_flops(self, tokens: float, head_tokens: float) -> float:
+        """Of products with weights: 2 a weight and token, and of the head for the tokens that it is computed for."""
+        return 2 * self.token_parameters * tokens + 2 * self.hidden_size * self.vocab_size * head_tokens
+
+    def attention_flops(self, lengths: Lengths, *, causal: bool) -> float:
+        """Of scores and of the values they weigh, for sequences of these lengths: 4 a query, key, head and dimension.
+
+        causal: keys that a query may not see are not computed, as fused kernels do; otherwise all pairs are.
+        """
+        layers = Counter(self.windows).items()
+        pairs = sum(count * _pairs(lengths, window, causal) for window, count in layers)
+        return 4 * self.num_heads * self.head_dim * pairs
+
+    def kv_bytes(self, tokens: float, itemsize: int) -> float:
+        """Of the keys and values of so many tokens in every layer."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize * tokens
+
+
+def _pairs(lengths: Lengths, window: int | None, causal: bool) -> float:
+    if not causal:
+        return float((lengths**2).sum())
+    seen = lengths if window is None else np.minimum(lengths, window)
+    return float((seen * lengths - seen**2 / 2).sum())
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """The architecture of a checkpoint's folder.
+
+    Raises:
+        UnknownArchitecture: no arithmetic is known for it.
+        UsageError: its files cannot be read.
+    """
+    headers = [safetensors_header(path) for path in weight_files(folder)]
+    shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
+    return architecture_of(read_config(folder), shapes)
+
+
+def architecture_of(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Architecture:
+    """The architecture that `config.json` describes and whose weights have these shapes.
+
+    Raises:
+        UnknownArchitecture: no arithmetic is known for it.
+    """
+    kind = config.get("model_type")
+    if kind not in KNOWN:
+        raise UnknownArchitecture(f"the arithmetic of {kind or 'this architecture'} is not known here")
+    if config.get("quantization_config") is not None:
+        raise UnknownArchitecture("the weights are quantised, and what their kernels take is not known here")
+    if text_config(dict(config)) is not config and config.get("text_config"):
+        raise UnknownArchitecture("the model does more than read text")
+    heads = _count(config, "num_attention_heads")
+    hidden_size = _count(config, "hidden_size")
+    return Architecture(
+        hidden_size=hidden_size,
+        intermediate_size=_intermediate_size(config),
+        num_heads=heads,
+        num_kv_heads=_count(config, "num_key_value_heads", heads),
+        head_dim=_count(config, "head_dim", hidden_size // heads),
+        vocab_size=_count(config, "vocab_size"),
+        windows=_windows(config),
+        parameters=sum(prod(shape) for shape in shapes.values()),
+        token_parameters=_token_parameters(config, shapes),
+    )
+
+
+def _intermediate_size(config: Mapping[str, Any]) -> int:
+    name = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
+    return _count(config, name) * _count(config, "num_experts_per_tok", 1)
+
+
+def _token_parameters(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Of matrices alone: an embedding is looked up, a norm or a bias is no product, and the head is counted apart."""
+    matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) >= 2 and not name.endswith(_NO_LAYER)}
+    in_experts = sum(size for name, size in matrices.items() if _EXPERTS in name)
+    elsewhere = sum(matrices.values()) - in_experts
+    if not in_experts:
+        return elsewhere
+    num_experts = _count(config, next((name for name in _NUM_EXPERTS if config.get(name)), _NUM_EXPERTS[0]))
+    return elsewhere + in_experts * _count(config, "num_experts_per_tok") // num_experts
+
+
+def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    layers = _count(config, "num_hidden_layers")
+    has_window = config.get("sliding_window") is not None and config.get("use_sliding_window", True)
+    window = _count(config, "sliding_window") if has_window else None
+    kind = "sliding_attention" if config["model_type"] in _WINDOW_IN_EVERY_LAYER else "full_attention"
+    kinds = config.get("layer_types") or [kind] * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _count(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    value = config.get(name)
+    if value is None and otherwise is not None:
+        return otherwise
+    if type(value) is not int or value < 1:
+        raise UnknownArchitecture(f"config.json does not say {name}")
+    return value

@@ -1,0 +1,136 @@
+"""How much of a run is left, while it runs: by the stages that it has done, and by those of earlier runs."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from mismatch_probe.compare.cost.architecture import UnknownArchitecture
+from mismatch_probe.compare.cost.earlier import Measured, earlier_runs
+from mismatch_probe.compare.cost.outlook import expected_workload, read_architectures
+from mismatch_probe.compare.cost.pace import Pace
+from mismatch_probe.compare.cost.rates import NO_TIME, Span, Work
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, work_of
+from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.plan import SampleStage, Stage, make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.records.run_directory import RunDirectory
+
+_BY_ITS_OWN_BATCHES: Final = 1.3
+
+
+@dataclass
+class _Running:
+    stage: Stage
+    batches: int
+    began_with: int
+    start_seconds: float
+    since: float
+    done: int = 0
+    seconds: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return self.batches - self.began_with - self.done
+
+
+class RunClock:
+    """Hears a run's events; `left` is the time that its stages still need."""
+
+    def __init__(self, stages: Sequence[Stage], workload: Workload, earlier: Sequence[Measured]) -> None:
+        """stages: those still to be run, in their order."""
+        self._waiting = list(stages)
+        self._workload = workload
+        self._measured = list(earlier)
+        self._running: _Running | None = None
+        self._idle_since = time.monotonic()
+        self._sampled = [0, 0]
+
+    def __call__(self, event: AnyEvent) -> None:
+        if isinstance(event, StageStarted):
+            self._start(event)
+        elif self._running is not None and event.stage == self._running.stage.name:
+            if isinstance(event, BatchDone):
+                self._running.done += 1
+                self._running.seconds += event.seconds
+                self._note_lengths(self._running.stage, event)
+            elif isinstance(event, StageDone):
+                self._end(self._running, skipped=event.skipped)
+
+    def left(self) -> Span | None:
+        """Statistics and report not counted; None while nothing measured tells how long a stage to come will take."""
+        pace = Pace(None, self._measured)
+        spans = [self._of(stage, pace) for stage in self._waiting]
+        if self._running is not None:
+            spans.append(self._rest_of(self._running, pace))
+        known = [span for span in spans if span is not None]
+        return sum(known, start=NO_TIME) if len(known) == len(spans) else None
+
+    def _start(self, event: StageStarted) -> None:
+        """Stages come in their order: what stands before this one is recorded already."""
+        names = [stage.name for stage in self._waiting]
+        if event.stage not in names:
+            return
+        now, place = time.monotonic(), names.index(event.stage)
+        stage = self._waiting[place]
+        del self._waiting[: place + 1]
+        self._running = _Running(stage, event.batches, event.batches_done, now - self._idle_since, now)
+
+    def _end(self, running: _Running, *, skipped: bool) -> None:
+        self._running, self._idle_since = None, time.monotonic()
+        if skipped or not running.done:
+            return
+        share = running.done / running.batches
+        work = work_of(running.stage, self._workload).times(share)
+        what = what_of(running.stage)
+        self._measured = [one for one in self._measured if one.what != what]
+        self._measured.append(Measured(what, work, running.seconds, running.start_seconds))
+
+    def _note_lengths(self, stage: Stage, event: BatchDone) -> None:
+        """What this run's responses are like is known better from them than from another's."""
+        if isinstance(stage, SampleStage):
+            self._sampled[0] += event.tokens
+            self._sampled[1] += event.sequences
+            mean = self._sampled[0] / self._sampled[1]
+            responses = ResponseLengths(mean, self._workload.responses.longest_tokens, "this run")
+            self._workload = replace(self._workload, responses=responses)
+
+    def _of(self, stage: Stage, pace: Pace) -> Span | None:
+        work = work_of(stage, self._workload)
+        if work == Work():
+            return NO_TIME
+        span = pace.span(what_of(stage), work)
+        return None if span is None else span + (pace.start_span(what_of(stage)) or NO_TIME)
+
+    def _rest_of(self, running: _Running, pace: Pace) -> Span | None:
+        if running.done:
+            return Span.within(running.seconds / running.done * running.left, _BY_ITS_OWN_BATCHES)
+        work = work_of(running.stage, self._workload).times(running.left / max(running.batches, 1))
+        span = pace.span(what_of(running.stage), work)
+        return None if span is None else span.less(time.monotonic() - running.since)
+
+
+def run_clock(preparation: Preparation, run: RunDirectory, *, first_prompt: int = 0) -> RunClock | None:
+    """The clock of a run that is about to go on; None for a checkpoint of unknown arithmetic.
+
+    first_prompt: an extension works through the prompts from this number on, and through every stage.
+
+    Raises:
+        UsageError: the checkpoint cannot be read.
+        BrokenRecord: the run's manifest cannot be read.
+    """
+    try:
+        architectures = read_architectures(preparation.manifest)
+    except UnknownArchitecture:
+        return None
+    preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
+    own = architectures[preparation.manifest.settings.model.path]
+    earlier = earlier_runs(run.path.parent, preparation.manifest, own)
+    stages = run.read_manifest().stages
+    left = [
+        stage
+        for stage in make_plan(preparation.manifest.settings).stages
+        if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
+    ]
+    workload = expected_workload(preparation, architectures, earlier)
+    return RunClock(left, workload, [one for known in earlier for one in known.stages])

@@ -1,0 +1,111 @@
+"""What stages of earlier runs really took on this machine, and how long responses were."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow.compute as pc
+
+from mismatch_probe.compare.cost.architecture import Architecture
+from mismatch_probe.compare.cost.rates import Work
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, What, what_of, work_of, workload_of
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.records import kinds
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
+
+_MOST_RUNS: Final = 4
+_MOST_FOLDERS: Final = 200
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A stage that was run: what it had to compute, and what that took. start_seconds: before its first batch, None
+    where that is not recorded.
+    """
+
+    what: What
+    work: Work
+    seconds: float
+    start_seconds: float | None
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """Its responses came from prompts_source and had at most limit_tokens each."""
+
+    path: Path
+    prompts_source: str
+    limit_tokens: int
+    responses: ResponseLengths
+    stages: tuple[Measured, ...]
+
+
+def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -> list[EarlierRun]:
+    """The newest comparisons in a folder of runs that say something of this one: a model of the same architecture and
+    size, on the same hardware. What cannot be read says nothing.
+    """
+    runs = []
+    for path in _newest_first(folder):
+        run = RunDirectory(path)
+        try:
+            if kinds.kind_of(path) not in kinds.COMPARISONS:
+                continue
+            recorded = run.read_manifest()
+            if _is_alike(recorded, manifest) and (responses := _responses(run, recorded)) is not None:
+                runs.append(_read(run, recorded, architecture, responses))
+        except MismatchProbeError:
+            continue
+        if len(runs) == _MOST_RUNS:
+            break
+    return runs
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    manifests = [path for path in folder.glob("*/manifest.json") if path.is_file()]
+    return [path.parent for path in sorted(manifests, key=lambda path: -path.stat().st_mtime)[:_MOST_FOLDERS]]
+
+
+def _is_alike(recorded: Manifest, manifest: Manifest) -> bool:
+    return (
+        recorded.model.architecture == manifest.model.architecture
+        and recorded.model.weight_bytes == manifest.model.weight_bytes
+        and recorded.content_keys.get("hardware") == manifest.content_keys.get("hardware")
+    )
+
+
+def _responses(run: RunDirectory, recorded: Manifest) -> ResponseLengths | None:
+    """As recorded, or on average while a run is not done sampling; None before it has a response."""
+    limit = recorded.settings.sampling.max_new_tokens
+    if run.rollouts_path.exists():
+        tokens = pc.list_value_length(read_table(run.rollouts_path, columns=["token_ids"])["token_ids"]).to_numpy()
+        return ResponseLengths(float(tokens.mean()), int(tokens.max()), str(run.path)) if len(tokens) else None
+    sampled = [recorded.stages[stage.name] for stage in make_plan(recorded.settings).sample_stages]
+    counts = [record.tokens for record in sampled if record.state == "done"]
+    each = (recorded.settings.prompts.num_prompts or 0) * recorded.settings.sampling.samples_per_prompt
+    return ResponseLengths(sum(counts) / (len(counts) * each), limit, str(run.path)) if counts and each else None
+
+
+def _read(run: RunDirectory, recorded: Manifest, architecture: Architecture, responses: ResponseLengths) -> EarlierRun:
+    """The run as if every side's checkpoint were of the run's own architecture."""
+    prompts = read_table(run.prompts_path, columns=["prompt_token_ids"])["prompt_token_ids"]
+    paths = (recorded.settings.model.path, *recorded.checkpoints)
+    architectures = dict.fromkeys(paths, architecture)
+    workload = workload_of(recorded, architectures, pc.list_value_length(prompts).to_pylist(), responses)
+    stages = []
+    for stage in make_plan(recorded.settings).stages:
+        record = recorded.stages.get(stage.name)
+        if record is not None and record.state == "done" and record.seconds:
+            work = work_of(stage, workload)
+            stages.append(Measured(what_of(stage), work, record.seconds, record.start_seconds))
+    return EarlierRun(
+        path=run.path,
+        prompts_source=recorded.settings.prompts.source,
+        limit_tokens=recorded.settings.sampling.max_new_tokens,
+        responses=responses,
+        stages=tuple(stages),
+    )

@@ -1,0 +1,110 @@
+"""The most memory that each process of a comparison needs at once, set against what its device has."""
+
+from types import SimpleNamespace
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.compare.cost.rates import Calibration
+from mismatch_probe.compare.cost.stage_work import Workload, engine_number, what_of
+from mismatch_probe.compare.plan import FloorStage, Job, Plan, Stage
+from mismatch_probe.compare.subsample import LONGEST_REPEATED
+from mismatch_probe.engines.vllm.memory import kv_cache_bytes, memory_defaults, replay_tokens
+
+_GPU_SHARE: Final = 0.9
+"""vLLM's default of `gpu_memory_utilization`."""
+_LIBRARY_BYTES: Final = 2**30
+"""What a process on a CPU holds at least: libraries, their code and their workspaces."""
+_LOGIT_BYTES: Final = 12
+_LIVE_WIDTHS: Final = 8
+"""Tensors of a layer's width that live at once in a forward pass."""
+_LIVE_SCORES: Final = 3
+_MOST_HEAD_BYTES: Final = 2**30
+_HEAD_LOGIT_BYTES: Final = 28
+"""What the training path's head takes in chunks, in all passes that run at once, and for a logit of a short one."""
+
+
+class ProcessMemory(BaseModel):
+    """One process: the most that it needs at once and the stage that needs it, on a device that has available_bytes of
+    memory for it. An engine on a GPU fills the rest of its share with cached keys and values.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    process: str
+    stage: str
+    device: str
+    peak_bytes: int
+    available_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.available_bytes
+
+
+def process_memory(plan: Plan, workload: Workload, calibration: Calibration) -> list[ProcessMemory]:
+    """An estimate for each job of the plan; none for a training path that is spread over devices by a map."""
+    spread = workload.settings.training.device_map is not None
+    return [
+        _of_job(job, workload, calibration) for job in plan.jobs if job.stages[0].side.engine is not None or not spread
+    ]
+
+
+def _of_job(job: Job, workload: Workload, calibration: Calibration) -> ProcessMemory:
+    engine = job.stages[0].side.engine
+    what = what_of(job.stages[0])
+    device = calibration.rates_of(what.process, what.dtype).device
+    on_cpu = device == "cpu"
+    needs = {
+        stage.name: _engine_bytes(stage, workload, on_cpu) if engine is not None else _scoring_bytes(stage, workload)
+        for stage in job.stages
+    }
+    worst = max(needs, key=lambda name: needs[name])
+    share = 1.0
+    if engine is not None and not on_cpu:
+        share = float(engine.args.get("gpu_memory_utilization") or _GPU_SHARE)
+    return ProcessMemory(
+        process=job.name,
+        stage=worst,
+        device=device,
+        peak_bytes=int(needs[worst]) + (_LIBRARY_BYTES if on_cpu else 0),
+        available_bytes=int(share * calibration.device_memory_bytes[device]),
+    )
+
+
+def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
+    """Weights, cached keys and values, and the logits of a replayed step."""
+    assert stage.side.engine is not None
+    architecture, args = workload.architecture_of(stage.side), stage.side.engine.args
+    itemsize = stage.side.dtype.num_bytes
+    longest = max(workload.prompt_tokens) + workload.settings.sampling.max_new_tokens + 1
+    config = SimpleNamespace(
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        num_key_value_heads=architecture.num_kv_heads,
+        head_dim=architecture.head_dim,
+        vocab_size=architecture.vocab_size,
+    )
+    sizes = memory_defaults(config, args, dtype_bytes=itemsize, max_model_len=longest, on_cpu=on_cpu)
+    one_sequence = kv_cache_bytes(config, itemsize, max_model_len=longest, num_sequences=1)
+    cache = int(sizes.get("kv_cache_memory_bytes") or args.get("kv_cache_memory_bytes") or one_sequence)
+    logits = replay_tokens(architecture.vocab_size) * architecture.vocab_size * _LOGIT_BYTES
+    ranks = engine_number(stage.side, "tensor_parallel_size", 1)
+    return architecture.parameters * itemsize / ranks + max(cache, one_sequence) + logits
+
+
+def _scoring_bytes(stage: Stage, workload: Workload) -> float:
+    """Weights, the activations of the passes that run at once, the head's chunks, and scores that are written out."""
+    assert stage.side.training is not None
+    architecture, dtype = workload.architecture_of(stage.side), stage.side.dtype
+    kept_in_fp32 = stage.side.training.precision in ("autocast", "fsdp") and dtype.is_16_bit
+    itemsize = 4 if kept_in_fp32 else dtype.num_bytes
+    longest = int(workload.lengths.max())
+    width = max(architecture.hidden_size, architecture.intermediate_size)
+    activations = max(workload.pass_tokens, longest) * width * _LIVE_WIDTHS * itemsize
+    head = min(_MOST_HEAD_BYTES, workload.pass_tokens * architecture.vocab_size * _HEAD_LOGIT_BYTES)
+    scores = 0
+    if isinstance(stage, FloorStage) and stage.attention == "eager":
+        repeated = min(longest, LONGEST_REPEATED)
+        scores = repeated**2 * architecture.num_heads * 4 * _LIVE_SCORES
+    return architecture.parameters * itemsize + activations + scores + head

@@ -1,0 +1,89 @@
+"""What is known before a comparison starts: how long it will take, and how much memory its processes need."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
+from mismatch_probe.compare.cost.calibration import calibrate
+from mismatch_probe.compare.cost.earlier import EarlierRun, earlier_runs
+from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
+from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
+from mismatch_probe.compare.cost.pace import Pace
+from mismatch_probe.compare.cost.rates import Rates
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, workload_of
+from mismatch_probe.compare.plan import Stage, make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.records.manifest import Manifest
+
+MAX_NEW_TOKENS = "max_new_tokens"
+
+
+class Outlook(BaseModel):
+    """response_tokens: of a response on average, as counted here; response_tokens_from: the earlier run that tells it,
+    or `max_new_tokens` where none does. earlier_runs: whose measured stages went into `time`. rates: measured now.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    response_tokens: float
+    response_tokens_from: str
+    earlier_runs: list[str]
+    rates: list[Rates]
+    time: Forecast
+    memory: list[ProcessMemory]
+
+
+def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_seconds: float) -> Outlook:
+    """Measure this machine for a second or two and look at the runs in the folder `runs`.
+
+    done: names of stages that are recorded already. ready_seconds: since the command began.
+
+    Raises:
+        UnknownArchitecture: nobody knows what the checkpoint computes.
+        MismatchProbeError: the device cannot be used.
+    """
+    manifest, settings = preparation.manifest, preparation.manifest.settings
+    architectures = read_architectures(manifest)
+    own = architectures[settings.model.path]
+    earlier = earlier_runs(runs, manifest, own)
+    workload = expected_workload(preparation, architectures, earlier)
+    plan = make_plan(settings)
+    asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, plan.stages))
+    calibration = calibrate(own, list(asked), settings.training.device)
+    pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
+    on_cpu = all(one.device == "cpu" for one in calibration.rates if one.process == "engine")
+    starting = Starting(ready_seconds, on_cpu)
+    left: list[Stage] = [stage for stage in plan.stages if stage.name not in done]
+    return Outlook(
+        response_tokens=workload.responses.mean_tokens,
+        response_tokens_from=workload.responses.source,
+        earlier_runs=[str(run.path) for run in earlier if run.stages],
+        rates=calibration.rates,
+        time=forecast(left, workload, pace, starting),
+        memory=process_memory(plan, workload, calibration),
+    )
+
+
+def read_architectures(manifest: Manifest) -> dict[str, Architecture]:
+    """Of every checkpoint of a run, by the path that its sides name.
+
+    Raises:
+        UnknownArchitecture: nobody knows what one computes.
+        UsageError: one cannot be read.
+    """
+    checkpoints = {manifest.settings.model.path: manifest.model, **manifest.checkpoints}
+    return {path: read_architecture(Path(identity.folder)) for path, identity in checkpoints.items()}
+
+
+def expected_workload(
+    preparation: Preparation, architectures: Mapping[str, Architecture], earlier: Sequence[EarlierRun]
+) -> Workload:
+    """With responses as long as those of the newest earlier run on such prompts, or at their limit."""
+    manifest, limit = preparation.manifest, preparation.manifest.settings.sampling.max_new_tokens
+    source = manifest.settings.prompts.source
+    known = (run.responses for run in earlier if run.prompts_source == source and run.limit_tokens >= limit)
+    at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
+    lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
+    return workload_of(manifest, architectures, lengths, next(known, at_the_limit))

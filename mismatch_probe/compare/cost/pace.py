@@ -1,0 +1,83 @@
+"""How long work takes, by stages that were measured and by measured rates, and how far that can be trusted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import Final
+
+from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.rates import Calibration, Process, Rates, Span, Work
+from mismatch_probe.compare.cost.stage_work import Kind, What
+from mismatch_probe.dtypes import Dtype
+
+FROM_RATES: Final = 4.0
+"""Between a quarter and four times: arithmetic on measured rates. What was seen of each: `reports/cost-model.md`."""
+FROM_THE_SAME: Final = 2.0
+"""The same kind of stage was measured of the same side, of the same model on the same hardware."""
+FROM_ANOTHER_SIDE: Final = 3.0
+"""It was measured in another dtype, or with other settings."""
+FROM_ANOTHER_KIND: Final = 5.0
+
+_PREFILLS: Final[tuple[Kind, ...]] = ("replay", "distributions", "score", "floor", "whole-vocabulary")
+
+
+def _in_proportion(process: Process, dtype: Dtype) -> Rates:
+    """No rates, only how stages of one kind compare: a measured one gives the scale."""
+    return Rates(
+        process=process,
+        dtype=dtype,
+        device="",
+        matrix_flops_per_second=1e11,
+        attention_flops_per_second=1e11,
+        memory_bytes_per_second=1e10,
+        operation_seconds=2e-6,
+    )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What is known of a machine: its measured rates, and stages that ran on it; either may be missing."""
+
+    calibration: Calibration | None
+    measured: Sequence[Measured]
+
+    def span(self, what: What, work: Work) -> Span | None:
+        """How long a stage takes without its start; None where nothing measured tells."""
+        size = self.rates_of(what.process, what.dtype).seconds(work)
+        of_kind = [one for one in self.measured if one.what.kind == what.kind]
+        levels = [([one for one in of_kind if one.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
+        if self.calibration is None and what.kind in _PREFILLS:
+            levels.append(([one for one in self.measured if one.what.kind in _PREFILLS], FROM_ANOTHER_KIND))
+        for known, factor in levels:
+            sizes = [(one, self.rates_of(one.what.process, one.what.dtype).seconds(one.work)) for one in known]
+            sizes = [(one, its_size) for one, its_size in sizes if its_size > 0]
+            if sizes:
+                one, its_size = min(sizes, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
+                once = one.seconds + (size - its_size if self.calibration else 0)
+                return _between(one.seconds * size / its_size, once, factor)
+        return None if self.calibration is None else Span.within(size, FROM_RATES)
+
+    def start_span(self, what: What) -> Span | None:
+        """How long it takes from the end of the stage before to this one's first batch; None where nothing tells."""
+        alike = [
+            one
+            for one in self.measured
+            if (one.what.kind, one.what.manner) == (what.kind, what.manner) and one.start_seconds is not None
+        ]
+        known = [one for one in alike if one.what.dtype == what.dtype] or alike
+        if not known:
+            return None
+        return Span.within(sum(one.start_seconds or 0.0 for one in known) / len(known), FROM_THE_SAME)
+
+    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+        if self.calibration is None:
+            return _in_proportion(process, dtype)
+        return self.calibration.rates_of(process, dtype)
+
+
+def _between(growing: float, once: float, factor: float) -> Span:
+    """What a measured stage of another size took beyond the arithmetic grows with the size, or was spent once: both are
+    in the interval. Without rates all of it may be either.
+    """
+    low, high = sorted((growing, once)) if once > 0 else (growing, growing)
+    return Span(low_seconds=low / factor, likely_seconds=sqrt(low * high), high_seconds=high * factor)

@@ -1,0 +1,113 @@
+"""How fast a machine works, and how long something therefore takes: arithmetic on measured rates alone."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mismatch_probe.dtypes import Dtype
+
+Process = Literal["engine", "training"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, as sums: floating-point operations in products with weights and in attention, bytes read from
+    memory that no product waits for, and small operations that the host hands out one by one.
+    """
+
+    matrix_flops: float = 0.0
+    attention_flops: float = 0.0
+    memory_bytes: float = 0.0
+    operations: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.matrix_flops + other.matrix_flops,
+            self.attention_flops + other.attention_flops,
+            self.memory_bytes + other.memory_bytes,
+            self.operations + other.operations,
+        )
+
+    def times(self, factor: float) -> "Work":
+        return Work(
+            self.matrix_flops * factor,
+            self.attention_flops * factor,
+            self.memory_bytes * factor,
+            self.operations * factor,
+        )
+
+    def shared_by(self, ranks: int) -> "Work":
+        """What each of several ranks does: its part of the arithmetic, and every small operation."""
+        return Work(self.matrix_flops / ranks, self.attention_flops / ranks, self.memory_bytes / ranks, self.operations)
+
+
+class Rates(BaseModel):
+    """What one side's device sustains in one dtype, measured on it; products include a layer's element-wise work."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process: Process
+    dtype: Dtype
+    device: str
+    matrix_flops_per_second: float
+    attention_flops_per_second: float
+    memory_bytes_per_second: float
+    operation_seconds: float
+
+    def seconds(self, work: Work) -> float:
+        """One after the other: what overlaps on a device makes this an upper estimate."""
+        return (
+            work.matrix_flops / self.matrix_flops_per_second
+            + work.attention_flops / self.attention_flops_per_second
+            + work.memory_bytes / self.memory_bytes_per_second
+            + work.operations * self.operation_seconds
+        )
+
+
+class Calibration(BaseModel):
+    """What was measured of a machine, and the memory of each device, all of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rates: list[Rates]
+    device_memory_bytes: dict[str, int]
+
+    def rates_of(self, process: Process, dtype: Dtype) -> Rates:
+        return next(one for one in self.rates if (one.process, one.dtype) == (process, dtype))
+
+
+class Span(BaseModel):
+    """A time that is not known exactly: the likely value, and between what it is expected."""
+
+    model_config = ConfigDict(frozen=True)
+
+    low_seconds: float
+    likely_seconds: float
+    high_seconds: float
+
+    @classmethod
+    def within(cls, seconds: float, factor: float) -> "Span":
+        return cls(low_seconds=seconds / factor, likely_seconds=seconds, high_seconds=seconds * factor)
+
+    def __add__(self, other: "Span") -> "Span":
+        """Of both, one after the other; as if both erred in the same direction, which a slow machine has them do."""
+        return Span(
+            low_seconds=self.low_seconds + other.low_seconds,
+            likely_seconds=self.likely_seconds + other.likely_seconds,
+            high_seconds=self.high_seconds + other.high_seconds,
+        )
+
+    def less(self, seconds: float) -> "Span":
+        """What is left of it after so long."""
+        return Span(
+            low_seconds=max(self.low_seconds - seconds, 0.0),
+            likely_seconds=max(self.likely_seconds - seconds, 0.0),
+            high_seconds=max(self.high_seconds - seconds, 0.0),
+        )
+
+    def __contains__(self, seconds: float) -> bool:
+        return self.low_seconds <= seconds <= self.high_seconds
+
+
+NO_TIME = Span(low_seconds=0, likely_seconds=0, high_seconds=0)

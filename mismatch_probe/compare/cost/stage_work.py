@@ -1,0 +1,246 @@
+"""What each stage of a comparison has to compute: the one place that knows of what kind a stage is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Final, Literal
+
+import numpy as np
+
+from mismatch_probe.compare.cost.architecture import Architecture, Lengths
+from mismatch_probe.compare.cost.rates import Process, Work
+from mismatch_probe.compare.plan import (
+    DistributionsStage,
+    FloorStage,
+    ReplayStage,
+    SampleStage,
+    ScoreStage,
+    Stage,
+    WholeVocabularyStage,
+)
+from mismatch_probe.compare.subsample import LEAST_CONTEXT_TOKENS, LONGEST_REPEATED, MOST_NUMBERS
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.config.sides import Side
+from mismatch_probe.dtypes import Dtype, short_name
+from mismatch_probe.records.manifest import Manifest
+
+Kind = Literal["sample", "replay", "distributions", "score", "floor", "whole-vocabulary"]
+
+_KINDS: Final[dict[type[Stage], Kind]] = {
+    SampleStage: "sample",
+    ReplayStage: "replay",
+    DistributionsStage: "distributions",
+    ScoreStage: "score",
+    FloorStage: "floor",
+    WholeVocabularyStage: "whole-vocabulary",
+}
+_ENGINE_SEQUENCES: Final = 256
+"""vLLM's default of `max_num_seqs`."""
+_STEP_OPERATIONS: Final = 6000
+_STEP_LAYER_OPERATIONS: Final = 60
+_PASS_OPERATIONS: Final = 2000
+_PASS_LAYER_OPERATIONS: Final = 150
+_SAMPLED_TOKEN_OPERATIONS: Final = 40
+_SCORED_TOKEN_OPERATIONS: Final = 5
+_NUMBER_OPERATIONS: Final = 0.15
+"""What the host hands out or does in Python, counted in small operations: in an engine's step and in each of its
+layers, in a pass over whole sequences and in each of its layers, for a token that an engine samples or scores, and for
+a number of a whole distribution that it hands over. Counts that fit what `benchmarks/cost_model.py` measured; what one
+takes is measured on each machine.
+"""
+_LOGIT_BYTES: Final = 16
+"""Moved for one logit: computed, its log-softmax, its share of the entropy."""
+_SCORE_MOVES: Final = 6
+"""Times that an attention score is written or read where it is written out: product, mask, softmax, product."""
+
+
+@dataclass(frozen=True)
+class ResponseLengths:
+    """Tokens of a response on average, and of the longest. source: where that is known from."""
+
+    mean_tokens: float
+    longest_tokens: int
+    source: str
+
+    def limited_to(self, most: int) -> "ResponseLengths":
+        return ResponseLengths(min(self.mean_tokens, most), min(self.longest_tokens, most), self.source)
+
+
+@dataclass(frozen=True)
+class What:
+    """What decides how fast a stage is. manner: the engine's arguments, or how the training path computes."""
+
+    kind: Kind
+    process: Process
+    dtype: Dtype
+    manner: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A comparison by its sizes: the tokens of each prompt, the architecture of each checkpoint by the path that sides
+    name, and the dtype in which the run's own weights are stored.
+    """
+
+    architectures: Mapping[str, Architecture]
+    settings: CompareSettings
+    prompt_tokens: Sequence[int]
+    responses: ResponseLengths
+    checkpoint_dtype: Dtype | None = None
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of a forward pass over whole sequences."""
+        return self.settings.training.batch_tokens
+
+    @property
+    def sequences(self) -> int:
+        """Responses of one engine."""
+        return len(self.prompt_tokens) * self.settings.sampling.samples_per_prompt
+
+    @cached_property
+    def prompts(self) -> Lengths:
+        """Prompt tokens of each sequence of one engine."""
+        return np.repeat(np.asarray(self.prompt_tokens, dtype=np.float64), self.settings.sampling.samples_per_prompt)
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of each sequence of one engine, prompt and response."""
+        return self.prompts + self.responses.mean_tokens
+
+    def architecture_of(self, side: Side) -> Architecture:
+        return self.architectures[side.model.path]
+
+
+def workload_of(
+    manifest: Manifest,
+    architectures: Mapping[str, Architecture],
+    prompt_tokens: Sequence[int],
+    responses: ResponseLengths,
+) -> Workload:
+    """The sizes of a run; its responses are at most as long as its settings allow."""
+    stored = manifest.model.checkpoint_dtype
+    return Workload(
+        architectures,
+        manifest.settings,
+        prompt_tokens,
+        responses.limited_to(manifest.settings.sampling.max_new_tokens),
+        next((dtype for dtype in Dtype if dtype == short_name(stored)), None),
+    )
+
+
+def what_of(stage: Stage) -> What:
+    side, kind = stage.side, _KINDS[type(stage)]
+    settings = side.engine.args if side.engine is not None else side.training
+    if isinstance(settings, TrainingPathSettings):
+        settings = {"role": side.role, **settings.model_dump(mode="json", exclude={"batch_tokens"})}
+    return What(kind, "training" if side.engine is None else "engine", side.dtype, repr(settings))
+
+
+def loads_model(stage: Stage) -> bool:
+    """Whether a model or an engine is loaded before it: not where a stage goes on with that of the one before."""
+    if isinstance(stage, FloorStage):
+        return stage.attention is not None
+    return isinstance(stage, SampleStage | ScoreStage)
+
+
+def engine_number(side: Side, name: str, otherwise: int) -> int:
+    """A number among an engine's arguments."""
+    assert side.engine is not None
+    return int(side.engine.args.get(name) or otherwise)
+
+
+def work_of(stage: Stage, workload: Workload) -> Work:
+    """What a stage computes, by arithmetic from sizes alone; of an engine over several ranks, what each does."""
+    architecture = workload.architecture_of(stage.side)
+    match stage:
+        case SampleStage():
+            work = _sampling(stage.side, workload, architecture)
+        case ReplayStage():
+            work = _replay(workload, architecture, workload.lengths)
+        case DistributionsStage():
+            work = _distributions(workload, architecture)
+        case ScoreStage():
+            if stage.side.rounded_to is not None and stage.side.rounded_to == workload.checkpoint_dtype:
+                return Work()
+            lengths = np.tile(workload.lengths, len(stage.samplers))
+            return _passes(architecture, lengths, ceil(lengths.sum() / workload.pass_tokens))
+        case FloorStage():
+            return _floor(stage, workload, architecture)
+        case WholeVocabularyStage():
+            chosen = workload.lengths[: _positions(workload, architecture)]
+            return _passes(architecture, chosen, len(chosen))
+    return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))
+
+
+def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
+    """Prefill of the prompts, then a step for each token of the longest response, in which every weight is read once
+    and every sequence's keys and values.
+    """
+    responses, itemsize = workload.responses, mu.dtype.num_bytes
+    sequences, prompts = workload.sequences, workload.prompts
+    batch = workload.settings.engine.batch_sequences or _ENGINE_SEQUENCES
+    at_once = min(batch, engine_number(mu, "max_num_seqs", _ENGINE_SEQUENCES))
+    steps = ceil(sequences / at_once) * responses.longest_tokens
+    tokens = sequences * responses.mean_tokens
+    context = float(prompts.mean()) + responses.mean_tokens / 2
+    return Work(
+        matrix_flops=architecture.matrix_flops(float(prompts.sum()) + tokens, sequences + tokens),
+        attention_flops=architecture.attention_flops(prompts, causal=True),
+        memory_bytes=steps * architecture.parameters * itemsize
+        + architecture.kv_bytes(tokens * context, itemsize)
+        + tokens * architecture.vocab_size * _LOGIT_BYTES,
+        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
+        + tokens * _SAMPLED_TOKEN_OPERATIONS,
+    )
+
+
+def _replay(workload: Workload, architecture: Architecture, lengths: Lengths) -> Work:
+    tokens = float(lengths.sum())
+    scored = Work(operations=tokens * _SCORED_TOKEN_OPERATIONS)
+    return _passes(architecture, lengths, ceil(tokens / workload.pass_tokens)) + scored
+
+
+def _distributions(workload: Workload, architecture: Architecture) -> Work:
+    """A prefill of its own for each position, and Python numbers for its whole vocabulary."""
+    positions = _positions(workload, architecture)
+    contexts = np.resize(workload.lengths - workload.responses.mean_tokens / 2, positions)
+    numbers = positions * architecture.vocab_size
+    return _replay(workload, architecture, contexts) + Work(operations=numbers * _NUMBER_OPERATIONS)
+
+
+def _positions(workload: Workload, architecture: Architecture) -> int:
+    """Positions whose whole distributions are compared, about as `compare.subsample` will choose them."""
+    lengths, responses = workload.lengths, workload.responses
+    most = min(workload.settings.full_vocabulary.positions, MOST_NUMBERS // architecture.vocab_size)
+    most = min(most, int(len(lengths) * responses.mean_tokens))
+    context = float(lengths.mean()) - responses.mean_tokens / 2
+    return int(min(most, max(LEAST_CONTEXT_TOKENS, float(lengths.sum())) / context))
+
+
+def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) -> Work:
+    short = workload.lengths[workload.lengths <= LONGEST_REPEATED]
+    chosen = np.tile(short[: workload.settings.floors.num_sequences], len(stage.samplers))
+    work = _passes(architecture, chosen, len(chosen))
+    if stage.attention != "eager":
+        return work
+    scores = float((chosen**2).sum()) * architecture.num_layers * architecture.num_heads
+    return Work(
+        work.matrix_flops,
+        architecture.attention_flops(chosen, causal=False),
+        work.memory_bytes + scores * stage.side.dtype.num_bytes * _SCORE_MOVES,
+        work.operations,
+    )
+
+
+def _passes(architecture: Architecture, lengths: Lengths, passes: int) -> Work:
+    """Forward passes over whole sequences that give log-probs of every token."""
+    tokens = float(lengths.sum())
+    return Work(
+        matrix_flops=architecture.matrix_flops(tokens, tokens),
+        attention_flops=architecture.attention_flops(lengths, causal=True),
+        memory_bytes=tokens * architecture.vocab_size * _LOGIT_BYTES,
+        operations=passes * (_PASS_OPERATIONS + architecture.num_layers * _PASS_LAYER_OPERATIONS),
+    )

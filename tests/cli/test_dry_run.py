@@ -1,0 +1,86 @@
+"""What people read of a plan: how long, what dominates, how much memory, and on what that rests."""
+
+from io import StringIO
+
+import pytest
+
+from mismatch_probe.cli.dry_run import show_dry_run
+from mismatch_probe.cli.output import PeopleConsole
+from mismatch_probe.compare.cost.forecast import Starting, forecast
+from mismatch_probe.compare.cost.memory import process_memory
+from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS, Outlook
+from mismatch_probe.compare.cost.pace import Pace
+from mismatch_probe.compare.estimates import DryRun, StageEstimate
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.notation import write_about
+from tests.compare.cost.workloads import calibration, settings, workload
+
+PLAN = make_plan(settings(pairs=[["bf16", "bf16"]]))
+
+
+def outlook(*, compiles: bool = False, memory_bytes: int = 2**34, earlier: bool = False) -> Outlook:
+    changes = {"pairs": [["bf16", "bf16"]], "engine": {"batch_sequences": 256, "args": {"enforce_eager": not compiles}}}
+    known, sizes, plan = calibration(memory_bytes=memory_bytes), workload(**changes), make_plan(settings(**changes))
+    return Outlook(
+        response_tokens=50,
+        response_tokens_from="runs/before" if earlier else MAX_NEW_TOKENS,
+        earlier_runs=["runs/before"] if earlier else [],
+        rates=known.rates,
+        time=forecast(plan.stages, sizes, Pace(known, []), Starting(6.0, on_cpu=True)),
+        memory=process_memory(plan, sizes, known),
+    )
+
+
+def shown(ahead: Outlook | None, why: str = "") -> str:
+    stages = [StageEstimate(stage=one.name, sequences=8, max_tokens=400, weight_bytes=2**20) for one in PLAN.stages]
+    plan = DryRun(
+        model="demo",
+        architecture="LlamaForCausalLM",
+        parameters=100_000,
+        num_prompts=8,
+        longest_prompt_tokens=20,
+        longest_sequence_tokens=71,
+        stages=stages,
+        max_disk_bytes=2**24,
+        outlook=ahead,
+        no_outlook_because=why,
+    )
+    output = StringIO()
+    show_dry_run(plan, PeopleConsole(output))
+    return output.getvalue()
+
+
+def test_the_whole_time_is_an_interval_and_its_longest_stage_is_named() -> None:
+    ahead = outlook()
+    text = shown(ahead)
+    longest = max(ahead.time.stages, key=lambda one: one.work.likely_seconds)
+    total = ahead.time.total
+    about = write_about(total.likely_seconds, total.low_seconds, total.high_seconds)
+    assert f"time: {about} in all, " in text
+    assert f"to start processes and load models; the longest stage is {longest.stage}" in text
+    assert total.low_seconds < 0.7 * total.likely_seconds < 1.4 * total.likely_seconds < total.high_seconds
+    assert "if responses have 50 tokens, their limit; it takes less if they end before" in text
+    assert "by rates measured now" in text
+    assert "WARNING" not in text
+
+
+def test_earlier_runs_are_named_where_they_tell() -> None:
+    text = shown(outlook(earlier=True))
+    assert "50 tokens on average, as in runs/before" in text
+    assert "by rates measured now and by the stages of runs/before" in text
+
+
+def test_a_start_that_nothing_tells_is_not_counted_and_said_so() -> None:
+    assert "and the start of a compiling engine, 1 times, which no earlier run tells" in shown(outlook(compiles=True))
+
+
+def test_a_process_that_will_not_fit_is_warned_about() -> None:
+    text = shown(outlook(memory_bytes=2**29))
+    assert "WARNING: training-path will not fit at " in text
+
+
+@pytest.mark.parametrize("why", ["the arithmetic of mamba is not known here"])
+def test_no_estimate_is_one_sentence(why: str) -> None:
+    text = shown(None, why)
+    assert f"time and memory: no estimate, {why}" in text
+    assert "disk: at most" in text

@@ -1,0 +1,80 @@
+"""The time left of a run, told from its own events."""
+
+import pytest
+
+from mismatch_probe.compare.cost import clock as module
+from mismatch_probe.compare.cost.clock import RunClock
+from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.plan import Stage, make_plan
+from mismatch_probe.dtypes import Dtype
+from tests.compare.cost.workloads import settings, workload
+
+SETTINGS = settings(pairs=[["bf16", "bf16"]], floors={"num_sequences": 0}, full_vocabulary={"positions": 0})
+STAGES = make_plan(SETTINGS).stages
+WORKLOAD = workload(pairs=[["bf16", "bf16"]], checkpoint_dtype=Dtype.BF16)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def took(stage: Stage, seconds: float, start_seconds: float = 0.0) -> Measured:
+    work = work_of(stage, WORKLOAD)
+    return Measured(what_of(stage), work, seconds, start_seconds)
+
+
+def test_stages_as_long_as_in_an_earlier_run_are_left_before_any_begins(now: list[float]) -> None:
+    clock = RunClock(STAGES, WORKLOAD, [took(stage, 10, 2) for stage in STAGES if work_of(stage, WORKLOAD).operations])
+    left = clock.left()
+    assert left is not None
+    assert left.likely_seconds == pytest.approx(4 * 12)
+    assert left.low_seconds < 48 < left.high_seconds
+
+
+def test_a_first_run_tells_its_rest_once_it_has_scored_something(now: list[float]) -> None:
+    clock = RunClock(STAGES, WORKLOAD, [])
+    sample, replay, *_ = STAGES
+    clock(StageStarted(stage=sample.name, batches=1, batches_done=0))
+    assert clock.left() is None
+    clock(BatchDone(stage=sample.name, sequences=8, tokens=400, seconds=10))
+    clock(StageDone(stage=sample.name))
+    clock(StageStarted(stage=replay.name, batches=2, batches_done=0))
+    assert clock.left() is None, "nothing like scoring was measured yet"
+    clock(BatchDone(stage=replay.name, sequences=4, tokens=200, seconds=3))
+    clock(BatchDone(stage=replay.name, sequences=4, tokens=200, seconds=3))
+    clock(StageDone(stage=replay.name))
+    left = clock.left()
+    assert left is not None
+    assert left.low_seconds < 12 < left.high_seconds
+
+
+def test_a_stage_that_runs_tells_its_rest_by_its_own_batches(now: list[float]) -> None:
+    *_, last = STAGES
+    clock = RunClock([last], WORKLOAD, [took(last, 1000)])
+    clock(StageStarted(stage=last.name, batches=10, batches_done=4))
+    clock(BatchDone(stage=last.name, sequences=1, tokens=50, seconds=5))
+    left = clock.left()
+    assert left is not None
+    assert left.likely_seconds == pytest.approx(5 * 5)
+
+
+def test_what_passed_of_a_single_batch_is_no_longer_left(now: list[float]) -> None:
+    first, *_ = STAGES
+    clock = RunClock([first], WORKLOAD, [took(first, 10)])
+    clock(StageStarted(stage=first.name, batches=1, batches_done=0))
+    now[0] = 4.0
+    left = clock.left()
+    assert left is not None
+    assert left.likely_seconds == pytest.approx(6)
+
+
+def test_a_stage_that_is_none_of_the_plan_is_let_pass(now: list[float]) -> None:
+    clock = RunClock(STAGES, WORKLOAD, [])
+    clock(StageStarted(stage="sample-training-path", batches=1, batches_done=0))
+    clock(BatchDone(stage="sample-training-path", sequences=1, tokens=1, seconds=1))
+    assert clock.left() is None

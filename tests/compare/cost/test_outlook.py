@@ -1,0 +1,126 @@
+"""From a prepared comparison and the runs beside it to a forecast: lengths, rates and stages that were really taken."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.compare.cost import outlook as module
+from mismatch_probe.compare.cost.clock import run_clock
+from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS
+from mismatch_probe.compare.estimates import done_stages, look_ahead
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.provenance import checkpoint
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.compare.cost.workloads import calibration
+from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
+from tests.tiny_models import make_checkpoint
+
+SIMULATION = Simulation(num_prompts=16, sampling={"max_new_tokens": 300})
+NEW = replace(SIMULATION, num_prompts=32)
+
+
+@pytest.fixture(autouse=True)
+def _known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of round numbers; those of this machine are `tests/training_path/test_timing.py`'s."""
+    monkeypatch.setattr(module, "calibrate", lambda *asked: calibration())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "llama", "llama")
+
+
+def of_checkpoint(manifest: Manifest, folder: Path) -> Manifest:
+    model = manifest.model.model_copy(update={"folder": str(folder), "weight_bytes": checkpoint.weight_bytes(folder)})
+    return manifest.model_copy(update={"model": model})
+
+
+def prepared(folder: Path, simulation: Simulation = NEW) -> Preparation:
+    return Preparation(of_checkpoint(simulated_manifest(simulation), folder), simulated_prompts(simulation))
+
+
+def earlier(path: Path, folder: Path, seconds: float = 20.0) -> RunDirectory:
+    run = simulated_run(path, SIMULATION)
+
+    def took(manifest: Manifest) -> None:
+        manifest.model = of_checkpoint(manifest, folder).model
+        for record in manifest.stages.values():
+            record.seconds, record.start_seconds = seconds, 3.0
+
+    edit_manifest(run, took)
+    return run
+
+
+def test_without_earlier_runs_responses_count_at_their_limit(tmp_path: Path, folder: Path) -> None:
+    found = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
+    assert found is not None
+    assert (found.response_tokens, found.response_tokens_from, found.earlier_runs) == (300, MAX_NEW_TOKENS, [])
+    assert [one.stage for one in found.time.stages] == ["sample-bf16", "score-ref-fp32", "score-train-bf16"]
+    assert found.time.total.low_seconds < found.time.total.likely_seconds < found.time.total.high_seconds
+    assert found.time.unknown_starts == []
+
+
+def test_an_earlier_run_tells_lengths_starts_and_paces(tmp_path: Path, folder: Path) -> None:
+    earlier(tmp_path / "before", folder)
+    found = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
+    assert found is not None
+    assert found.earlier_runs == [str(tmp_path / "before")]
+    assert found.response_tokens_from == str(tmp_path / "before")
+    assert 40 < found.response_tokens < 90, "as simulated"
+    for one in found.time.stages:
+        assert one.start is not None
+        assert one.start.likely_seconds == 3
+        assert one.work.low_seconds < 20, "most of what half of the prompts took was perhaps spent once"
+        assert 20 <= one.work.likely_seconds <= 40
+
+
+@pytest.mark.parametrize("other", ["another size", "another machine", "another kind", "no manifest", "broken"])
+def test_a_run_that_is_not_alike_tells_nothing(tmp_path: Path, folder: Path, other: str) -> None:
+    run = earlier(tmp_path / "before", folder)
+    preparation = prepared(folder)
+    if other == "another size":
+        edit_manifest(run, lambda manifest: setattr(manifest.model, "weight_bytes", 7))
+    elif other == "another machine":
+        edit_manifest(run, lambda manifest: manifest.content_keys.update(hardware="another"))
+    elif other == "another kind":
+        run.manifest_path.write_text('{"training_version": 1}')
+    elif other == "no manifest":
+        run.manifest_path.unlink()
+    else:
+        run.manifest_path.write_text("{")
+    found = look_ahead(preparation, tmp_path, [], 6.0).outlook
+    assert found is not None
+    assert found.earlier_runs == []
+
+
+def test_shorter_responses_before_do_not_tell_of_a_higher_limit(tmp_path: Path, folder: Path) -> None:
+    earlier(tmp_path / "before", folder)
+    longer = replace(NEW, sampling={"max_new_tokens": 900})
+    found = look_ahead(prepared(folder, longer), tmp_path, [], 6.0).outlook
+    assert found is not None
+    assert found.response_tokens_from == MAX_NEW_TOKENS
+
+
+def test_stages_that_are_recorded_are_not_counted_again(tmp_path: Path, folder: Path) -> None:
+    run = earlier(tmp_path / "run", folder)
+    edit_manifest(run, lambda manifest: setattr(manifest.stages["score-train-bf16"], "state", "running"))
+    found = look_ahead(prepared(folder, SIMULATION), tmp_path, done_stages(run), 6.0).outlook
+    assert found is not None
+    assert [one.stage for one in found.time.stages] == ["score-train-bf16"]
+    clock = run_clock(prepared(folder, SIMULATION), run)
+    assert clock is not None
+    left = clock.left()
+    assert left is not None
+    assert 20 in left
+
+
+def test_an_unknown_architecture_has_no_estimate_and_says_why(tmp_path: Path) -> None:
+    strange = make_checkpoint(tmp_path / "strange", "llama")
+    config = strange / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"mamba"'))
+    plan = look_ahead(prepared(strange), tmp_path, [], 6.0)
+    assert plan.outlook is None
+    assert plan.no_outlook_because == "the arithmetic of mamba is not known here"
+    assert run_clock(prepared(strange), earlier(tmp_path / "run", strange)) is None

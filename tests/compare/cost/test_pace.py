@@ -1,0 +1,69 @@
+"""Intervals: around what was measured, wider the less it is like what is to come."""
+
+import pytest
+
+from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.pace import FROM_ANOTHER_SIDE, FROM_RATES, FROM_THE_SAME, Pace
+from mismatch_probe.compare.cost.rates import Work
+from mismatch_probe.compare.cost.stage_work import Kind, What
+from mismatch_probe.dtypes import Dtype
+from tests.compare.cost.workloads import calibration
+
+SECOND = Work(matrix_flops=1e9)
+"""With the rates of `calibration`."""
+
+
+def what(kind: Kind = "score", dtype: Dtype = Dtype.BF16, manner: str = "plain") -> What:
+    return What(kind, "engine" if kind in ("sample", "replay") else "training", dtype, manner)
+
+
+def measured(kind: Kind = "score", dtype: Dtype = Dtype.BF16, *, work: Work = SECOND, seconds: float = 3.0) -> Measured:
+    return Measured(what(kind, dtype), work, seconds, start_seconds=5.0)
+
+
+def test_rates_alone_give_the_arithmetic_and_a_wide_interval() -> None:
+    span = Pace(calibration(), []).span(what(), SECOND.times(10))
+    assert span is not None
+    assert span.likely_seconds == pytest.approx(10)
+    assert (span.low_seconds, span.high_seconds) == pytest.approx((10 / FROM_RATES, 10 * FROM_RATES))
+
+
+def test_the_same_work_takes_as_long_again() -> None:
+    for known in (calibration(), None):
+        span = Pace(known, [measured()]).span(what(), SECOND)
+        assert span is not None
+        assert span.likely_seconds == pytest.approx(3)
+        assert (span.low_seconds, span.high_seconds) == pytest.approx((3 / FROM_THE_SAME, 3 * FROM_THE_SAME))
+
+
+def test_what_a_small_stage_took_beyond_its_arithmetic_may_grow_or_not() -> None:
+    span = Pace(calibration(), [measured()]).span(what(), SECOND.times(10))
+    assert span is not None
+    assert span.low_seconds == pytest.approx((10 + 2) / FROM_THE_SAME)
+    assert span.high_seconds == pytest.approx(10 * 3 * FROM_THE_SAME)
+
+
+def test_of_several_the_one_nearest_in_size_tells() -> None:
+    known = [measured(seconds=3), measured(work=SECOND.times(9), seconds=9)]
+    span = Pace(calibration(), known).span(what(), SECOND.times(10))
+    assert span is not None
+    assert span.likely_seconds == pytest.approx(10)
+
+
+def test_another_dtype_tells_less_and_another_kind_nothing_but_for_what_is_computed_alike() -> None:
+    pace = Pace(None, [measured(dtype=Dtype.FP32)])
+    span = pace.span(what(), SECOND)
+    assert span is not None
+    assert span.high_seconds == pytest.approx(3 * FROM_ANOTHER_SIDE)
+    assert pace.span(what("replay"), SECOND) is not None
+    assert pace.span(what("sample"), SECOND) is None
+    assert Pace(None, []).span(what(), SECOND) is None
+
+
+def test_a_start_is_known_from_starts_alone() -> None:
+    pace = Pace(calibration(), [measured()])
+    start = pace.start_span(what(dtype=Dtype.FP32))
+    assert start is not None
+    assert start.likely_seconds == 5
+    assert pace.start_span(what("sample")) is None
+    assert pace.start_span(what(manner="compiled")) is None, "an eager start tells nothing of a compiling one"

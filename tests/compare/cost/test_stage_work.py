@@ -1,0 +1,86 @@
+"""What a stage computes grows with what it is given, and is nothing where it has nothing to do."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mismatch_probe.compare.cost.rates import Work
+from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.plan import TRAINING_PATH, Stage, make_plan
+from mismatch_probe.dtypes import Dtype
+from tests.compare.cost.workloads import ARCHITECTURE, rates, settings, stage, workload
+
+STAGES = make_plan(settings()).stages
+SECONDS = rates("engine", Dtype.BF16).seconds
+
+
+@pytest.mark.parametrize("one", STAGES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompts": 9},
+        {"prompt_tokens": 21},
+        {"response_tokens": 60},
+        {"architecture": replace(ARCHITECTURE, windows=(None,) * 3, token_parameters=130_000)},
+    ],
+    ids=["more prompts", "longer prompts", "longer responses", "more layers"],
+)
+def test_more_takes_longer(one: Stage, more: dict[str, Any]) -> None:
+    assert SECONDS(work_of(one, workload(**more))) > SECONDS(work_of(one, workload()))
+
+
+def test_every_stage_is_of_the_process_that_runs_it() -> None:
+    for job in make_plan(settings()).jobs:
+        expected = "training" if job.name == TRAINING_PATH else "engine"
+        assert {what_of(one).process for one in job.stages} == {expected}
+    assert {what_of(one).kind for one in STAGES} == {
+        "sample",
+        "replay",
+        "distributions",
+        "score",
+        "floor",
+        "whole-vocabulary",
+    }
+
+
+def test_sampling_takes_a_step_for_each_token_of_the_longest_response() -> None:
+    short, long = (workload(response_tokens=10), workload(response_tokens=10))
+    long = replace(long, responses=replace(long.responses, longest_tokens=40))
+    added = work_of(stage("sample-bf16"), long).memory_bytes - work_of(stage("sample-bf16"), short).memory_bytes
+    assert added == pytest.approx(30 * ARCHITECTURE.parameters * 2)
+
+
+def with_args(args: dict[str, Any]) -> dict[str, Any]:
+    return {"engine": {"batch_sequences": 64, "args": args}}
+
+
+def test_no_more_sequences_run_at_once_than_the_engine_takes() -> None:
+    reads = [
+        work_of(stage("sample-bf16", **changes), workload(prompts=64, **changes)).memory_bytes
+        for changes in (with_args({}), with_args({"max_num_seqs": 16}))
+    ]
+    more_steps = 3 * 50
+    assert reads[1] - reads[0] == pytest.approx(more_steps * ARCHITECTURE.parameters * 2)
+
+
+def test_ranks_share_the_arithmetic_of_an_engine_alone() -> None:
+    alone, shared = with_args({}), with_args({"tensor_parallel_size": 2})
+    for name, ranks in (("sample-bf16", 2), ("replay-bf16", 2), ("score-train-bf16", 1)):
+        flops = [work_of(stage(name, **changes), workload(**changes)).matrix_flops for changes in (alone, shared)]
+        assert flops[1] == flops[0] / ranks
+
+
+def test_a_side_with_a_checkpoint_of_its_own_takes_what_that_takes() -> None:
+    changes = {"infer": [{"name": "large", "dtype": "bf16", "checkpoint": "other"}], "pairs": [["bf16", "large"]]}
+    sizes = workload(**changes)
+    twice = replace(ARCHITECTURE, token_parameters=2 * ARCHITECTURE.token_parameters)
+    sizes = replace(sizes, architectures={**sizes.architectures, "other": twice})
+    its, own = (work_of(stage(name, **changes), sizes) for name in ("replay-large", "score-train-bf16"))
+    assert its.matrix_flops > 1.5 * own.matrix_flops
+
+
+def test_rounding_weights_to_what_they_are_stored_in_is_no_work() -> None:
+    rounded = stage("score-ref-fp32-weights-bf16")
+    assert work_of(rounded, workload(checkpoint_dtype=Dtype.BF16)) == Work()
+    assert work_of(rounded, workload(checkpoint_dtype=Dtype.FP32)) != Work()
