@@ -15,21 +15,28 @@ FloatVector = npt.NDArray[np.float64]
 
 
 def measured_repeats(
-    legs: Legs, pi: Side, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
+    legs: Legs, pi: Side, mu: Side, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
 ) -> dict[str, Repeat]:
-    """pi computed twice on a few of the pair's responses, whose ids and keys of token ids are given in its order.
+    """What a side computed twice of a few of the pair's responses, whose ids and keys are given in its order.
 
-    `pi_other_batch`: each alone against its batch. `pi_again`: each alone twice. `pi_other_attention`: each alone, with
-    the two implementations of attention. What is not recorded, not finite, or of other token ids is left out.
+    `pi_other_batch`, `mu_other_batch`: each alone against its batch, by prefill. `pi_again`: each alone twice.
+    `pi_other_attention`: each alone, with the two implementations of attention. `mu_cached`: each alone, without and
+    behind the prefix cache. What is not recorded, not finite, or of other token ids is left out.
     """
-    in_batch = dict(zip(ids, np.split(pair.log_pi, pair.sequences.offsets[1:-1]), strict=True))
     key_of = dict(zip(ids, keys, strict=True))
+    by_response = pair.sequences.offsets[1:-1]
+    in_batch = dict(zip(ids, np.split(pair.log_pi, by_response), strict=True))
+    prefilled = pair.log_mu_prefill
+    replayed = {} if prefilled is None else dict(zip(ids, np.split(prefilled, by_response), strict=True))
+    mu_alone, mu_cached = (_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
     alone, again, other = (_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention"))
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))
     twice = {
         "pi_again": (alone, again),
         "pi_other_batch": (in_batch, alone),
         "pi_other_attention": (alone, other),
+        "mu_other_batch": (replayed, mu_alone),
+        "mu_cached": (mu_alone, mu_cached),
     }
     found = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
     return {name: repeat for name, repeat in found.items() if repeat is not None}

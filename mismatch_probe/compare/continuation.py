@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mismatch_probe.compare.addition import pairs_to_add, with_sides_of
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance.grounds import decisive
-from mismatch_probe.records.manifest import Continuation, Manifest
+from mismatch_probe.records.manifest import Continuation, Manifest, StageRecord
 
 _OF_SIDES: Final = ("checkpoint ", "adapter ")
 """Beginnings of the content keys of what single sides load."""
@@ -61,7 +62,8 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
 def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
     """What was recorded, with the checkpoint and the settings that were just resolved and checked.
 
-    The keys say that they are the same; what the jobs read of them is then none of whoever made the run directory.
+    Stages that an earlier version did not have are still to be done. The keys say that the settings are the same; what
+    the jobs read of them is then none of whoever made the run directory.
     """
     settings = now.settings.with_sides_of(recorded.settings)
     of_sides = {name: key for name, key in now.content_keys.items() if name.startswith(_OF_SIDES)}
@@ -70,6 +72,7 @@ def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
             "model": now.model,
             "checkpoints": now.checkpoints,
             "settings": settings,
+            "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | recorded.stages,
             "content_keys": recorded.content_keys | of_sides,
         }
     )

@@ -12,6 +12,7 @@ from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send
 from mismatch_probe.compare.plan import (
     DistributionsStage,
+    EngineFloorStage,
     Job,
     LegStage,
     ReplayStage,
@@ -21,8 +22,9 @@ from mismatch_probe.compare.plan import (
     sample_requests,
 )
 from mismatch_probe.compare.starts import scored_with_starts
-from mismatch_probe.compare.subsample import compared_positions
+from mismatch_probe.compare.subsample import LONGEST_REPEATED, compared_positions, repeated_rows
 from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.self_checks import scored_alone
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
@@ -65,6 +67,8 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: Send) ->
                 _sample(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, ReplayStage):
                 _replay(run, manifest, stage, prompts, engine, events)
+            elif isinstance(stage, EngineFloorStage):
+                _replay_again(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, DistributionsStage):
                 _distributions(run, manifest, stage, prompts, engine, events)
 
@@ -131,6 +135,30 @@ def _replay(
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run, stage, batches, work, events)
+
+
+def _replay_again(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: EngineFloorStage,
+    prompts: list[EncodedPrompt],
+    engine: Engine,
+    events: Send,
+) -> None:
+    """A few of the responses, each in a batch of its own."""
+    sequences = _sampled_sequences(run, SampleStage(stage.side), len(_batches(manifest, prompts)))
+    chosen = [sequences[row] for row in repeated_rows(sequences, manifest.settings.floors.num_sequences)]
+    if not chosen:
+        skip(stage.name, f"every response is longer than {LONGEST_REPEATED} tokens with its prompt", events)
+        return
+
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [chosen[row] for row in rows]
+        cached = stage.change == "cached"
+        scored = [one.scores for one in engine.replay_cached(batch)] if cached else scored_alone(engine, batch)
+        return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
+
+    run_batches(run, stage, fixed_batches(len(chosen), len(chosen)), work, events)
 
 
 def _distributions(

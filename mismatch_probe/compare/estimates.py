@@ -9,6 +9,7 @@ from mismatch_probe.compare.cost.architecture import UnknownArchitecture
 from mismatch_probe.compare.cost.outlook import Outlook, outlook
 from mismatch_probe.compare.plan import (
     DistributionsStage,
+    EngineFloorStage,
     FloorStage,
     ScoreStage,
     Stage,
@@ -135,6 +136,8 @@ def _num_sequences(stage: Stage, per_engine: int, settings: CompareSettings) -> 
         return per_engine * len(stage.samplers)
     if isinstance(stage, FloorStage):
         return min(per_engine, settings.floors.num_sequences) * len(stage.samplers)
+    if isinstance(stage, EngineFloorStage):
+        return min(per_engine, settings.floors.num_sequences)
     if isinstance(stage, DistributionsStage | WholeVocabularyStage):
         return min(per_engine, settings.full_vocabulary.positions)
     return per_engine

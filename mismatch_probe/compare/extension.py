@@ -15,7 +15,7 @@ from mismatch_probe.compare.run import advance, write_summary
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.legs import Legs
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import prompts_of, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt
@@ -104,7 +104,10 @@ def _extended(manifest: Manifest, added: Manifest, num_before: int) -> Manifest:
         update={
             "settings": added.settings,
             "content_keys": added.content_keys,
-            "stages": {name: manifest.stages[name].followed_by(record) for name, record in added.stages.items()},
+            "stages": {
+                name: manifest.stages.get(name, StageRecord(state="done")).followed_by(record)
+                for name, record in added.stages.items()
+            },
             "extended_from": [*manifest.extended_from, num_before],
         }
     )

@@ -86,7 +86,7 @@ class RunReader:
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
-        joined = self._looked_at_closely(pi, _joined(legs, tables, rollouts), keys)
+        joined = self._looked_at_closely(pi, mu, _joined(legs, tables, rollouts), keys)
         joined = replace(joined, legs_say_whose_they_are=self._legs.say_whose_they_are)
         if foreign is None:
             return joined
@@ -109,10 +109,10 @@ class RunReader:
                 optional["ref_rounded_mu"] = self._rounded(reference, mu)
         return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
 
-    def _looked_at_closely(self, pi: Side, data: PairData, keys: list[int]) -> PairData:
+    def _looked_at_closely(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:
         if data.pair is None:
             return data
-        repeats = measured_repeats(self._legs, pi, data.pair, data.row_ids, [keys[row] for row in data.rows])
+        repeats = measured_repeats(self._legs, pi, mu, data.pair, data.row_ids, [keys[row] for row in data.rows])
         return replace(data, pair=replace(data.pair, repeats=repeats))
 
     def _rounded(self, reference: Side, side: Side) -> str:

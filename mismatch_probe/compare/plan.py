@@ -53,6 +53,29 @@ class ReplayStage:
         return (self.leg,)
 
 
+EngineChange = Literal["alone", "cached"]
+
+
+@dataclass(frozen=True)
+class EngineFloorStage:
+    """mu scores a few of its responses by prefill again: each `alone`, or alone behind what the prefix cache holds."""
+
+    side: Side
+    change: EngineChange
+
+    @property
+    def name(self) -> str:
+        return self.side.stage("replay", self.change)
+
+    @property
+    def leg(self) -> str:
+        return self.side.leg(self.change)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.leg,)
+
+
 @dataclass(frozen=True)
 class DistributionsStage:
     """mu's whole next-token distributions at some positions: parts only, for the training path to compare its own."""
@@ -155,7 +178,7 @@ class WholeVocabularyStage:
 
 
 TrainingStage = ScoreStage | FloorStage | WholeVocabularyStage
-LegStage = SampleStage | ReplayStage | TrainingStage
+LegStage = SampleStage | ReplayStage | EngineFloorStage | TrainingStage
 Stage = LegStage | DistributionsStage
 
 _OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
@@ -217,6 +240,9 @@ def make_plan(settings: CompareSettings) -> Plan:
         stages: tuple[Stage, ...] = (SampleStage(mu),)
         if mu.engine.prefill:
             stages += (ReplayStage(mu),)
+            if settings.floors.num_sequences:
+                stages += (EngineFloorStage(mu, "alone"),)
+                stages += (EngineFloorStage(mu, "cached"),) if mu.engine.prefix_caching else ()
         if settings.full_vocabulary.positions:
             stages += (DistributionsStage(mu),)
         jobs.append(Job(mu.job, stages))

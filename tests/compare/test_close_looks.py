@@ -1,5 +1,6 @@
 """Floors and whole distributions read back from a run's files, and what spoils them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,13 +26,18 @@ def run(tmp_path: Path) -> RunDirectory:
     return simulated_run(tmp_path / "run", Simulation(num_prompts=16, mean_length=30))
 
 
-def repeat_leg(run: RunDirectory, change: str, by: Callable[[np.ndarray], np.ndarray], rows: int = 5) -> None:
+def repeat_leg(
+    run: RunDirectory, change: str, by: Callable[[np.ndarray], np.ndarray], rows: int = 5, leg: str = "train-bf16"
+) -> None:
     """A leg of the first few responses, each log-prob changed `by` a function."""
-    table = read_table(run.leg_path("train-bf16")).slice(0, rows)
+    table = read_table(run.leg_path(leg)).slice(0, rows)
     values = [by(np.asarray(row)).tolist() for row in table["logprobs"].to_pylist()]
     place = table.schema.get_field_index("logprobs")
     field = table.schema.field(place)
-    write_table(run.leg_path(f"train-bf16-{change}"), table.set_column(place, field, pa.array(values, type=field.type)))
+    write_table(
+        run.leg_path(f"{leg.removesuffix('-prefill')}-{change}"),
+        table.set_column(place, field, pa.array(values, type=field.type)),
+    )
 
 
 def repeats(run: RunDirectory) -> dict[str, Repeat]:
@@ -77,6 +83,30 @@ def test_floors_are_measured_on_the_responses_that_were_repeated(run: RunDirecto
     assert blame.floors["pi_other_attention"].value == pytest.approx(2e-3, rel=1e-3)
     assert blame.floors["pi_other_batch"].num_sequences == 5
     assert blame.floors["pi_other_attention"].num_sequences == 4
+
+
+def test_the_engines_floors_are_measured_against_its_own_prefill(run: RunDirectory) -> None:
+    shutil.copy(run.leg_path("infer-bf16-decode"), run.leg_path("infer-bf16-prefill"))
+    repeat_leg(run, "alone", lambda logprobs: logprobs - 1e-3, leg="infer-bf16-prefill")
+    repeat_leg(run, "cached", lambda logprobs: logprobs - 3e-3, rows=4, leg="infer-bf16-prefill")
+    blame = summary_of(run).blame
+    assert blame is not None
+    assert blame.floors["mu_other_batch"].value == pytest.approx(1e-3, rel=1e-3)
+    assert blame.floors["mu_cached"].value == pytest.approx(2e-3, rel=1e-3)
+    assert blame.floors["mu_cached"].num_sequences == 4
+
+
+@pytest.mark.parametrize(("change", "words"), [("alone", "shares the batch"), ("cached", "behind the prefix cache")])
+def test_an_engine_whose_log_probs_hang_on_its_requests_is_not_repeatable(
+    run: RunDirectory, change: str, words: str
+) -> None:
+    shutil.copy(run.leg_path("infer-bf16-decode"), run.leg_path("infer-bf16-prefill"))
+    repeat_leg(run, "alone", lambda logprobs: logprobs, leg="infer-bf16-prefill")
+    repeat_leg(run, change, lambda logprobs: logprobs - 0.5, leg="infer-bf16-prefill")
+    verdict = summary_of(run).verdict
+    assert verdict.code == "not_repeatable"
+    assert verdict.sentence.startswith("The engine")
+    assert words in verdict.sentence
 
 
 def test_a_training_path_that_differs_when_run_again_is_not_repeatable(run: RunDirectory) -> None:

@@ -35,6 +35,11 @@ def test_another_batch_changes_less_than_the_two_sides_differ_by(pair: PairSumma
     assert pair.blame.floors["pi_other_batch"].value <= pair.blame.rms_difference.value
 
 
+def test_the_engine_alone_is_near_the_engine_among_many(pair: PairSummary) -> None:
+    assert pair.blame is not None
+    assert pair.blame.floors["mu_other_batch"].value <= pair.blame.rms_difference.value
+
+
 def test_another_attention_changes_something_and_no_more_than_rounding(pair: PairSummary) -> None:
     assert pair.blame is not None
     assert 0 < pair.blame.floors["pi_other_attention"].value < 3 * pair.blame.rms_difference.value

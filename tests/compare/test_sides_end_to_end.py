@@ -106,7 +106,9 @@ def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path:
     probe("compare", "--resume", "--out", copied.path, "--train", "bf16", "--infer", cached, code=ExitCode.PASS)
     assert {name: copied.leg_path(name.removesuffix(".parquet")).read_bytes() for name in kept} == kept
     assert [side.name for side in copied.read_manifest().settings.infer] == ["fp8kv", "stale", "cached"]
-    assert pair(copied, "bf16/cached").settings_told_apart is not None
+    blame = pair(copied, "bf16/cached").blame
+    assert blame is not None
+    assert {"mu_other_batch", "mu_cached"} <= blame.floors.keys()
     gate = tmp_path / "gate.toml"
     gate.write_text(
         '[gate]\nmin_sequences = 12\nmin_prompts = 12\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1e-6\n'

@@ -19,6 +19,8 @@ _COMPONENT_MEANINGS = {
     "pi_vs_mu_prefill": "both sides in one forward pass: training path against the engine's prefill",
     "pi_again": "training path: the same responses alone, twice",
     "pi_other_batch": "training path: the same responses alone and in their batches",
+    "mu_other_batch": "inference engine: the same responses alone and in their batches, by prefill",
+    "mu_cached": "inference engine: the same responses without the prefix cache and behind it",
     "pi_other_attention": "training path: the same responses alone, with another implementation of attention",
 }
 

@@ -21,6 +21,8 @@ BEYOND_ROUNDING = 8.0
 REPEATS = {
     "pi_again": "the same tokens scored twice get other log-probs",
     "pi_other_batch": "log-probs depend on what shares the batch",
+    "mu_other_batch": "log-probs depend on what shares the batch",
+    "mu_cached": "log-probs change behind the prefix cache",
 }
 """Repeated legs that must give the same; another implementation of attention, also recorded, need not."""
 
@@ -54,22 +56,26 @@ def _own_floor(found: Disagreement, first: Reals, second: Reals) -> float:
 
 def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, float, str]]:
     pair = found.pair
+    one_at_a_time = (
+        "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
+        "reset the prefix cache after every weight update."
+    )
     still = (
         "Put the model in evaluation mode (dropout off); look for padding that is attended to, sequences packed "
         "without boundaries, and nondeterministic kernels."
     )
     for name, what in REPEATS.items():
         if name in pair.repeats:
-            side = "The training path" if name.startswith("pi_") else "The engine"
-            yield side, what, pair.repeats[name].diff, found.floor, still
+            of_pi = name.startswith("pi_")
+            side, advice = ("The training path", still) if of_pi else ("The engine", one_at_a_time)
+            yield side, what, pair.repeats[name].diff, found.floor, advice
     if pair.log_mu_prefill is not None and found.repeats_decode:
         yield (
             "The engine",
             "decoding and prefill give the same tokens other log-probs",
             difference(pair.log_mu, pair.log_mu_prefill),
             _own_floor(found, pair.log_mu, pair.log_mu_prefill),
-            "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
-            "reset the prefix cache after every weight update.",
+            one_at_a_time,
         )
     if pair.log_ref is not None and found.is_exact:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
