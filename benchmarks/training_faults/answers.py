@@ -21,7 +21,7 @@ from mismatch_probe.train.guards.load import parse_guards
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.objectives.choices import CORRECTIONS
 from mismatch_probe.train.objectives.losses import Update
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.parts import TrainingParts
 
 STEP: Final = 5
 """At which the guard asks."""
@@ -57,7 +57,7 @@ def skip_update(scratch: Path) -> Proof:
 def lower_learning_rate(scratch: Path) -> Proof:
     rates: dict[int, float] = {}
 
-    def record(parts: Parts, now: Now) -> None:
+    def record(parts: TrainingParts, now: Now) -> None:
         def make(step: Callable[[float], None]) -> Callable[[float], None]:
             def recorded(rate: float) -> None:
                 rates[now.step] = rate
@@ -120,7 +120,7 @@ def tighten_sequences(scratch: Path) -> Proof:
 def resync(scratch: Path) -> Proof:
     answers: dict[int, list[str]] = {}
 
-    def record(parts: Parts, now: Now) -> None:
+    def record(parts: TrainingParts, now: Now) -> None:
         def make(replay: Callable[..., list[ScoredSequence]]) -> Callable[..., list[ScoredSequence]]:
             def recorded(sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
                 scored = replay(sequences)
@@ -265,7 +265,7 @@ class _Updates:
     def of(self, step: int) -> list[Update]:
         return self._found[step]
 
-    def record(self, parts: Parts, now: Now) -> None:
+    def record(self, parts: TrainingParts, now: Now) -> None:
         def make(accumulate: Callable[..., Any]) -> Callable[..., Any]:
             def recorded(update: Update, *rest: Any) -> Any:
                 self._found.setdefault(now.step, []).append(update)
@@ -277,7 +277,7 @@ class _Updates:
 
 
 def _both(*injections: Inject) -> Inject:
-    def inject(parts: Parts, now: Now) -> None:
+    def inject(parts: TrainingParts, now: Now) -> None:
         for one in injections:
             one(parts, now)
 

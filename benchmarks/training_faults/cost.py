@@ -14,7 +14,7 @@ from benchmarks.training_faults.injection import Now, replaced, swapped
 from benchmarks.training_faults.runs import run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.parts import TrainingParts
 
 STEPS: Final = 8
 WARM_UP: Final = 2
@@ -50,7 +50,7 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
     apart: dict[str, float] = {}
     written: list[float] = []
 
-    def time_apart(parts: Parts, now: Now) -> None:
+    def time_apart(parts: TrainingParts, now: Now) -> None:
         def make(sample: Callable[[int], Any]) -> Callable[[int], Any]:
             def then_time(step: int) -> Any:
                 rollouts = sample(step)
@@ -87,7 +87,7 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
     )
 
 
-def _fingerprint_seconds(parts: Parts, dtype: Dtype) -> float:
+def _fingerprint_seconds(parts: TrainingParts, dtype: Dtype) -> float:
     """Of a sync, what telling the weights apart adds to sending them."""
     fingerprinted: Any = parts.sync
     plain = _seconds(lambda: [tensor for _, tensor in parts.policy.weights(dtype)])

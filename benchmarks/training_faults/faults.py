@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest
 from mismatch_probe.tasks.rewards import Reward
 from mismatch_probe.train.guards.diagnose import Cause
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.parts import TrainingParts
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -47,7 +47,7 @@ class Fault:
         return "-".join("".join(c if c.isalnum() else " " for c in f"{self.name} {self.strength}").split())
 
 
-def sync_skipped(parts: Parts, now: Now) -> None:
+def sync_skipped(parts: TrainingParts, now: Now) -> None:
     """The engine takes what it is sent and keeps what it has."""
 
     def make(update_weights: Callable[[Weights], None]) -> Callable[[Weights], None]:
@@ -62,7 +62,7 @@ def sync_skipped(parts: Parts, now: Now) -> None:
     replaced(parts.engine, "update_weights", make)
 
 
-def first_sync_skipped(parts: Parts, now: Now) -> None:
+def first_sync_skipped(parts: TrainingParts, now: Now) -> None:
     """As `sync_skipped`, once: when the same step sends again, the engine takes it."""
     skipped = False
 
@@ -80,7 +80,7 @@ def first_sync_skipped(parts: Parts, now: Now) -> None:
     replaced(parts.engine, "update_weights", make)
 
 
-def sampling_temperature(parts: Parts, now: Now, *, temperature: float) -> None:
+def sampling_temperature(parts: TrainingParts, now: Now, *, temperature: float) -> None:
     """The engine samples at another temperature than it is told, and its log-probs are of that temperature."""
     engine: Any = parts.engine
 
@@ -96,7 +96,7 @@ def sampling_temperature(parts: Parts, now: Now, *, temperature: float) -> None:
     replaced(engine.llm, "generate", make)
 
 
-def hidden_sampling_temperature(parts: Parts, now: Now, *, temperature: float) -> None:
+def hidden_sampling_temperature(parts: TrainingParts, now: Now, *, temperature: float) -> None:
     """As `sampling_temperature`, and the log-probs are those of the temperature it was told."""
     sampling_temperature(parts, now, temperature=temperature)
 
@@ -113,7 +113,7 @@ def hidden_sampling_temperature(parts: Parts, now: Now, *, temperature: float) -
     replaced(parts.engine, "sample", make)
 
 
-def training_temperature(parts: Parts, now: Now, *, temperature: float) -> None:
+def training_temperature(parts: TrainingParts, now: Now, *, temperature: float) -> None:
     """The training path divides its logits by another temperature than the engine."""
     module: Any = parts.policy.module
 
@@ -128,7 +128,7 @@ def training_temperature(parts: Parts, now: Now, *, temperature: float) -> None:
     replaced(parts.sync, "send", make)
 
 
-def layer_perturbed(parts: Parts, now: Now, *, noise: float) -> None:
+def layer_perturbed(parts: TrainingParts, now: Now, *, noise: float) -> None:
     """One layer's matrices reach the engine with noise of `noise` times their standard deviation."""
 
     def spoiled(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
@@ -146,7 +146,7 @@ def layer_perturbed(parts: Parts, now: Now, *, noise: float) -> None:
     replaced(parts.engine, "update_weights", make)
 
 
-def reward_nan(parts: Parts, now: Now) -> None:
+def reward_nan(parts: TrainingParts, now: Now) -> None:
     """The reward function returns NaN for one response in eight."""
     calls = 0
 
@@ -161,7 +161,7 @@ def reward_nan(parts: Parts, now: Now) -> None:
     replaced(parts.rollouts, "_reward", make)
 
 
-def scheduled_rate(parts: Parts, now: Now, *, factor: float) -> None:
+def scheduled_rate(parts: TrainingParts, now: Now, *, factor: float) -> None:
     """The schedule gives another rate, which the log shows."""
 
     def make(rate: Callable[[int], float]) -> Callable[[int], float]:
@@ -170,7 +170,7 @@ def scheduled_rate(parts: Parts, now: Now, *, factor: float) -> None:
     replaced(optimizer_of(parts), "learning_rate", make)
 
 
-def applied_rate(parts: Parts, now: Now, *, factor: float) -> None:
+def applied_rate(parts: TrainingParts, now: Now, *, factor: float) -> None:
     """The optimizer steps at another rate than the log shows."""
 
     def make(step: Callable[[float], None]) -> Callable[[float], None]:
@@ -179,7 +179,7 @@ def applied_rate(parts: Parts, now: Now, *, factor: float) -> None:
     replaced(optimizer_of(parts), "step", make)
 
 
-def loss_scale(parts: Parts, now: Now) -> None:
+def loss_scale(parts: TrainingParts, now: Now) -> None:
     """The loss scale is set far above what FP16 holds, once; halving has to bring it back."""
     optimizer = optimizer_of(parts)
 
@@ -194,7 +194,7 @@ def loss_scale(parts: Parts, now: Now) -> None:
     replaced(parts.sync, "send", make)
 
 
-def activations(parts: Parts, now: Now) -> None:
+def activations(parts: TrainingParts, now: Now) -> None:
     """The training path's last norm multiplies by a million, past what FP16 holds, once the engine has its weights."""
     module: Any = parts.policy.module
     norm = module.model.model.norm.weight

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatch_probe.train.optimizer import Optimizer
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.parts import TrainingParts
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Now:
         return self.step >= self.onset and (self.end is None or self.step < self.end)
 
 
-Inject = Callable[[Parts, Now], None]
+Inject = Callable[[TrainingParts, Now], None]
 
 
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -30,7 +30,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def optimizer_of(parts: Parts) -> Optimizer:
+def optimizer_of(parts: TrainingParts) -> Optimizer:
     """The policy's."""
     return parts.updater.trained["policy"].optimizer
 

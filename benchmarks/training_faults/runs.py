@@ -22,7 +22,7 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module
 from mismatch_probe.train.guards.decision import Decision
 from mismatch_probe.train.guards.rules.base import GuardSettings
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
 from mismatch_probe.train.state import Adjustments
@@ -86,7 +86,7 @@ def run_with(
         now.step = step + 1
 
     @contextmanager
-    def watched_parts(assembled: Any, preparation: Any, adjustments: Adjustments) -> Iterator[Parts]:
+    def watched_parts(assembled: Any, preparation: Any, adjustments: Adjustments) -> Iterator[TrainingParts]:
         seen.assembled.append(adjustments)
         with assembled(preparation, adjustments) as parts:
             _watch_starts(parts, now, seen)
@@ -106,7 +106,7 @@ def run_with(
     return LabRun(directory, seen, stopped)
 
 
-def _watch_starts(parts: Parts, now: Now, seen: Seen) -> None:
+def _watch_starts(parts: TrainingParts, now: Now, seen: Seen) -> None:
     """A step starts by sending weights; what it sends first is what it holds."""
 
     def make(send: Any) -> Any:

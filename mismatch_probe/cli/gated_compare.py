@@ -49,7 +49,7 @@ class GatedCompare:
             UsageError: the gate asks for what `compare` does not find, and it is not filed with the run yet; or the
                 prompts are too few for its first look, or for a pass.
         """
-        if self.gate.found:
+        if self.gate.filed:
             self._require_filed(recorded)
         if recorded is None:
             looks = self.gate.settings.looks
@@ -91,7 +91,7 @@ class GatedCompare:
         return look.next_sequences
 
     def _require_filed(self, recorded: RunDirectory | None) -> None:
-        asked = {check.metric.partition("_")[0]: check for check in self.gate.found}
+        asked = {check.metric.partition("_")[0]: check for check in self.gate.filed}
         there = Findings(recorded.path).documents() if recorded is not None else []
         filed = {file_name(document).partition(".")[0].partition("-")[0] for document in there}
         for command, check in asked.items():

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model
 from mismatch_probe.config.model import Count, Settings
 from mismatch_probe.config.sides import SideName
 from mismatch_probe.difference.slices import EVERYTHING, Span
-from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
+from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 
@@ -149,7 +149,7 @@ class FoundSlice(Settings):
     pair: PairField | None = None
 
 
-class FoundCheck(Settings):
+class FiledCheck(Settings):
     """One exact limit on what `headroom` or `localize` filed with the run."""
 
     metric: str
@@ -161,13 +161,13 @@ class FoundCheck(Settings):
     source: str = ""
 
     @model_validator(mode="after")
-    def _can_be_broken(self) -> "FoundCheck":
+    def _can_be_broken(self) -> "FiledCheck":
         given = [kind for kind in ("max", "min", "equal") if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"{' and '.join(given) or 'no limit'} given; give one of max, min, equal")
         if self.slice.pair is not None and self.metric in HEADROOM:
             raise ValueError(f"{self.metric} is of the checkpoint, not of a pair of dtypes; take slice out")
-        found = FOUND[self.metric]
+        found = FILED_METRICS[self.metric]
         if (self.min is not None and self.min <= found.least) or (self.max is not None and self.max >= found.most):
             raise ValueError(
                 f"{self.metric} lies between {found.least:g} and {found.most:g}, so the limit asks for nothing"
@@ -229,8 +229,8 @@ class GateSettings(Settings):
 
 
 class GateFile(Settings):
-    """Settings and the checks that are not off, those of the preset first; `found` are those of `FOUND`."""
+    """Settings and the checks that are not off, those of the preset first; `filed` are those of `FILED_METRICS`."""
 
     settings: GateSettings
     checks: tuple[Check, ...]
-    found: tuple[FoundCheck, ...] = ()
+    filed: tuple[FiledCheck, ...] = ()

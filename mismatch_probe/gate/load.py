@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.errors import UsageError
-from mismatch_probe.gate.config import Check, FoundCheck, GateFile, GateSettings
-from mismatch_probe.gate.found_metrics import FOUND
+from mismatch_probe.gate.config import Check, FiledCheck, GateFile, GateSettings
+from mismatch_probe.gate.filed_metrics import FILED_METRICS
 from mismatch_probe.gate.metric_names import AGGREGATES, full_name, known_metrics
 from mismatch_probe.gate.presets import PRESETS
 
-_Kind = TypeVar("_Kind", Check, FoundCheck)
+_Kind = TypeVar("_Kind", Check, FiledCheck)
 
 
 def load_gate(path: Path, flag: str = "--config") -> GateFile:
@@ -44,38 +44,43 @@ def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     if repeated is not None:
         raise UsageError(f"{where}: the check {repeated} is given twice; remove one")
     active = [check for check in (*(PRESETS[settings.preset] if settings.preset else ()), *own) if check.level != "off"]
-    checks, found = tuple(_of(Check, active)), tuple(_of(FoundCheck, active))
-    if not checks and not found:
+    checks, filed = tuple(_of(Check, active)), tuple(_of(FiledCheck, active))
+    if not checks and not filed:
         raise UsageError(f"{where} asks for nothing, so it would pass anything; add a [[gate.check]], or preset")
-    return GateFile(settings=settings, checks=checks, found=found)
+    return GateFile(settings=settings, checks=checks, filed=filed)
 
 
-def _of(kind: type[_Kind], checks: Sequence[Check | FoundCheck]) -> Iterator[_Kind]:
+def _of(kind: type[_Kind], checks: Sequence[Check | FiledCheck]) -> Iterator[_Kind]:
     return (check for check in checks if isinstance(check, kind))
 
 
-def _check(table: Mapping[str, Any], where: str) -> Check | FoundCheck:
+def _check(table: Mapping[str, Any], where: str) -> Check | FiledCheck:
     _known_metric(table, where)
     try:
-        return parse_settings(FoundCheck, table) if _is_found(table) else parse_settings(Check, table)
+        return parse_settings(FiledCheck, table) if _is_filed(table) else parse_settings(Check, table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
 
-def _is_found(table: Mapping[str, Any]) -> bool:
+def _is_filed(table: Mapping[str, Any]) -> bool:
     metric = table.get("metric")
-    return isinstance(metric, str) and metric in FOUND
+    return isinstance(metric, str) and metric in FILED_METRICS
 
 
 def _known_metric(table: Mapping[str, Any], where: str) -> None:
     """Before anything else about a check is judged, its metric must exist."""
     metric, aggregate = table.get("metric"), table.get("agg", "mean")
-    if not isinstance(metric, str) or metric in FOUND or not isinstance(aggregate, str) or aggregate not in AGGREGATES:
+    if (
+        not isinstance(metric, str)
+        or metric in FILED_METRICS
+        or not isinstance(aggregate, str)
+        or aggregate not in AGGREGATES
+    ):
         return
     if full_name(metric, aggregate) in known_metrics():
         return
     if metric in known_metrics():
         found = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
         raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(found)}")
-    near = get_close_matches(metric, known_metrics() | FOUND.keys(), n=1)
+    near = get_close_matches(metric, known_metrics() | FILED_METRICS.keys(), n=1)
     raise UsageError(f"{where}: metric {metric!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ""))

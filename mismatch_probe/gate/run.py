@@ -11,8 +11,8 @@ from mismatch_probe.difference.changes import version_changes
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import Decision, decide
+from mismatch_probe.gate.filed import filed_results
 from mismatch_probe.gate.floor import check_above_floor, read_floor
-from mismatch_probe.gate.found import found_results
 from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
@@ -36,7 +36,7 @@ def run_gate(
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
-    found = found_results(gate.found, run_path, run.manifest)
+    found = filed_results(gate.filed, run_path, run.manifest)
     decision = decide(gate, Measurer(evidence_of(run, baseline)), found)
     gate_key = content_key(gate.model_dump(mode="json"))
     return GateResult(

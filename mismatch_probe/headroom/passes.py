@@ -13,7 +13,7 @@ from mismatch_probe.config.train import OptimizerSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.computing import computing
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges
-from mismatch_probe.headroom.watch import Operation, Watch
+from mismatch_probe.headroom.watch import Operation, OperationWatch
 from mismatch_probe.headroom.workload import Workload
 from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial
 
@@ -23,7 +23,7 @@ def look_forward(
 ) -> tuple[ForwardRanges, torch.Tensor]:
     """Ranges of every operation, and the log-probs of all response tokens in the order of the batches."""
     ranges = ForwardRanges(frozenset(channels_of))
-    with torch.no_grad(), computing(model.device), Watch(model, ranges.see):
+    with torch.no_grad(), computing(model.device), OperationWatch(model, ranges.see):
         logprobs = [workload.logprobs(model, rows).cpu() for rows in workload.batches]
     return ranges, torch.cat(logprobs)
 
@@ -47,7 +47,7 @@ def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: froz
     totals = [torch.zeros_like(parameter) for parameter in named.values()]
     with computing(model.device):
         for rows in workload.batches:
-            with Watch(model, found.operations.see):
+            with OperationWatch(model, found.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
             loss = workload.loss(logprobs_T, rows)
             found.loss += float(loss.detach())

@@ -86,7 +86,7 @@ class ForwardRanges:
     _squares: dict[Operation, torch.Tensor] = field(default_factory=dict)
 
     def see(self, operation: Operation, result: torch.Tensor) -> None:
-        """What `Watch` calls."""
+        """What `OperationWatch` calls."""
         if not result.numel():
             return
         value = result.detach()
@@ -119,7 +119,7 @@ class GradientRanges:
     binades: dict[Operation, Binades] = field(default_factory=dict)
 
     def see(self, operation: Operation, result: torch.Tensor) -> None:
-        """What `Watch` calls; the gradient is seen in the backward pass."""
+        """What `OperationWatch` calls; the gradient is seen in the backward pass."""
         if result.requires_grad and operation in self.operations:
             result.register_hook(partial(self._see_gradient, operation))
 

@@ -29,7 +29,7 @@ class Operation(NamedTuple):
 See = Callable[[Operation, torch.Tensor], None]
 
 
-class Watch(TorchFunctionMode):
+class OperationWatch(TorchFunctionMode):
     """While entered, `see` is told every floating-point result of the model's own code, in the order of execution.
 
     Operations have the same names in every format, because it is the same code that calls them. A softmax is seen as

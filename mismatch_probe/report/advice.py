@@ -8,7 +8,7 @@ from pathlib import Path
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.summary import Summary, Verdict
-from mismatch_probe.verdict.closer_look import HEADROOM, RUN, localize_command
+from mismatch_probe.verdict.next_commands import HEADROOM, RUN, localize_command
 
 
 def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Headroom | Localization]) -> Summary:

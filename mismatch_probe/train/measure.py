@@ -7,7 +7,7 @@ import numpy as np
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair, is_usable
 from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
 from mismatch_probe.stats.values import metric_values
-from mismatch_probe.train.objectives.losses import Plan
+from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.rollouts import Rollout
 
 Metrics = dict[str, float]
@@ -68,7 +68,7 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
     return found
 
 
-def reward_metrics(rollouts: Sequence[Rollout], plan: Plan) -> Metrics:
+def reward_metrics(rollouts: Sequence[Rollout], plan: LossPlan) -> Metrics:
     """What the responses earned; the mean is NaN as soon as one reward is."""
     rewards = np.array([rollout.reward for rollout in rollouts])
     lengths = np.array([rollout.length for rollout in rollouts])
@@ -83,7 +83,7 @@ def reward_metrics(rollouts: Sequence[Rollout], plan: Plan) -> Metrics:
     }
 
 
-def correction_metrics(plan: Plan) -> Metrics:
+def correction_metrics(plan: LossPlan) -> Metrics:
     """What was left out of the loss before the objective's correction, and what that did to the step's tokens."""
     corrected = plan.corrected
     return {
@@ -94,7 +94,7 @@ def correction_metrics(plan: Plan) -> Metrics:
     }
 
 
-def value_metrics(plan: Plan) -> Metrics:
+def value_metrics(plan: LossPlan) -> Metrics:
     """How well the critic foresaw, before the update, what its tokens came to; nothing without a critic.
 
     `critic/explained_variance` is 1 - Var(R - V) / Var(R) over tokens in the loss, with R the returns that the values V

@@ -18,11 +18,11 @@ from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.preparation import TrainingPreparation
-from mismatch_probe.train.probe import WeightSync
 from mismatch_probe.train.rollouts import Rollouts
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.updater import Updater
 from mismatch_probe.train.value_model import ValueModel
+from mismatch_probe.train.weight_sync import WeightSync
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.products import CpuProducts
 
@@ -37,7 +37,7 @@ _GPU_MEMORY_SHARE: Final = 0.4
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainingParts:
     policy: Policy
     updater: Updater
     engine: Engine
@@ -51,7 +51,7 @@ class Parts:
 
 
 @contextmanager
-def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[Parts]:
+def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Iterator[TrainingParts]:
     """The parts of a run, with what guards changed; the engine is closed on leaving.
 
     Raises:
@@ -88,7 +88,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
             _critic(preparation, train_dtype),
             settings.policy.micro_batch_tokens,
         )
-        yield Parts(
+        yield TrainingParts(
             policy=policy,
             updater=updater,
             engine=engine,

@@ -8,12 +8,14 @@ import numpy as np
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.train.learner import Scored, rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import Plan, prepare
+from mismatch_probe.train.objectives.losses import LossPlan, prepare
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
 
-def plan_step(settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored) -> Plan:
+def plan_step(
+    settings: TrainSettings, adjustments: Adjustments, rollouts: Sequence[Rollout], scored: Scored
+) -> LossPlan:
     """Advantages and weights of every response."""
     overrides = dict(settings.objective.overrides)
     if adjustments.correction is not None:

@@ -22,7 +22,7 @@ from mismatch_probe.stats.results import Estimate
 from mismatch_probe.tasks import Asking
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.guards.rules.base import GuardSettings
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.run import execute_training
@@ -120,7 +120,7 @@ class SanityTest:
     record: SanityRecord
     tell: Teller
 
-    def begin(self, parts: Parts, step: int) -> None:
+    def begin(self, parts: TrainingParts, step: int) -> None:
         """Choose the problems, or take those chosen before.
 
         Raises:
@@ -151,7 +151,7 @@ class SanityTest:
         if not self.record.passed:
             self._update(passed=False, verdict=f"not passed: {reason}")
 
-    def _try_candidates(self, parts: Parts) -> None:
+    def _try_candidates(self, parts: TrainingParts) -> None:
         """Sample every candidate in batches of a step's size, until enough are kept; whole batches are recorded."""
         settings, train = self.record.settings, self.preparation.settings
         most = train.task.num_problems
@@ -173,7 +173,7 @@ class SanityTest:
         self.tell(f"{len(kept)} problems to train on, {write_percent(float(at_start))} solved before training")
         self._update(kept=kept)
 
-    def _rates(self, parts: Parts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
+    def _rates(self, parts: TrainingParts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
         seed = self.preparation.settings.seed
         groups = [
             [

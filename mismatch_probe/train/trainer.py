@@ -20,8 +20,8 @@ from mismatch_probe.train.guards.decision import Decision, GuardEvent
 from mismatch_probe.train.guards.diagnose import diagnose
 from mismatch_probe.train.learner import Scored
 from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics, value_metrics
-from mismatch_probe.train.objectives.losses import Plan
-from mismatch_probe.train.parts import Parts
+from mismatch_probe.train.objectives.losses import LossPlan
+from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
 from mismatch_probe.train.recorded import canary_metrics
 from mismatch_probe.train.rollouts import Rollout
@@ -37,7 +37,7 @@ Listener = Callable[[int, Mapping[str, float], Decision], None]
 class Goal(Protocol):
     """What ends a run before its last step; every rank asks it the same."""
 
-    def begin(self, parts: Parts, step: int) -> None:
+    def begin(self, parts: TrainingParts, step: int) -> None:
         """The parts stand, the engine still with the starting checkpoint's weights; `step` is the last one done."""
 
     def reached(self, step: int, rollouts: Sequence[Rollout]) -> bool:
@@ -51,7 +51,7 @@ class Prepared:
     number: int
     rollouts: list[Rollout]
     scored: Scored
-    plan: Plan
+    plan: LossPlan
     before: dict[str, Any]
     learnt: Metrics
 
@@ -61,7 +61,7 @@ class Trainer:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: TrainingParts,
         settings: TrainSettings,
         book: GuardBook,
         checkpoints: Checkpoints,

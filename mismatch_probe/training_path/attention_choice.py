@@ -17,7 +17,7 @@ from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS, FUSED, eager_in_blocks, fused_sdpa
 from mismatch_probe.training_path.double import Float64Throughout
 from mismatch_probe.training_path.loading import has_sdpa, sdpa_leaves_out
-from mismatch_probe.training_path.probe import probe_ids
+from mismatch_probe.training_path.short_pass import short_pass_ids
 
 _PROBE_TOKENS: Final = 128
 _ALLOWED: Final = 8.0
@@ -55,7 +55,7 @@ def choose_reference_attention(model: PreTrainedModel, arithmetic: Arithmetic) -
     AttentionMaskInterface.register(_COMPARING, sdpa_mask)
     model.set_attn_implementation(_COMPARING)
     with arithmetic.active():
-        model(input_ids=probe_ids(model, _PROBE_TOKENS), use_cache=False)
+        model(input_ids=short_pass_ids(model, _PROBE_TOKENS), use_cache=False)
     choice = comparison.choice()
     model.set_attn_implementation(FUSED if choice.fused else EAGER_IN_BLOCKS)
     return choice

@@ -27,7 +27,7 @@ from mismatch_probe.training_path.logprobs import TokenScores, log_distributions
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, describe_model
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
-from mismatch_probe.training_path.probe import probe
+from mismatch_probe.training_path.short_pass import short_pass
 from mismatch_probe.training_path.streams import in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 
@@ -73,7 +73,7 @@ class Scorer:
         self._description = describe_model(model)
         advice = "use a smaller model, or a training.device with more memory"
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
-            self._probe = probe(model, self._head)
+            self._short_pass = short_pass(model, self._head)
 
     @classmethod
     def load(
@@ -203,7 +203,7 @@ class Scorer:
 
         Autocast does not reach experts in one kernel, in any trainer: they are told apart as `experts_dtype`.
         """
-        cast, formats = self.weight_cast, self._probe.body_formats
+        cast, formats = self.weight_cast, self._short_pass.body_formats
         is_cast = self._arithmetic.autocast_dtype is not None
         return {
             "dtype": formats.prevailing_outside_experts if is_cast else formats.prevailing,
@@ -213,11 +213,11 @@ class Scorer:
             **self._description,
             "attention_choice": None if self._attention_choice is None else self._attention_choice.as_dict(),
             **describe_arithmetic(self._arithmetic),
-            "lm_head_dtype": self._probe.head_formats.prevailing,
+            "lm_head_dtype": self._short_pass.head_formats.prevailing,
             "log_softmax_dtype": short_name(self._log_softmax_dtype),
             "temperature": self._temperature,
             "weight_cast": None if cast is None else cast.as_dict(),
-            "chunked_head_difference": self._probe.head_difference,
+            "chunked_head_difference": self._short_pass.head_difference,
             "pass_tokens": self._pass_tokens,
             "passes_at_once": most_streams() if self._can_stream else 1,
         }

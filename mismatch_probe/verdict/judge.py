@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.closer_look import with_closer_look
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.data_faults import data_faults
 from mismatch_probe.verdict.equal_legs import copied_leg, with_equal_legs
 from mismatch_probe.verdict.floors import exact_pair_agrees
-from mismatch_probe.verdict.innocent import clean, precision
+from mismatch_probe.verdict.next_commands import with_next_commands
+from mismatch_probe.verdict.no_bug import clean, precision
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import course_of
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
@@ -29,7 +29,7 @@ COSTS = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
-    return with_closer_look(case, with_equal_legs(case, _judge(case)))
+    return with_next_commands(case, with_equal_legs(case, _judge(case)))
 
 
 def _judge(case: Case) -> Verdict:

@@ -10,7 +10,7 @@ from mismatch_probe.config.train import LoraSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.distributed import join_process_group
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.probe import Metrics, WeightSync
+from mismatch_probe.train.weight_sync import Metrics, WeightSync
 from tests.engines.conftest import StartEngine, requests
 from tests.tiny_models import FAMILIES, make_checkpoint
 

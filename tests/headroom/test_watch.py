@@ -8,7 +8,7 @@ from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.ranges import ForwardRanges
-from mismatch_probe.headroom.watch import Operation, Watch
+from mismatch_probe.headroom.watch import Operation, OperationWatch
 from tests.tiny_models import make_checkpoint
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -17,7 +17,7 @@ IDS = torch.arange(24).reshape(2, 12)
 def seen(folder: Path, dtype: Dtype, attention: str) -> ForwardRanges:
     model = models.load(folder, dtype, HeadroomSettings(model=ModelSettings(path="tiny")), attention=attention)
     ranges = ForwardRanges()
-    with torch.no_grad(), Watch(model, ranges.see):
+    with torch.no_grad(), OperationWatch(model, ranges.see):
         model(input_ids=IDS, use_cache=False)
     return ranges
 
@@ -63,7 +63,7 @@ def test_the_magnitude_is_that_of_the_modules_own_result(tmp_path: Path) -> None
 def test_nothing_is_watched_afterwards(tmp_path: Path) -> None:
     model = models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny")))
     ranges = ForwardRanges()
-    with torch.no_grad(), Watch(model, ranges.see):
+    with torch.no_grad(), OperationWatch(model, ranges.see):
         pass
     model(input_ids=IDS, use_cache=False)
     assert not ranges.formats

@@ -16,7 +16,7 @@ from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
 from mismatch_probe.train.measure import value_metrics
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import Plan, prepare
+from mismatch_probe.train.objectives.losses import LossPlan, prepare
 from mismatch_probe.train.objectives.values import value_loss
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
@@ -50,7 +50,7 @@ def values_of(critic: Critic, sequence: TokenSequence) -> np.ndarray:
         return critic.model.values([sequence]).numpy()
 
 
-def plan_of(rollouts: list[Rollout], scored: Scored) -> Plan:
+def plan_of(rollouts: list[Rollout], scored: Scored) -> LossPlan:
     batch = rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts), scored.values_T)
     return prepare(build_objective("ppo"), batch, 16)
 
@@ -167,7 +167,7 @@ def test_the_policy_learns_the_same_whether_or_not_a_critic_learns_beside_it(
     assert torch.allclose(gradient(policy), gradient(alone), atol=1e-6)
 
 
-def learnt(critic: Critic, rollouts: list[Rollout], updates: int) -> list[Plan]:
+def learnt(critic: Critic, rollouts: list[Rollout], updates: int) -> list[LossPlan]:
     """What each update found before it."""
     log_pi_T = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
     plans = []

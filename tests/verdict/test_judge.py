@@ -148,8 +148,8 @@ def test_a_place_that_few_tokens_show_stands_behind_a_setting_that_differs() -> 
 
 
 def test_settings_that_differ_without_effect_accuse_nobody() -> None:
-    innocent = with_exact(Dtype.BF16)
-    assert judge(replace(innocent, preflight=[setting(code="positions")])).kind == "precision"
+    sound = with_exact(Dtype.BF16)
+    assert judge(replace(sound, preflight=[setting(code="positions")])).kind == "precision"
 
 
 def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> None:

@@ -12,7 +12,7 @@ from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
 from mismatch_probe.engines.vllm.eager_ranks import rank_eagerly
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
-from mismatch_probe.engines.vllm.routing import RoutingHooks
+from mismatch_probe.engines.vllm.routing_hooks import RoutingHooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

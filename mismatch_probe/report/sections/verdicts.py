@@ -1,12 +1,12 @@
-"""The verdict on each pair with its evidence, and where to look when it is not innocent."""
+"""The verdict on each pair with its evidence, and where to look when there is a bug or doubt."""
 
 from markupsafe import Markup
 
 from mismatch_probe.records.summary import Cause, PairSummary, Summary
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.leads import leads
 from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.view import Badge, Finding, Section
+from mismatch_probe.report.where_to_look import where_to_look
 
 _INNOCENT = ("clean", "precision")
 
@@ -30,7 +30,7 @@ def _finding(pair: PairSummary) -> Finding:
     verdict = pair.verdict
     lists: list[tuple[str, list[str] | list[Markup]]] = [("Evidence", verdict.evidence)]
     if verdict.kind not in _INNOCENT:
-        lists.append(("Where to look", leads(pair)))
+        lists.append(("Where to look", where_to_look(pair)))
     lists.append(("Advice", verdict.advice))
     lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
     return Finding(

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.report.figures import course as drawing
+from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.figures.canvas import SMALL, WIDE
-from mismatch_probe.report.figures.course import Curve, Events
+from mismatch_probe.report.figures.over_steps import Curve, Events
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.phases import phases
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from mismatch_probe.notation import write_number, write_percent
-from mismatch_probe.report.figures import course as drawing
+from mismatch_probe.report.figures import over_steps as drawing
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.summarise import finite_mean
 from mismatch_probe.report.view import Heading, Panel

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mismatch_probe.report.figures.course import Scale
+from mismatch_probe.report.figures.over_steps import Scale
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mismatch_probe.train.objectives.ratios import surrogate
 
 
 @dataclass(frozen=True)
-class Plan:
+class LossPlan:
     """All that a sampling round fixes before its updates; nothing here has a gradient.
 
     `advantages_T` is 0 at tokens outside the loss. `num_flat_groups` of `num_groups` prompts have rewards that are all
@@ -51,7 +51,7 @@ class Update:
     steps. `num_tokens` are in the loss before any is rejected.
     """
 
-    plan: Plan
+    plan: LossPlan
     coefficients_T: Tensor
     num_tokens: Tensor
 
@@ -66,7 +66,7 @@ class LossResult:
 
 
 @torch.no_grad()
-def prepare(objective: Objective, batch: RolloutBatch, max_new_tokens: int) -> Plan:
+def prepare(objective: Objective, batch: RolloutBatch, max_new_tokens: int) -> LossPlan:
     """Advantages, weights and what they keep. `max_new_tokens` is the constant of the normaliser `constant-length`.
 
     Raises:
@@ -83,7 +83,7 @@ def prepare(objective: Objective, batch: RolloutBatch, max_new_tokens: int) -> P
         raise ValueError(f"objective {objective.name} has a critic, and the batch has no values_T")
     else:
         advantages_T, returns_T = generalized_advantages(batch, objective.critic)
-    return Plan(
+    return LossPlan(
         objective=objective,
         batch=batch,
         max_new_tokens=max_new_tokens,

@@ -47,12 +47,12 @@ OnVisit = Callable[[Visit], None]
 
 
 @contextmanager
-def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["Watch"]:
+def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iterator["PlaceWatch"]:
     """Call `on_visit` behind every decoder layer and router and, with `modules`, everything in and around them.
 
     What `on_visit` computes on the model is not visited in turn.
     """
-    watch = Watch(model, on_visit)
+    watch = PlaceWatch(model, on_visit)
     with ExitStack() as stack:
         stack.callback(watch.remove)
         watch.layers(modules=modules)
@@ -61,7 +61,7 @@ def visited(model: PreTrainedModel, on_visit: OnVisit, *, modules: bool) -> Iter
         yield watch
 
 
-class Watch:
+class PlaceWatch:
     """Hooks on a model; `router_logits` are those last computed, in a visit or in computing a place again."""
 
     def __init__(self, model: PreTrainedModel, on_visit: OnVisit) -> None:

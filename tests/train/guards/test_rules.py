@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mismatch_probe.train.guards.load import parse_guards
-from mismatch_probe.train.guards.rules.base import Rule
+from mismatch_probe.train.guards.rules.base import GuardRule
 
 
-def rule(kind: str, **parameters: Any) -> Rule:
+def rule(kind: str, **parameters: Any) -> GuardRule:
     """A rule as a guard file declares it."""
     table = {"name": "g", "rule": kind, "actions": ["log"], **parameters}
     return parse_guards({"defaults": False, "guard": [table]}, "guards.toml")[0].start()
 
 
-def breaks(started: Rule, values: Sequence[float]) -> list[bool]:
+def breaks(started: GuardRule, values: Sequence[float]) -> list[bool]:
     return [started.judge({"m": value}) is not None for value in values]
 
 

@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
+from mismatch_probe.train.guards.rules.base import (
+    Breach,
+    GuardRule,
+    MetricGuardSettings,
+    Values,
+    not_a_number,
+    write_value,
+)
 
 _NORMAL_SD_PER_MAD = 1.4826
 
@@ -34,11 +41,11 @@ class CusumSettings(MetricGuardSettings):
             raise ValueError("patience of a cusum is 1, since its sum starts again at every breach; raise h instead")
         return self
 
-    def start(self) -> Rule:
+    def start(self) -> GuardRule:
         return Cusum(self)
 
 
-class Cusum(Rule):
+class Cusum(GuardRule):
     """Silent while it learns the level; the sum starts again after a breach, the level stays."""
 
     remembers = ("first", "sum")

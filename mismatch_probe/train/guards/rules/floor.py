@@ -5,7 +5,14 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
+from mismatch_probe.train.guards.rules.base import (
+    Breach,
+    GuardRule,
+    MetricGuardSettings,
+    Values,
+    not_a_number,
+    write_value,
+)
 
 
 class FloorSettings(MetricGuardSettings):
@@ -19,11 +26,11 @@ class FloorSettings(MetricGuardSettings):
     def canary_metrics(self) -> tuple[str, ...]:
         return self.metrics
 
-    def start(self) -> Rule:
+    def start(self) -> GuardRule:
         return Floor(self)
 
 
-class Floor(Rule):
+class Floor(GuardRule):
     """The first canary sets the floor, or the first step after it that has a number; the rest is held against it."""
 
     remembers = ("floor", "was_asked")

@@ -6,7 +6,14 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.config.model import Count
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
+from mismatch_probe.train.guards.rules.base import (
+    Breach,
+    GuardRule,
+    MetricGuardSettings,
+    Values,
+    not_a_number,
+    write_value,
+)
 
 
 class GrowthSettings(MetricGuardSettings):
@@ -23,11 +30,11 @@ class GrowthSettings(MetricGuardSettings):
     direction: Literal["up", "down"] = "up"
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
-    def start(self) -> Rule:
+    def start(self) -> GuardRule:
         return Growth(self)
 
 
-class Growth(Rule):
+class Growth(GuardRule):
     """The canary counts as the first earlier value. A broken step is forgotten, so the guard does not get used to a
     fault; a level of zero or less as well, since there is no ratio to it."""
 

@@ -4,7 +4,14 @@ from typing import Literal
 
 from pydantic import FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, not_a_number, write_value
+from mismatch_probe.train.guards.rules.base import (
+    Breach,
+    GuardRule,
+    MetricGuardSettings,
+    Values,
+    not_a_number,
+    write_value,
+)
 
 
 class LimitSettings(MetricGuardSettings):
@@ -22,11 +29,11 @@ class LimitSettings(MetricGuardSettings):
             raise ValueError(f"above ({self.above:g}) must be larger than below ({self.below:g})")
         return self
 
-    def start(self) -> Rule:
+    def start(self) -> GuardRule:
         return Limit(self)
 
 
-class Limit(Rule):
+class Limit(GuardRule):
     """Needs no history, so a canary is judged too."""
 
     def __init__(self, settings: LimitSettings) -> None:

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from mismatch_probe.train.guards.rules.base import Breach, MetricGuardSettings, Rule, Values, write_value
+from mismatch_probe.train.guards.rules.base import Breach, GuardRule, MetricGuardSettings, Values, write_value
 
 
 class NonfiniteSettings(MetricGuardSettings):
@@ -11,11 +11,11 @@ class NonfiniteSettings(MetricGuardSettings):
 
     rule: Literal["nonfinite"] = "nonfinite"
 
-    def start(self) -> Rule:
+    def start(self) -> GuardRule:
         return Nonfinite(self)
 
 
-class Nonfinite(Rule):
+class Nonfinite(GuardRule):
     """Needs no history, so a canary is judged too."""
 
     def __init__(self, settings: NonfiniteSettings) -> None:

@@ -4,15 +4,15 @@ import re
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary
-from mismatch_probe.report.leads import leads
 from mismatch_probe.report.page import render_html
+from mismatch_probe.report.where_to_look import where_to_look
 from tests.report import samples
 
 BUG = samples.Simulation(bug_nats=2.0)
 
 
 def words(pair: PairSummary) -> str:
-    return " ".join(re.sub(r"<[^>]+>", "", lead) for lead in leads(pair))
+    return " ".join(re.sub(r"<[^>]+>", "", lead) for lead in where_to_look(pair))
 
 
 def exact_pair(simulation: samples.Simulation) -> PairSummary:
@@ -39,7 +39,7 @@ def test_a_response_that_holds_the_worst_tokens_is_named() -> None:
     )
 
 
-def test_only_a_verdict_that_is_not_innocent_says_where_to_look() -> None:
+def test_only_a_verdict_of_a_bug_or_doubt_says_where_to_look() -> None:
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
     assert "Where to look" in render_html(samples.summary(pairs, BUG), samples.manifest(pairs))
     assert "Where to look" not in render_html(samples.summary(pairs), samples.manifest(pairs))
@@ -47,4 +47,4 @@ def test_only_a_verdict_that_is_not_innocent_says_where_to_look() -> None:
 
 def test_without_a_record_to_point_at_there_are_no_leads() -> None:
     bare = exact_pair(BUG).model_copy(update={"length": None, "blame": None, "worst_tokens": []})
-    assert leads(bare) == []
+    assert where_to_look(bare) == []

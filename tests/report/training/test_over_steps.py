@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.report.figures.course import MOST_POINTS, neighbours, smoothed
+from mismatch_probe.report.figures.over_steps import MOST_POINTS, neighbours, smoothed
 
 
 def test_a_short_run_is_drawn_step_by_step() -> None:

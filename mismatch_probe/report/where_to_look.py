@@ -16,7 +16,7 @@ _MAX_TOKENS_NAMED = 3
 _TOKEN_CHARACTERS = 40
 
 
-def leads(pair: PairSummary) -> list[Markup]:
+def where_to_look(pair: PairSummary) -> list[Markup]:
     """Sentences in HTML, model output in them inert; empty where the record has nothing to point at."""
     found = [_along_the_response(pair), _on_which_side(pair), _in_which_tokens(pair), _in_which_sequences(pair)]
     return [lead for lead in found if lead]

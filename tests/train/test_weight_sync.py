@@ -10,8 +10,8 @@ import torch
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.policy import Policy
-from mismatch_probe.train.probe import WeightSync, logit_error
 from mismatch_probe.train.rollouts import Rollout
+from mismatch_probe.train.weight_sync import WeightSync, logit_error
 from tests.train.model_engine import ModelEngine
 
 pytestmark = pytest.mark.usefixtures("process_group")

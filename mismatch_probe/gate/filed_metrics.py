@@ -15,7 +15,7 @@ _NUM_LOSS_SCALES = 25
 
 
 @dataclass(frozen=True)
-class FoundMetric:
+class FiledMetric:
     """`read` gives the value, or why the document has none; it lies between `least` and `most`."""
 
     read: Callable[[Any], float | str]
@@ -55,12 +55,12 @@ def _largest_share(found: Localization) -> float | str:
 
 
 HEADROOM = {
-    "headroom_fits": FoundMetric(_fits, 0.0, 1.0),
-    "headroom_margin_bits": FoundMetric(_margin_bits, -math.inf, math.inf),
-    "headroom_loss_scales": FoundMetric(_loss_scales, 0.0, _NUM_LOSS_SCALES),
+    "headroom_fits": FiledMetric(_fits, 0.0, 1.0),
+    "headroom_margin_bits": FiledMetric(_margin_bits, -math.inf, math.inf),
+    "headroom_loss_scales": FiledMetric(_loss_scales, 0.0, _NUM_LOSS_SCALES),
 }
 LOCALIZE = {
-    "localize_suspects": FoundMetric(_suspects, 0.0, math.inf),
-    "localize_largest_share": FoundMetric(_largest_share, -math.inf, 1.0),
+    "localize_suspects": FiledMetric(_suspects, 0.0, math.inf),
+    "localize_largest_share": FiledMetric(_largest_share, -math.inf, 1.0),
 }
-FOUND = {**HEADROOM, **LOCALIZE}
+FILED_METRICS = {**HEADROOM, **LOCALIZE}

@@ -17,7 +17,7 @@ _INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Cod
 """Bugs whose place is a module. The others lie in ids, prompts, labels and sampling, where no module is at fault."""
 
 
-def with_closer_look(case: Case, verdict: Verdict) -> Verdict:
+def with_next_commands(case: Case, verdict: Verdict) -> Verdict:
     """The verdict, with the commands that look closer added to its advice."""
     return verdict.model_copy(update={"advice": [*verdict.advice, *_commands(case, verdict)]})
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.gate.config import SIGNS, FoundCheck
-from mismatch_probe.gate.found_metrics import FOUND, HEADROOM
+from mismatch_probe.gate.config import SIGNS, FiledCheck
+from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.result import CheckResult
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Findings, localize_file
@@ -17,7 +17,7 @@ from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.manifest import Manifest
 
 
-def found_results(checks: Sequence[FoundCheck], run: Path, manifest: Manifest) -> list[CheckResult]:
+def filed_results(checks: Sequence[FiledCheck], run: Path, manifest: Manifest) -> list[CheckResult]:
     """Every check on what is filed with a run.
 
     Raises:
@@ -26,7 +26,7 @@ def found_results(checks: Sequence[FoundCheck], run: Path, manifest: Manifest) -
     return [result for check in checks for result in _results(check, run, manifest)]
 
 
-def _results(check: FoundCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
+def _results(check: FiledCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
     if check.metric in HEADROOM:
         path = run / HEADROOM_FILE
         again = command_line("headroom", "--run", run)
@@ -41,7 +41,7 @@ def _results(check: FoundCheck, run: Path, manifest: Manifest) -> Iterator[Check
 
 
 def _result(
-    check: FoundCheck, document: Headroom | Localization | None, pair: str, path: Path, manifest: Manifest, again: str
+    check: FiledCheck, document: Headroom | Localization | None, pair: str, path: Path, manifest: Manifest, again: str
 ) -> CheckResult:
     """`pair` is what the check is shown with, `again` the command that makes the document."""
     made = f"make it with `{again}`"
@@ -49,7 +49,7 @@ def _result(
         raise BrokenRecord(f"the check {check} needs {path}, which is not there: {made}")
     if document.model_fingerprint != manifest.model.fingerprint:
         raise BrokenRecord(f"{path} is of another checkpoint than the run: remove it and {made}")
-    value = FOUND[check.metric].read(document)
+    value = FILED_METRICS[check.metric].read(document)
     if isinstance(value, str):
         raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {made}")
     kept = check.is_kept_by(value)

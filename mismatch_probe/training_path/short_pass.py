@@ -16,7 +16,7 @@ _TOLERANCE_EPS: Final = 8.0
 
 
 @dataclass(frozen=True)
-class Probe:
+class ShortPass:
     """`head_difference` is the largest between chunked and plain logits, relative to the largest logit."""
 
     body_formats: ProductFormats
@@ -24,13 +24,13 @@ class Probe:
     head_difference: float
 
 
-def probe(model: PreTrainedModel, head: ChunkedHead) -> Probe:
+def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     """Run a few tokens in the arithmetic that is active.
 
     Raises:
         EngineError: logits in chunks differ from those of one pass by more than the order of summation explains.
     """
-    input_ids = probe_ids(model, _PROBE_TOKENS)
+    input_ids = short_pass_ids(model, _PROBE_TOKENS)
     plain = model(input_ids=input_ids, use_cache=False).logits[0]
     with ProductFormats() as body_formats:
         hidden = head.body(input_ids)[0]
@@ -42,10 +42,10 @@ def probe(model: PreTrainedModel, head: ChunkedHead) -> Probe:
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
             "trusted; use a causal language model whose forward is its base model followed by its head"
         )
-    return Probe(body_formats, head_formats, difference)
+    return ShortPass(body_formats, head_formats, difference)
 
 
-def probe_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
+def short_pass_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
     """Token ids [1, S] from all over the vocabulary."""
     embeddings: Any = model.get_input_embeddings()
     vocab_size: int = embeddings.weight.shape[0]
