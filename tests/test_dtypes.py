@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import mismatch_probe
-from mismatch_probe.config.model import CompareSettings, ReferenceSettings
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import ReferenceSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
 
 PACKAGE = Path(mismatch_probe.__file__).parent
-LISTING = {"dtypes.py", "config/model.py", "report/names.py"}
+LISTING = {"dtypes.py", "config/comparison.py", "report/names.py"}
 """What a new format is written in: itself, what a run compares unless told, and how it is drawn."""
 
 
