@@ -19,6 +19,7 @@ from mismatch_probe.compare.plan import (
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.subsample import MOST_NUMBERS
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.errors import OutOfMemory
 from mismatch_probe.records.run_directory import RunDirectory
 
 _LOGPROB_BYTES = 4
@@ -69,7 +70,7 @@ def look_ahead(preparation: Preparation, runs: Path, done: Sequence[str], ready_
     """
     try:
         return estimate(preparation, outlook(preparation, runs, done, ready_seconds))
-    except UnknownArchitecture as why:
+    except (UnknownArchitecture, OutOfMemory) as why:
         return estimate(preparation, None, str(why))
 
 

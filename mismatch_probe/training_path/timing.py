@@ -17,6 +17,7 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.memory import memory_errors_named
 
 _SECONDS: Final = 0.06
 """For each number, after a run that warms it up."""
@@ -38,7 +39,13 @@ def measure(
 
     Raises:
         UsageError: there is no such device.
+        OutOfMemory: a device is full.
     """
+    with memory_errors_named("measuring how fast this machine is", "free some and try again"):
+        return _measured(widths, asked, training_device)
+
+
+def _measured(widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str) -> dict[str, Any]:
     devices = {
         "training": choose_device(training_device),
         "engine": torch.device("cuda" if torch.cuda.is_available() else "cpu"),

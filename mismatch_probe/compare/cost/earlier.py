@@ -2,22 +2,26 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.compare.cost.architecture import Architecture
 from mismatch_probe.compare.cost.rates import Work
 from mismatch_probe.compare.cost.stage_work import ResponseLengths, What, what_of, work_of, workload_of
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError
 from mismatch_probe.records import kinds
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 
 _MOST_RUNS: Final = 4
-_MOST_FOLDERS: Final = 200
+_MOST_FOLDERS: Final = 50
+_MOST_SECONDS: Final = 1e9
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,34 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    manifests = [path for path in folder.glob("*/manifest.json") if path.is_file()]
-    return [path.parent for path in sorted(manifests, key=lambda path: -path.stat().st_mtime)[:_MOST_FOLDERS]]
+    manifests = sorted(folder.glob("*/manifest.json"), key=_modified, reverse=True)
+    return [path.parent for path in manifests[:_MOST_FOLDERS]]
+
+
+def _modified(path: Path) -> float:
+    """When a file was written; one that is gone by now is the oldest."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _list_lengths(path: Path, column: str) -> npt.NDArray[np.float64]:
+    """Of each list in a column.
+
+    Raises:
+        BrokenRecord: there is no such column, or no list in it.
+    """
+    table = read_table(path, columns=[column])
+    if column in table.column_names and pa.types.is_list(table[column].type):
+        lengths = np.asarray(pc.list_value_length(table[column].drop_null()), dtype=np.float64)
+        if len(lengths):
+            return lengths
+    raise BrokenRecord(f"{path} has no {column}; make the run again")
+
+
+def _is_a_time(seconds: float | None) -> TypeGuard[float]:
+    return seconds is not None and 0 < seconds < _MOST_SECONDS
 
 
 def _is_alike(recorded: Manifest, manifest: Manifest) -> bool:
@@ -82,26 +110,27 @@ def _responses(run: RunDirectory, recorded: Manifest) -> ResponseLengths | None:
     """As recorded, or on average while a run is not done sampling; None before it has a response."""
     limit = recorded.settings.sampling.max_new_tokens
     if run.rollouts_path.exists():
-        tokens = pc.list_value_length(read_table(run.rollouts_path, columns=["token_ids"])["token_ids"]).to_numpy()
-        return ResponseLengths(float(tokens.mean()), int(tokens.max()), str(run.path)) if len(tokens) else None
-    sampled = [recorded.stages[stage.name] for stage in make_plan(recorded.settings).sample_stages]
-    counts = [record.tokens for record in sampled if record.state == "done"]
+        tokens = _list_lengths(run.rollouts_path, "token_ids")
+        return ResponseLengths(float(tokens.mean()), int(tokens.max()), str(run.path))
+    sampled = [recorded.stages.get(stage.name) for stage in make_plan(recorded.settings).sample_stages]
+    counts = [record.tokens for record in sampled if record is not None and record.state == "done"]
     each = (recorded.settings.prompts.num_prompts or 0) * recorded.settings.sampling.samples_per_prompt
     return ResponseLengths(sum(counts) / (len(counts) * each), limit, str(run.path)) if counts and each else None
 
 
 def _read(run: RunDirectory, recorded: Manifest, architecture: Architecture, responses: ResponseLengths) -> EarlierRun:
     """The run as if every side's checkpoint were of the run's own architecture."""
-    prompts = read_table(run.prompts_path, columns=["prompt_token_ids"])["prompt_token_ids"]
+    prompts = _list_lengths(run.prompts_path, "prompt_token_ids").tolist()
     paths = (recorded.settings.model.path, *recorded.checkpoints)
     architectures = dict.fromkeys(paths, architecture)
-    workload = workload_of(recorded, architectures, pc.list_value_length(prompts).to_pylist(), responses)
+    workload = workload_of(recorded, architectures, prompts, responses)
     stages = []
     for stage in make_plan(recorded.settings).stages:
         record = recorded.stages.get(stage.name)
-        if record is not None and record.state == "done" and record.seconds:
+        if record is not None and record.state == "done" and _is_a_time(record.seconds):
             work = work_of(stage, workload)
-            stages.append(Measured(what_of(stage), work, record.seconds, record.start_seconds))
+            start = record.start_seconds if _is_a_time(record.start_seconds) else None
+            stages.append(Measured(what_of(stage), work, record.seconds, start))
     return EarlierRun(
         path=run.path,
         prompts_source=recorded.settings.prompts.source,

@@ -98,16 +98,21 @@ class Workload:
     @property
     def sequences(self) -> int:
         """Responses of one engine."""
-        return len(self.prompt_tokens) * self.settings.sampling.samples_per_prompt
+        return len(self.prompt_tokens) * self.samples
+
+    @property
+    def samples(self) -> int:
+        """Responses of an engine to each prompt."""
+        return self.settings.sampling.samples_per_prompt
 
     @cached_property
     def prompts(self) -> Lengths:
-        """Prompt tokens of each sequence of one engine."""
-        return np.repeat(np.asarray(self.prompt_tokens, dtype=np.float64), self.settings.sampling.samples_per_prompt)
+        """Tokens of each prompt."""
+        return np.asarray(self.prompt_tokens, dtype=np.float64)
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of each sequence of one engine, prompt and response."""
+        """Tokens of a sequence of each prompt, with its response."""
         return self.prompts + self.responses.mean_tokens
 
     def architecture_of(self, side: Side) -> Architecture:
@@ -159,19 +164,19 @@ def work_of(stage: Stage, workload: Workload) -> Work:
         case SampleStage():
             work = _sampling(stage.side, workload, architecture)
         case ReplayStage():
-            work = _replay(workload, architecture, workload.lengths)
+            work = _scored_by_engine(workload, architecture, workload.lengths).times(workload.samples)
         case DistributionsStage():
             work = _distributions(workload, architecture)
         case ScoreStage():
             if stage.side.rounded_to is not None and stage.side.rounded_to == workload.checkpoint_dtype:
                 return Work()
-            lengths = np.tile(workload.lengths, len(stage.samplers))
-            return _passes(architecture, lengths, ceil(lengths.sum() / workload.pass_tokens))
+            passes = workload.lengths.sum() / workload.pass_tokens
+            return _passes(architecture, workload.lengths, passes).times(workload.samples * len(stage.samplers))
         case FloorStage():
             return _floor(stage, workload, architecture)
         case WholeVocabularyStage():
-            chosen = workload.lengths[: _positions(workload, architecture)]
-            return _passes(architecture, chosen, len(chosen))
+            number = min(_positions(workload, architecture), workload.sequences)
+            return _passes(architecture, np.resize(workload.lengths, number), number)
     return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))
 
 
@@ -179,16 +184,15 @@ def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
     """Prefill of the prompts, then a step for each token of the longest response, in which every weight is read once
     and every sequence's keys and values.
     """
-    responses, itemsize = workload.responses, mu.dtype.num_bytes
-    sequences, prompts = workload.sequences, workload.prompts
+    responses, itemsize, sequences = workload.responses, mu.dtype.num_bytes, workload.sequences
     batch = workload.settings.engine.batch_sequences or _ENGINE_SEQUENCES
     at_once = min(batch, engine_number(mu, "max_num_seqs", _ENGINE_SEQUENCES))
     steps = ceil(sequences / at_once) * responses.longest_tokens
-    tokens = sequences * responses.mean_tokens
-    context = float(prompts.mean()) + responses.mean_tokens / 2
+    tokens, prompt_tokens = sequences * responses.mean_tokens, float(workload.prompts.sum()) * workload.samples
+    context = prompt_tokens / sequences + responses.mean_tokens / 2
     return Work(
-        matrix_flops=architecture.matrix_flops(float(prompts.sum()) + tokens, sequences + tokens),
-        attention_flops=architecture.attention_flops(prompts, causal=True),
+        matrix_flops=architecture.matrix_flops(prompt_tokens + tokens, sequences + tokens),
+        attention_flops=architecture.attention_flops(workload.prompts, causal=True) * workload.samples,
         memory_bytes=steps * architecture.parameters * itemsize
         + architecture.kv_bytes(tokens * context, itemsize)
         + tokens * architecture.vocab_size * _LOGIT_BYTES,
@@ -197,32 +201,33 @@ def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
     )
 
 
-def _replay(workload: Workload, architecture: Architecture, lengths: Lengths) -> Work:
+def _scored_by_engine(workload: Workload, architecture: Architecture, lengths: Lengths) -> Work:
     tokens = float(lengths.sum())
     scored = Work(operations=tokens * _SCORED_TOKEN_OPERATIONS)
-    return _passes(architecture, lengths, ceil(tokens / workload.pass_tokens)) + scored
+    return _passes(architecture, lengths, tokens / workload.pass_tokens) + scored
 
 
 def _distributions(workload: Workload, architecture: Architecture) -> Work:
     """A prefill of its own for each position, and Python numbers for its whole vocabulary."""
     positions = _positions(workload, architecture)
     contexts = np.resize(workload.lengths - workload.responses.mean_tokens / 2, positions)
-    numbers = positions * architecture.vocab_size
-    return _replay(workload, architecture, contexts) + Work(operations=numbers * _NUMBER_OPERATIONS)
+    handed_over = Work(operations=positions * architecture.vocab_size * _NUMBER_OPERATIONS)
+    return _scored_by_engine(workload, architecture, contexts) + handed_over
 
 
 def _positions(workload: Workload, architecture: Architecture) -> int:
     """Positions whose whole distributions are compared, about as `compare.subsample` will choose them."""
-    lengths, responses = workload.lengths, workload.responses
+    responses, tokens = workload.responses, float(workload.lengths.sum()) * workload.samples
     most = min(workload.settings.full_vocabulary.positions, MOST_NUMBERS // architecture.vocab_size)
-    most = min(most, int(len(lengths) * responses.mean_tokens))
-    context = float(lengths.mean()) - responses.mean_tokens / 2
-    return int(min(most, max(LEAST_CONTEXT_TOKENS, float(lengths.sum())) / context))
+    most = min(most, int(workload.sequences * responses.mean_tokens))
+    context = tokens / workload.sequences - responses.mean_tokens / 2
+    return int(min(most, max(LEAST_CONTEXT_TOKENS, tokens) / context))
 
 
 def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) -> Work:
     short = workload.lengths[workload.lengths <= LONGEST_REPEATED]
-    chosen = np.tile(short[: workload.settings.floors.num_sequences], len(stage.samplers))
+    number = min(len(short) * workload.samples, workload.settings.floors.num_sequences)
+    chosen = np.resize(short, number * len(stage.samplers))
     work = _passes(architecture, chosen, len(chosen))
     if stage.attention != "eager":
         return work
@@ -235,7 +240,7 @@ def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) ->
     )
 
 
-def _passes(architecture: Architecture, lengths: Lengths, passes: int) -> Work:
+def _passes(architecture: Architecture, lengths: Lengths, passes: float) -> Work:
     """Forward passes over whole sequences that give log-probs of every token."""
     tokens = float(lengths.sum())
     return Work(

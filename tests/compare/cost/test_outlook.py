@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from mismatch_probe.compare.cost import outlook as module
@@ -13,6 +14,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import write_table
 from tests.compare.cost.workloads import calibration
 from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
 from tests.tiny_models import make_checkpoint
@@ -76,7 +78,9 @@ def test_an_earlier_run_tells_lengths_starts_and_paces(tmp_path: Path, folder: P
         assert 20 <= one.work.likely_seconds <= 40
 
 
-@pytest.mark.parametrize("other", ["another size", "another machine", "another kind", "no manifest", "broken"])
+@pytest.mark.parametrize(
+    "other", ["another size", "another machine", "another kind", "no manifest", "broken", "other columns", "no time"]
+)
 def test_a_run_that_is_not_alike_tells_nothing(tmp_path: Path, folder: Path, other: str) -> None:
     run = earlier(tmp_path / "before", folder)
     preparation = prepared(folder)
@@ -88,8 +92,12 @@ def test_a_run_that_is_not_alike_tells_nothing(tmp_path: Path, folder: Path, oth
         run.manifest_path.write_text('{"training_version": 1}')
     elif other == "no manifest":
         run.manifest_path.unlink()
-    else:
+    elif other == "broken":
         run.manifest_path.write_text("{")
+    elif other == "other columns":
+        write_table(run.rollouts_path, pa.table({"token_ids": [1, 2]}))
+    else:
+        edit_manifest(run, lambda manifest: [setattr(one, "seconds", -1.0) for one in manifest.stages.values()])
     found = look_ahead(preparation, tmp_path, [], 6.0).outlook
     assert found is not None
     assert found.earlier_runs == []
