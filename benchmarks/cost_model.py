@@ -59,6 +59,15 @@ CASES: Final = {
     "wide-many": Case("wide", "sums:medium", 64, 48, ("bf16",)),
 }
 
+_INTRODUCTION: Final = f"""# Predicted and measured times of `compare`
+
+Predicted over measured, with the bounds of the interval; below 1 it took longer than predicted. "By rates alone" is
+what `compare --dry-run` says in a folder without other runs, "beside earlier runs" in one with the cases above.
+
+Made by `python -m benchmarks.cost_model FOLDER {" ".join(CASES)}` and then `--publish`, on two x86 cores that others
+used as well, without a GPU. The cases are described there.
+"""
+
 
 class Stage(BaseModel):
     """One stage's batches (seconds): predicted by rates alone, predicted beside other runs, and measured."""
@@ -221,8 +230,7 @@ def main() -> int:
     ]
     print("\n".join(lines_of(results)))
     if arguments.publish is not None:
-        text = ["# Predicted and measured times of `compare`", "", "Predicted over measured, with the interval.", ""]
-        arguments.publish.write_text("\n".join([*text, *lines_of(results)]) + "\n")
+        arguments.publish.write_text("\n".join([_INTRODUCTION, *lines_of(results)]) + "\n")
     for missed in outside(results):
         print(f"outside of its interval: {missed}", file=sys.stderr)
     return 1 if outside(results) else 0
