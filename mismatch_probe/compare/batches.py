@@ -7,8 +7,7 @@ import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted, send
-from mismatch_probe.compare.plan import Stage
-from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.parts import Parts
 
 BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
 
@@ -19,24 +18,20 @@ def skip(stage: str, why: str, events: Send) -> None:
     send(events, StageDone(stage=stage, skipped=True, note=why))
 
 
-def run_batches(run: RunDirectory, stage: Stage, batches: Sequence[list[int]], work: BatchWork, events: Send) -> None:
+def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: BatchWork, events: Send) -> None:
     """Work through `batches` (lists of row numbers); `work` returns the tables of a batch and its response tokens.
 
     Raises:
         StorageError: a batch could not be recorded.
     """
-    parts = run.parts(stage.name, stage.outputs)
     parts.open()
     pending = [number for number in range(len(batches)) if not parts.is_done(number)]
-    send(
-        events,
-        StageStarted(stage=stage.name, batches=len(batches), batches_done=len(batches) - len(pending)),
-    )
+    send(events, StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
     pa.array([])  # pyarrow imports pandas at its first conversion, which is no work of the first batch
     for number in pending:
         start = time.monotonic()
         tables, tokens = work(batches[number])
         parts.write(number, tables)
         seconds = time.monotonic() - start
-        send(events, BatchDone(stage=stage.name, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
-    send(events, StageDone(stage=stage.name))
+        send(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
+    send(events, StageDone(stage=stage))

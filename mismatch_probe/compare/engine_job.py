@@ -21,7 +21,7 @@ from mismatch_probe.compare.plan import (
     model_length,
     sample_requests,
 )
-from mismatch_probe.compare.starts import scored_with_starts
+from mismatch_probe.compare.prompt_starts import scored_with_starts
 from mismatch_probe.compare.subsample import LONGEST_REPEATED, compared_positions, repeated_rows
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.self_checks import scored_alone
@@ -115,7 +115,7 @@ def _sample(
         }
         return tables, sum(len(sample.sequence.token_ids) for sample in sampled)
 
-    run_batches(run, stage, _batches(manifest, prompts), work, events)
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, _batches(manifest, prompts), work, events)
 
 
 def _replay(
@@ -134,7 +134,7 @@ def _replay(
         scored = scored_with_starts(engine.replay, batch)
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
-    run_batches(run, stage, batches, work, events)
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, batches, work, events)
 
 
 def _replay_again(
@@ -158,7 +158,7 @@ def _replay_again(
         scored = [one.scores for one in engine.replay_cached(batch)] if cached else scored_alone(engine, batch)
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
-    run_batches(run, stage, fixed_batches(len(chosen), len(chosen)), work, events)
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), len(chosen)), work, events)
 
 
 def _distributions(
@@ -183,7 +183,7 @@ def _distributions(
         return {"distributions": pa.table(columns, schema=DISTRIBUTIONS)}, len(batch)
 
     batches = fixed_batches(len(chosen), max(1, _NUMBERS_PER_BATCH // engine.vocab_size))
-    run_batches(run, stage, batches, work, events)
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, batches, work, events)
 
 
 def _sampled_sequences(run: RunDirectory, stage: SampleStage, num_batches: int) -> list[TokenSequence]:

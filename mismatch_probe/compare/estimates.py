@@ -11,9 +11,9 @@ from mismatch_probe.compare.plan import (
     DistributionsStage,
     EngineFloorStage,
     FloorStage,
+    FullVocabularyStage,
     ScoreStage,
     Stage,
-    WholeVocabularyStage,
     make_plan,
 )
 from mismatch_probe.compare.preparation import Preparation
@@ -139,6 +139,6 @@ def _num_sequences(stage: Stage, per_engine: int, settings: CompareSettings) -> 
         return min(per_engine, settings.floors.num_sequences) * len(stage.samplers)
     if isinstance(stage, EngineFloorStage):
         return min(per_engine, settings.floors.num_sequences)
-    if isinstance(stage, DistributionsStage | WholeVocabularyStage):
+    if isinstance(stage, DistributionsStage | FullVocabularyStage):
         return min(per_engine, settings.full_vocabulary.positions)
     return per_engine

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mismatch_probe.compare.close_looks import measured_repeats
+from mismatch_probe.compare.closer_measurements import measured_repeats
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord

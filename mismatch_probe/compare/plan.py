@@ -150,7 +150,7 @@ class FloorStage:
 
 
 @dataclass(frozen=True)
-class WholeVocabularyStage:
+class FullVocabularyStage:
     """pi's whole distributions against mu's; what is recorded is reduced to numbers a position."""
 
     side: Side
@@ -158,7 +158,7 @@ class WholeVocabularyStage:
 
     @property
     def leg(self) -> str:
-        return self.side.whole_vocabulary_leg(self.mu)
+        return self.side.full_vocabulary_leg(self.mu)
 
     @property
     def samplers(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class WholeVocabularyStage:
         return (self.leg,)
 
 
-TrainingStage = ScoreStage | FloorStage | WholeVocabularyStage
+TrainingStage = ScoreStage | FloorStage | FullVocabularyStage
 LegStage = SampleStage | ReplayStage | EngineFloorStage | TrainingStage
 Stage = LegStage | DistributionsStage
 
@@ -214,10 +214,10 @@ class Plan:
     def distributions_stages(self) -> tuple[DistributionsStage, ...]:
         return tuple(stage for stage in self.stages if isinstance(stage, DistributionsStage))
 
-    def readers(self, stage: DistributionsStage) -> tuple[WholeVocabularyStage, ...]:
+    def readers(self, stage: DistributionsStage) -> tuple[FullVocabularyStage, ...]:
         """The stages that read what `stage` leaves as parts."""
         return tuple(
-            reader for reader in self.stages if isinstance(reader, WholeVocabularyStage) and reader.mu == stage.side
+            reader for reader in self.stages if isinstance(reader, FullVocabularyStage) and reader.mu == stage.side
         )
 
     @property
@@ -259,7 +259,7 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
         samplers = tuple(mu.sampler for mu in engines)
         stages.append(ScoreStage(pi, samplers))
         if settings.full_vocabulary.positions:
-            stages += [WholeVocabularyStage(pi, mu) for mu in engines]
+            stages += [FullVocabularyStage(pi, mu) for mu in engines]
         if settings.floors.num_sequences:
             stages += [FloorStage(pi, samplers, change) for change in get_args(FloorChange)]
     return stages

@@ -9,17 +9,17 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, send
+from mismatch_probe.compare.full_vocabulary import compare_distributions
 from mismatch_probe.compare.plan import (
     FloorStage,
+    FullVocabularyStage,
     Job,
     ScoreStage,
     TrainingStage,
-    WholeVocabularyStage,
     fixed_batches,
 )
-from mismatch_probe.compare.starts import scored_with_starts
+from mismatch_probe.compare.prompt_starts import scored_with_starts
 from mismatch_probe.compare.subsample import LONGEST_REPEATED, repeated_rows
-from mismatch_probe.compare.whole_vocabulary import compare_distributions
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
@@ -85,7 +85,7 @@ def _run_stages(
     with scorer:
         for stage in stages:
             send(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
-            if isinstance(stage, WholeVocabularyStage):
+            if isinstance(stage, FullVocabularyStage):
                 compare_distributions(run, manifest, stage, by_sampler[stage.mu.sampler], scorer, events)
             elif isinstance(stage, FloorStage):
                 _score_alone(run, manifest, stage, by_sampler, scorer, events)
@@ -130,7 +130,7 @@ def _score(
         table = leg_table(batch, scored_with_starts(scorer.score_batch, batch), double=stage.side.dtype == Dtype.FP64)
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
-    run_batches(run, stage, batches, work, events)
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, batches, work, events)
 
 
 def _score_alone(
@@ -154,7 +154,7 @@ def _score_alone(
         table = leg_table(batch, scorer.score_batch(batch), double=stage.side.dtype == Dtype.FP64)
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
-    run_batches(run, stage, fixed_batches(len(chosen), 1), work, events)
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), 1), work, events)
 
 
 def _skip(stages: list[TrainingStage], why: str, events: Send) -> None:

@@ -3,10 +3,10 @@
 from itertools import permutations
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.cases import disagreements, exact_of, sides_of
-from mismatch_probe.compare.close_looks import whole_vocabulary
+from mismatch_probe.compare.closer_measurements import full_vocabulary_of
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.told_apart import settings_told_apart
+from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.legs import Legs
@@ -48,7 +48,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     }
     deviations = disagreements(manifest, data)
     pairs = [
-        _with_whole_vocabulary(legs, manifest, found, _pair_summary(manifest, name, found, metrics[name], deviations))
+        _with_full_vocabulary(legs, manifest, found, _pair_summary(manifest, name, found, metrics[name], deviations))
         for name, found in data.items()
     ]
     pairs = _with_settings(manifest.settings, pairs)
@@ -114,12 +114,12 @@ def _pair_summary(
     )
 
 
-def _with_whole_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:
+def _with_full_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:
     if data.pair is None:
         return summary
     settings = manifest.settings
     pi, mu = settings.pi(summary.train), settings.mu(summary.infer)
-    found = whole_vocabulary(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
+    found = full_vocabulary_of(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
     if isinstance(found, str):
         unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), found)
         return summary.model_copy(update={"metrics_unavailable": unavailable})

@@ -121,7 +121,7 @@ class Side:
         """The leg of a kind: `decode` and `prefill` of mu, none of pi and the reference, and the floors' kinds."""
         return f"{self.sampler}-{kind}" if kind else self.sampler
 
-    def whole_vocabulary_leg(self, mu: "Side") -> str:
+    def full_vocabulary_leg(self, mu: "Side") -> str:
         """The leg of pi's whole distributions against those of mu."""
         return f"full-{self.name}-{mu.name}"
 

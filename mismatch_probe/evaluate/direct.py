@@ -1,12 +1,14 @@
 """The direct check: the training path answers the same problems itself, batch by batch, and resumes."""
 
-import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.batches import run_batches
+from mismatch_probe.compare.events import AnyEvent, parse
 from mismatch_probe.compare.plan import fixed_batches
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.token_text import TokenTexts
@@ -53,32 +55,26 @@ def _sample(
     settings = manifest.settings
     rows = [(prompt, sample) for prompt in prompts for sample in range(settings.sampling.samples_per_prompt)]
     assert settings.engine.batch_sequences is not None, "resolved when the run was made"
-    batches = fixed_batches(len(rows), settings.engine.batch_sequences)
+    size = settings.engine.batch_sequences
+    batches = fixed_batches(len(rows), size)
     assert pi.training is not None
-    stage = pi.stage("sample")
+    stage, training = pi.stage("sample"), pi.training
     parts = run.parts(stage, ("rollouts",))
-    parts.open()
-    pending = [number for number in range(len(batches)) if not parts.is_done(number)]
-    listener(StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
-    if pending:
-        with Sampler(
-            manifest.identity_of(pi).folder,
-            pi.dtype,
-            pi.training,
-            settings.sampling,
-            trust_remote_code=pi.model.trust_remote_code,
-        ) as sampler:
-            for number in pending:
-                begun = time.monotonic()
-                seed = sequence_seed(settings.sampling.seed, stage, number)
-                table = _batch(sampler, [rows[row] for row in batches[number]], tokenizer, pi, seed)
-                parts.write(number, {"rollouts": table})
-                tokens = pa.compute.sum(pa.compute.list_value_length(table["token_ids"])).as_py()
-                seconds = time.monotonic() - begun
-                listener(BatchDone(stage=stage, sequences=table.num_rows, tokens=tokens, seconds=seconds))
+    with ExitStack() as stack:
+
+        @cache
+        def loaded() -> Sampler:
+            folder, trust = manifest.identity_of(pi).folder, pi.model.trust_remote_code
+            return stack.enter_context(Sampler(folder, pi.dtype, training, settings.sampling, trust_remote_code=trust))
+
+        def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
+            seed = sequence_seed(settings.sampling.seed, stage, numbers[0] // size)
+            table = _batch(loaded(), [rows[number] for number in numbers], tokenizer, pi, seed)
+            return {"rollouts": table}, pa.compute.sum(pa.compute.list_value_length(table["token_ids"])).as_py()
+
+        run_batches(parts, stage, batches, work, lambda message: listener(parse(message)))
     write_table(run.pi_rollouts_path(pi), parts.read(len(batches), "rollouts").combine_chunks())
     parts.remove()
-    listener(StageDone(stage=stage))
 
 
 def _batch(

@@ -62,7 +62,7 @@ DISTRIBUTIONS = pa.schema(
 )
 """A policy's log-probs of the whole vocabulary in nats, one row a response position."""
 
-WHOLE_VOCABULARY = pa.schema(
+FULL_VOCABULARY = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("positions", pa.list_(pa.int32()), nullable=False),

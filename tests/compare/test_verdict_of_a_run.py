@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.compare.starts import START_TOKENS, scored_with_starts
+from mismatch_probe.compare.prompt_starts import START_TOKENS, scored_with_starts
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest

@@ -13,11 +13,11 @@ from mismatch_probe.compare.cost.rates import Process, Work
 from mismatch_probe.compare.plan import (
     DistributionsStage,
     FloorStage,
+    FullVocabularyStage,
     ReplayStage,
     SampleStage,
     ScoreStage,
     Stage,
-    WholeVocabularyStage,
 )
 from mismatch_probe.compare.subsample import LEAST_CONTEXT_TOKENS, LONGEST_REPEATED, MOST_NUMBERS
 from mismatch_probe.config.comparison import CompareSettings
@@ -34,7 +34,7 @@ _KINDS: Final[dict[type[Stage], Kind]] = {
     DistributionsStage: "distributions",
     ScoreStage: "score",
     FloorStage: "floor",
-    WholeVocabularyStage: "whole-vocabulary",
+    FullVocabularyStage: "whole-vocabulary",
 }
 _ENGINE_SEQUENCES: Final = 256
 """vLLM's default of `max_num_seqs`."""
@@ -174,7 +174,7 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             return _passes(architecture, workload.lengths, passes).times(workload.samples * len(stage.samplers))
         case FloorStage():
             return _floor(stage, workload, architecture)
-        case WholeVocabularyStage():
+        case FullVocabularyStage():
             number = min(_positions(workload, architecture), workload.sequences)
             return _passes(architecture, np.resize(workload.lengths, number), number)
     return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))

@@ -13,7 +13,7 @@ from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.adapters import serve_adapter, served_facts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
-from mismatch_probe.engines.vllm.launch import WHOLE_VOCABULARY, plan_launch
+from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.rendezvous import meet_without_a_file
@@ -176,7 +176,7 @@ class VllmEngine(Engine):
             seed=0,
             max_tokens=1,
             ignore_eos=True,
-            logprobs=WHOLE_VOCABULARY,
+            logprobs=FULL_VOCABULARY,
             flat_logprobs=True,
             detokenize=False,
         )

@@ -19,7 +19,7 @@ from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.provenance.grounds import recorded_environment
 from mismatch_probe.reading import is_folder
 
-WHOLE_VOCABULARY: Final = -1
+FULL_VOCABULARY: Final = -1
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def plan_launch(
         "enable_prefix_caching": engine.prefix_caching,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": WHOLE_VOCABULARY,
+        "max_logprobs": FULL_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
         "skip_tokenizer_init": is_folder(Path(checkpoint)) and not has_tokenizer(Path(checkpoint)),
         **adapter_arguments(adapter, dtype, on_cpu=on_cpu),

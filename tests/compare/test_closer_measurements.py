@@ -12,7 +12,7 @@ from mismatch_probe.compare.pair_data import RunReader
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
-from mismatch_probe.records.tables import WHOLE_VOCABULARY, read_table, write_table
+from mismatch_probe.records.tables import FULL_VOCABULARY, read_table, write_table
 from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import Repeat
 from tests.simulated_run import Simulation, edit_leg, simulated_run
@@ -58,7 +58,7 @@ def whole_leg(run: RunDirectory, noise: float = 0.05) -> None:
         kl, tv = divergences(log_mu, log_pi)
         diff = (log_pi - log_mu)[np.arange(POSITIONS), tokens]
         rows.append({"id": row_id, "positions": list(range(POSITIONS)), "full_kl": kl, "full_tv": tv, "diff": diff})
-    write_table(run.leg_path("full-bf16-bf16"), pa.Table.from_pylist(rows, schema=WHOLE_VOCABULARY))
+    write_table(run.leg_path("full-bf16-bf16"), pa.Table.from_pylist(rows, schema=FULL_VOCABULARY))
 
 
 def summary_of(run: RunDirectory) -> PairSummary:
@@ -140,7 +140,7 @@ def test_exact_divergences_are_metrics_with_counts_of_their_own(run: RunDirector
 
 
 @pytest.mark.parametrize("column", ["full_kl", "diff"])
-def test_a_perturbed_whole_vocabulary_leg_is_noticed(run: RunDirectory, column: str) -> None:
+def test_a_perturbed_full_vocabulary_leg_is_noticed(run: RunDirectory, column: str) -> None:
     whole_leg(run)
 
     def perturb(columns: dict[str, Values]) -> None:

@@ -60,11 +60,11 @@ def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[
     return Repeat(sequences, *(np.concatenate([leg[one] for one in shared]) for leg in (first, second)))
 
 
-def whole_vocabulary(
+def full_vocabulary_of(
     legs: Legs, pi: Side, mu: Side, pair: TokenPair, ids: Sequence[str], level: float
 ) -> FullVocabularyCheck | str:
     """The full-vocabulary check on the pair's responses, whose ids are given in its order, or why there is none."""
-    name = pi.whole_vocabulary_leg(mu)
+    name = pi.full_vocabulary_leg(mu)
     if not legs.path(name).exists():
         return "no whole distributions were recorded"
     cluster_of = dict(zip(ids, pair.sequences.clusters.tolist(), strict=True))

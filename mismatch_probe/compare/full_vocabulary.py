@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
-from mismatch_probe.compare.plan import DistributionsStage, WholeVocabularyStage, fixed_batches
+from mismatch_probe.compare.plan import DistributionsStage, FullVocabularyStage, fixed_batches
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.records.tables import WHOLE_VOCABULARY
+from mismatch_probe.records.tables import FULL_VOCABULARY
 from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import is_missing
 from mismatch_probe.training_path.scorer import Scorer
@@ -29,7 +29,7 @@ _SEQUENCES_PER_BATCH: Final = 16
 def compare_distributions(
     run: RunDirectory,
     manifest: Manifest,
-    stage: WholeVocabularyStage,
+    stage: FullVocabularyStage,
     sequences: Sequence[TokenSequence],
     scorer: Scorer,
     events: Send,
@@ -52,9 +52,11 @@ def compare_distributions(
 
     def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
         rows = [_compared(recorded.take(groups[number]), of_id, scorer) for number in numbers]
-        return {stage.leg: pa.Table.from_pylist(rows, schema=WHOLE_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
+        return {stage.leg: pa.Table.from_pylist(rows, schema=FULL_VOCABULARY)}, sum(len(row["diff"]) for row in rows)
 
-    run_batches(run, stage, fixed_batches(len(groups), _SEQUENCES_PER_BATCH), work, events)
+    run_batches(
+        run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(groups), _SEQUENCES_PER_BATCH), work, events
+    )
 
 
 def _compared(recorded: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer) -> dict[str, list[float]]:
