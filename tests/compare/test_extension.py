@@ -1,7 +1,5 @@
 """A finished run grows by prompts: nothing recorded changes, and it can be read at every moment."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +9,10 @@ from mismatch_probe.compare.extension import FOLDER, extend_run
 from mismatch_probe.compare.pair_data import RunReader
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.errors import ExitCode, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
+from tests.command_line import probe
 from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
 
 SMALL = Simulation(num_prompts=8, mean_length=20, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
@@ -107,19 +106,21 @@ def test_a_run_is_not_extended_by_prompts_that_do_not_begin_with_its_own(tmp_pat
 
 
 @pytest.mark.slow
-def test_compare_with_a_gate_extends_the_run_while_the_answer_is_open(tmp_path: Path) -> None:
+def test_compare_with_a_gate_extends_the_run_while_the_answer_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A limit far away is kept at the first look; one right at the value stays open until the last look."""
     config = tmp_path / "mismatch.toml"
-    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", "demo", "--dtype", "bf16", "--out", "run"]
+    words = ["compare", "--model", "demo", "--dtype", "bf16", "--out", "run"]
     words += ["--prompts", "sums:easy", "--max-new-tokens", "8", "--num-prompts", "4", "--gate", str(config)]
     config.write_text(_gate(1.0))
-    first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    monkeypatch.chdir(tmp_path)
+    probe(*words, code=ExitCode.PASS)
     run = RunDirectory(tmp_path / "run")
-    assert first.returncode == 0, first.stderr
     assert run.read_summary().pairs[0].counts.num_sequences == 8
     before = logprobs(run, "train-bf16")
     config.write_text(_gate(run.read_summary().pairs[0].metrics["abs_logprob_diff"].value))
-    second = subprocess.run([*words, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    second = probe(*words, "--resume")
     assert second.returncode in (0, 1, 3), second.stderr
     assert run.read_manifest().extended_from[:1] == [8]
     assert logprobs(run, "train-bf16").items() >= before.items()

@@ -2,8 +2,7 @@
 
 import re
 import shlex
-import subprocess
-import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from mismatch_probe.compare.plan import FloorStage, ScoreStage, make_plan
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
+from tests import command_line
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -22,10 +22,8 @@ SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24
 
 def probe(words: list[str], folder: Path) -> str:
     """What a command says to people; it must succeed."""
-    words = [sys.executable, "-m", "mismatch_probe", *words]
-    answer = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    assert answer.returncode == ExitCode.PASS, answer.stderr
-    return answer.stderr
+    with chdir(folder):
+        return command_line.probe(*words, code=ExitCode.PASS).stderr
 
 
 def advised(said: str) -> list[list[str]]:

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import Answer, probe
 from tests.gate.cli import CommandLine
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 from tests.tiny_models import make_checkpoint
@@ -61,11 +60,8 @@ def test_responses_that_cannot_be_rescored_are_refused_before_anything_starts(
     assert not (tmp_path / "c").exists()
 
 
-def run_tool(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mismatch_probe", *map(str, words)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == code, answer.stderr
-    return answer
+def run_tool(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
+    return probe(*words, code=code)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
 """`evaluate` as its users run it: real vLLM, real transformers, the shipped checkpoint."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from tests.command_line import Answer
+from tests.warm_python import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -18,11 +18,8 @@ SMALL = (
 )
 
 
-def evaluate(*words: object, code: ExitCode = ExitCode.PASS) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "mismatch_probe", "evaluate", *map(str, words)]
-    answer = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert answer.returncode == code, answer.stderr
-    return answer
+def evaluate(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
+    return warm_python("mismatch_probe", "evaluate", *words, code=code)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """`mismatch-probe localize` end to end, and its answers to bad input."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +8,11 @@ import pytest
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.records.localize import Localization
-from tests.command_line import probe
+from tests.command_line import Answer, probe
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mismatch_probe", "localize", *words], capture_output=True, text=True, check=False
-    )
+def run(*words: str) -> Answer:
+    return probe("localize", *words)
 
 
 @pytest.mark.slow
@@ -89,7 +85,7 @@ def test_a_side_that_cannot_start_ends_with_its_own_sentence(tmp_path: Path) -> 
     ],
 )
 def test_bad_input_is_one_sentence(words: tuple[str, ...], message: str) -> None:
-    done = probe("localize", *words)
+    done = run(*words)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.startswith("mismatch-probe: ")

@@ -1,14 +1,14 @@
 """`sanity` as its users run it: real vLLM, the shipped checkpoint."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from tests.command_line import Answer
+from tests.warm_python import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,8 @@ SOLVED_AT_TIMES = (
 )
 
 
-def sanity(*words: object, code: ExitCode) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "mismatch_probe", "sanity", *map(str, words)]
-    answer = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert answer.returncode == code, answer.stderr
-    return answer
+def sanity(*words: object, code: ExitCode) -> Answer:
+    return warm_python("mismatch_probe", "sanity", *words, code=code)
 
 
 def record(run: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""`train` as its users run it: real vLLM, the shipped checkpoint, one process tree a run."""
+"""`train` with real vLLM and the shipped checkpoint, each run a process of its own."""
 
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 from safetensors.torch import load_file
 
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, OutOfMemory
+from tests.warm_python import warm_python, warm_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -26,15 +28,12 @@ SMALL = (
 FP32 = ("--train-dtype", "fp32", "--infer-dtype", "fp32")
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "mismatch_probe", "train", *map(str, words)]
+def train(*words: object, code: ExitCode = ExitCode.PASS) -> str:
+    return warm_python("mismatch_probe", "train", *words, code=code).stderr
 
 
-def train(*words: object, code: ExitCode = ExitCode.PASS, launcher: tuple[str, ...] = ()) -> str:
-    line = [*launcher, *command(*words)[1:]] if launcher else command(*words)
-    answer = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert answer.returncode == code, answer.stderr
-    return answer.stderr
+def train_on_two_ranks(*words: object) -> None:
+    warm_ranks(2, "mismatch_probe", "train", *words)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -61,14 +60,17 @@ def test_a_run_leaves_metrics_checkpoints_and_a_manifest(whole: Path) -> None:
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "killed"
-    process = subprocess.Popen(command(*SMALL, "--steps", 4, "--out", run), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 3:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+
+    def kill(pid: int) -> None:
+        deadline = time.monotonic() + 120
+        while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(OutOfMemory, match="was killed"):
+        warm_python("mismatch_probe", "train", *SMALL, "--steps", 4, "--out", run, on_start=kill)
+    assert len(metrics(run)) < 4
     train("--resume", "--out", run)
     assert metrics(run) == metrics(whole)
 
@@ -99,20 +101,28 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("engines", [(), ("--vllm.tensor_parallel_size", 2)], ids=["an-engine-each", "one-engine"])
 def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path) -> None:
-    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
-    train(*SMALL, *FP32, *engines, "--steps", 3, "--out", tmp_path / "two", launcher=torchrun)
+    train_on_two_ranks(*SMALL, *FP32, *engines, "--steps", 3, "--out", tmp_path / "two")
     for one, two in zip(metrics(one_rank), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]
         assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)
         assert two["optim/grad_norm"] == pytest.approx(one["optim/grad_norm"], rel=1e-3)
 
 
+def test_torchrun_starts_the_ranks(one_rank: Path, tmp_path: Path) -> None:
+    torchrun = (Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2")
+    words = ("-m", "mismatch_probe", "train", *SMALL, *FP32, "--steps", 1, "--out", tmp_path / "two")
+    ended = subprocess.run([*map(str, (*torchrun, *words))], capture_output=True, text=True, check=False)
+    assert ended.returncode == ExitCode.PASS, ended.stderr
+    [first] = metrics(tmp_path / "two")
+    assert first["reward/mean"] == metrics(one_rank)[0]["reward/mean"]
+    assert first["optim/grad_norm"] == pytest.approx(metrics(one_rank)[0]["optim/grad_norm"], rel=1e-3)
+
+
 def test_ranks_take_a_side_to_a_higher_precision_together(tmp_path: Path) -> None:
     raising = ("name = 'raise'", "rule = 'limit'", "metric = 'optim/learning_rate'", "above = 0")
     actions = "actions = ['raise_precision(infer)', 'raise_precision(train)', 'log']"
     (tmp_path / "guards.toml").write_text("\n".join(("[[guard]]", *raising, actions)))
-    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
-    train(*SMALL, "--guards", tmp_path / "guards.toml", "--steps", 3, "--out", tmp_path / "run", launcher=torchrun)
+    train_on_two_ranks(*SMALL, "--guards", tmp_path / "guards.toml", "--steps", 3, "--out", tmp_path / "run")
     first, _, last = metrics(tmp_path / "run")
     assert last["mismatch/kl_k3"] < 1e-11 < first["mismatch/kl_k3"]
 

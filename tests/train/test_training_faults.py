@@ -1,8 +1,5 @@
 """Faults in real runs, vLLM and all: the default guards see them, and each action does what it says."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from benchmarks.training_faults.runs import run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TrainingDirectory
+from tests.warm_python import warm_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -67,7 +65,4 @@ def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_m
 
 
 def command(words: str, code: ExitCode) -> str:
-    line = [sys.executable, "-m", "mismatch_probe", "train", *words.split()]
-    answer = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ})
-    assert answer.returncode == code, answer.stderr
-    return answer.stderr
+    return warm_python("mismatch_probe", "train", *words.split(), code=code).stderr
