@@ -1,8 +1,11 @@
 """The commands by name, and a command line as one call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import typer
+from typer.main import get_command
 
 from mismatch_probe import __version__
 from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
@@ -50,6 +53,12 @@ app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """What typer makes of the functions above, which takes longer than to parse a command line with it."""
+    return get_command(app)
+
+
 def invoke(words: Sequence[str]) -> ExitCode:
     """Run the command that `words` name, to the code it ends with.
 
@@ -58,7 +67,7 @@ def invoke(words: Sequence[str]) -> ExitCode:
         KeyboardInterrupt: the user interrupted.
     """
     try:
-        code = app(args=list(words), prog_name=PROGRAM, standalone_mode=False)
+        code = _command()(args=list(words), prog_name=PROGRAM, standalone_mode=False)
     except TYPER_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return ExitCode.USAGE

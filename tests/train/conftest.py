@@ -16,7 +16,7 @@ from tests.tiny_models import make_checkpoint
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("train-models") / "llama", "llama")
+    return make_checkpoint(tmp_path_factory.mktemp("train-models") / "llama", "llama", num_hidden_layers=1)
 
 
 @pytest.fixture
