@@ -3,7 +3,7 @@
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +25,24 @@ class TouchesFile:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return quick_home(tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield quick_home(tmp_path_factory.mktemp("home"), patch)
+
+
+@pytest.fixture(scope="module")
+def trained(home: Path, llama: Path) -> Path:
+    """A run that each test gets a copy of."""
+    train(home / "trained", quick_settings(llama, home, 2))
+    return home / "trained"
 
 
 @pytest.fixture
-def state(home: Path, llama: Path) -> Path:
+def state(home: Path, trained: Path) -> Path:
     """Of the newest checkpoint of a run."""
-    train(home / "run", quick_settings(llama, home, 2))
-    return home / "run" / "checkpoints" / "step-000002" / "state"
+    shutil.rmtree(home / "run", ignore_errors=True)
+    return Path(shutil.copytree(trained, home / "run")) / "checkpoints" / "step-000002" / "state"
 
 
 def resume(home: Path, llama: Path) -> None:
@@ -124,6 +132,6 @@ def test_weights_larger_than_a_file_holds_go_to_several(
 ) -> None:
     whole = train(home / "whole", quick_settings(llama, home, 4))
     monkeypatch.setattr("mismatch_probe.train.tensor_files._FILE_BYTES", 100_000)
-    train(home / "run", quick_settings(llama, home, 2))
-    assert len(list((home / "run" / "checkpoints" / "step-000002" / "state").iterdir())) > 2
-    assert train(home / "run", quick_settings(llama, home, 4), resume=True) == whole
+    train(home / "several", quick_settings(llama, home, 2))
+    assert len(list((home / "several" / "checkpoints" / "step-000002" / "state").iterdir())) > 2
+    assert train(home / "several", quick_settings(llama, home, 4), resume=True) == whole
