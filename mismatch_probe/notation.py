@@ -2,7 +2,9 @@
 
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
 value is cut at the same place. A bound much smaller than that, or a value whose interval leaves zero out, gets the
-digits it needs not to read as zero. A number without an interval gets three significant digits.
+digits it needs not to read as zero, or its own power of ten. A number without an interval gets three significant
+digits. An interval of 0 alone is none: where no sample shows a difference, how large a rare one is cannot be known, and
+the metric `differs` bounds how rare.
 """
 
 import math
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from mismatch_probe.stats.results import CurveBin, Estimate
 
 ABSENT = "n/a"
+_NONE_SEEN = "(none seen)"
 
 _MIN_SIGNIFICANT = 2
 _MAX_SIGNIFICANT = 7
@@ -35,13 +38,21 @@ class Written:
 
 
 def write_estimate(estimate: Estimate | None) -> Written:
-    """`3.3e-4 [2.9e-4, 3.8e-4]`."""
+    """`3.3e-4 [2.9e-4, 3.8e-4]`; `0 (none seen)` where every value of the sample is 0."""
     if estimate is None:
         return Written(ABSENT)
+    if estimate.low == estimate.value == estimate.high == 0:
+        return Written("0", _NONE_SEEN)
     exponent = _leading(estimate)
-    return _write(
-        estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, lambda number, place: _write_at(number, place, exponent)
-    )
+    leaves_zero_out = estimate.low is not None and estimate.high is not None and estimate.low * estimate.high > 0
+
+    def write_at(number: float, place: int) -> str:
+        if leaves_zero_out and abs(number) < 10.0**place / 2:
+            own = _exponent(number)
+            return _write_at(number, own - _MIN_SIGNIFICANT + 1, own)
+        return _write_at(number, place, exponent)
+
+    return _write(estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, write_at)
 
 
 def write_tokens(estimate: Estimate | None) -> Written:

@@ -38,13 +38,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json; what else describes it must be readable too.
 
     Raises:
-        UsageError: it is missing, or one of the files holds no JSON object.
+        UsageError: it is missing, one of the files holds no JSON object, or its architectures are no list of names.
     """
     config = _read_object(folder / "config.json")
     if config is None:
         raise UsageError(f"{folder} is not a checkpoint: it has no config.json; give --model a folder that has one")
     for name in _OTHER_OBJECTS:
         _read_object(folder / name)
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UsageError(
+            f"{folder / 'config.json'} gives its architectures as {names!r}, and they are a list of names, such as "
+            '["LlamaForCausalLM"]; mend it'
+        )
     return config
 
 

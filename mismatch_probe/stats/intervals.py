@@ -135,10 +135,15 @@ def jackknife(function: Function, columns: Floats, units: Floats | None = None) 
 
 
 def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
-    """A jackknifed value with its bounds on `scale`; none where one is infinite."""
+    """A jackknifed value with its bounds on `scale`; none where one is infinite.
+
+    The bounds are the value itself where no cluster makes it another: then the sample says nothing of what it lacks.
+    """
     value, error = estimate.value, estimate.error
     if not np.isfinite(error):
         return Interval(value, None, None)
+    if error == 0:
+        return Interval(value, value, value)
     there, slope, back = _LINKS[scale]
     with np.errstate(all="ignore"):
         degrees = [estimate.degrees(tail) for tail in _tails(scale, value)]
@@ -147,8 +152,8 @@ def interval(estimate: Jackknife, scale: Scale, level: float) -> Interval:
         if scale is Scale.POSITIVE and own_error > 0:
             student = special.stdtrit(estimate.most_degrees, (1 + level) / 2) * own_error
             reach[1] = max(reach[1], log_normal_reach(student, estimate.log_variance, estimate.most_degrees, level))
-        if not reach.any() or not np.isfinite(reach).all():
-            return Interval(value, value, value)
+        if not np.isfinite(reach).all():
+            return Interval(value, None, None)
         low, high = back(there(np.float64(value)) + reach * [-1, 1])
     return Interval(value, float(low), float(high)) if np.isfinite(high) else Interval(value, None, None)
 

@@ -1,6 +1,6 @@
 """Do a checkpoint's weights fit its config? Told from file headers and a model without memory, before anything runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,23 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
         with torch.device("meta"):
             model: PreTrainedModel = maker.from_config(config)
     except Exception as error:  # a config that makes no model raises whatever its modules meet
-        raise UsageError(f"the config of {folder} makes no model ({said(error)}); mend config.json") from error
+        raise UsageError(f"the config of {folder} makes no model ({_why(error, config)}); mend config.json") from error
     return model
+
+
+def _why(error: Exception, config: PreTrainedConfig) -> str:
+    """A name that transformers looks up and does not have is shown with the field it is the value of."""
+    looked_up = error.args[0] if isinstance(error, KeyError) and error.args else None
+    fields = [name for name, value in _leaves(config.to_dict()) if value == looked_up and isinstance(value, str)]
+    return f"{fields[0]} = {looked_up!r} is none that transformers knows" if fields else said(error)
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def _stored_shapes(folder: Path) -> dict[str, Shape]:

@@ -96,3 +96,16 @@ def test_seeds_and_keys_depend_on_what_they_name_and_nothing_else() -> None:
     assert len({sequence_seed(0, "p", 1), sequence_seed(1, "p", 1), sequence_seed(0, "q", 1)}) == 3
     assert content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
     assert content_key({"a": 1}) != content_key({"a": 2})
+
+
+@pytest.mark.parametrize("names", ["LlamaForCausalLM", [3], {"a": "b"}])
+def test_architectures_that_are_no_list_of_names_are_told(tmp_path: Path, names: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": names}))
+    with pytest.raises(UsageError, match=r"config\.json gives its architectures as .* a list of names, such as "):
+        checkpoint.read_config(tmp_path)
+
+
+@pytest.mark.parametrize("names", [None, [], ["LlamaForCausalLM"]])
+def test_architectures_that_are_a_list_of_names_or_nothing_are_read(tmp_path: Path, names: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": names}))
+    assert checkpoint.read_config(tmp_path) == {"architectures": names}

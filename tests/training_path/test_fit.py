@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.training_path.fit import require_fit
 from mismatch_probe.training_path.loading import load_config
 from tests.tiny_models import FAMILIES, make_checkpoint
+
+REARRANGED = ("qwen3-moe",)
+"""Families whose weights transformers rearranges as it loads them, which are not judged."""
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -28,8 +32,13 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_whole_checkpoint_fits(tmp_path: Path, family: str) -> None:
-    require_fit(make_checkpoint(tmp_path, family), trust_remote_code=False)
+def test_a_whole_checkpoint_fits_and_without_one_weight_it_does_not(tmp_path: Path, family: str) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    require_fit(folder, trust_remote_code=False)
+    edit_weights(folder, lambda weights: weights.pop("model.norm.weight"))
+    refused = nullcontext() if family in REARRANGED else pytest.raises(UsageError, match=r"model\.norm\.weight")
+    with refused:
+        require_fit(folder, trust_remote_code=False)
 
 
 def test_the_shipped_checkpoint_fits() -> None:
@@ -79,12 +88,23 @@ def test_names_without_the_models_prefix_are_those_of_the_model(tmp_path: Path) 
 
     edit_weights(folder, strip)
     require_fit(folder, trust_remote_code=False)
+    edit_weights(folder, lambda weights: weights.pop("norm.weight"))
+    with pytest.raises(UsageError, match=r"lacks 1 weights .* model\.norm\.weight"):
+        require_fit(folder, trust_remote_code=False)
 
 
 def test_a_config_that_makes_no_model(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     edit_config(folder, hidden_act="nonesuch")
     with pytest.raises(UsageError, match="makes no model"):
+        require_fit(folder, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_a_name_that_transformers_does_not_know_is_told_with_its_field(tmp_path: Path, field: str) -> None:
+    folder = make_checkpoint(tmp_path)
+    edit_config(folder, **{field: {"rope_type": "evil", "rope_theta": 10_000.0, "factor": 2.0}})
+    with pytest.raises(UsageError, match=r"\(rope_parameters\.rope_type = 'evil' is none that transformers knows\)"):
         require_fit(folder, trust_remote_code=False)
 
 
@@ -101,7 +121,10 @@ def test_the_attention_that_a_checkpoint_asks_for_is_neither_needed_nor_fetched(
 
 def test_quantised_weights_are_not_judged(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
-    edit_config(folder, hidden_size=96, quantization_config={"quant_method": "fp8"})
+    edit_config(folder, hidden_size=96)
+    with pytest.raises(UsageError, match="the config asks for"):
+        require_fit(folder, trust_remote_code=False)
+    edit_config(folder, quantization_config={"quant_method": "fp8"})
     require_fit(folder, trust_remote_code=False)
 
 
@@ -112,3 +135,6 @@ def test_only_headers_are_read(tmp_path: Path) -> None:
     (length,) = struct.unpack("<Q", content[:8])
     path.write_bytes(content[: 8 + length] + b"\xff" * (len(content) - 8 - length))
     require_fit(folder, trust_remote_code=False)
+    path.write_bytes(content[:8] + b"\xff" * (len(content) - 8))
+    with pytest.raises(UsageError):
+        require_fit(folder, trust_remote_code=False)
