@@ -1,6 +1,7 @@
 """Start an engine by name; only then is its library loaded."""
 
 from contextlib import nullcontext
+from functools import partial
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
@@ -35,14 +36,5 @@ def start_engine(
         case "vllm":
             from mismatch_probe.engines.vllm import start_vllm
 
-            return start_vllm(
-                checkpoint,
-                dtype,
-                engine,
-                sampling,
-                max_model_len=max_model_len,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                seed=seed,
-                products=products,
-            )
+            start = partial(start_vllm, max_model_len=max_model_len, revision=revision, seed=seed, products=products)
+            return start(checkpoint, dtype, engine, sampling, trust_remote_code=trust_remote_code)

@@ -3,32 +3,30 @@
 import json
 
 from rich.console import Console
-from rich.table import Table
 
 from mismatch_probe.records.examination import Examination
+from mismatch_probe.report.screen import print_line, print_table
+from mismatch_probe.report.view import Cell, Table
 
 
 def render_examination(found: Examination, console: Console) -> None:
     """Print an examination: what is wrong last, where the eye stops."""
-    table = Table("package", "version", title="Versions", title_justify="left")
-    for name, version in found.versions.items():
-        table.add_row(name, version)
-    console.print(table)
-    hardware = Table("hardware", "", title_justify="left")
-    for name, value in found.hardware.items():
-        hardware.add_row(name, "none" if value == [] else str(value))
-    console.print(hardware)
-    for stage, settings in found.effective_settings.items():
-        effective = Table(stage, "effective", title_justify="left")
-        for name, value in settings.items():
-            effective.add_row(name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        console.print(effective)
-    for remark in found.remarks:
-        console.print(f"note: {remark}", soft_wrap=True, markup=False, highlight=False)
-    for conflict in found.conflicts:
-        console.print(f"pin conflict: {conflict}", soft_wrap=True, markup=False, highlight=False)
-    for package in found.imports:
-        if not package.ok:
-            console.print(f"cannot import {package.package}: {package.problem}", soft_wrap=True, markup=False)
+    tables = {
+        ("package", "version"): found.versions,
+        ("hardware", ""): {name: "none" if value == [] else value for name, value in found.hardware.items()},
+        **{(stage, "effective"): settings for stage, settings in found.effective_settings.items()},
+    }
+    for columns, values in tables.items():
+        rows: list[list[Cell]] = [
+            [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+            for name, value in values.items()
+        ]
+        print_table(console, Table("", columns, rows))
+    for line in (
+        *(f"note: {remark}" for remark in found.remarks),
+        *(f"pin conflict: {conflict}" for conflict in found.conflicts),
+        *(f"cannot import {package.package}: {package.problem}" for package in found.imports if not package.ok),
+    ):
+        print_line(console, line)
     if not found.exit_code:
-        console.print("No conflict found; torch, transformers and vllm import.")
+        print_line(console, "No conflict found; torch, transformers and vllm import.")

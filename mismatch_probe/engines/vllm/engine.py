@@ -34,23 +34,11 @@ def start_vllm(
     engine: EngineSettings,
     sampling: SamplingSettings,
     *,
-    max_model_len: int,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
     products: Products = nullcontext,
+    **more: Any,
 ) -> "VllmEngine":
     """vLLM holding `checkpoint` in `dtype`; arguments and errors as in `mismatch_probe.engines.start.start_engine`."""
-    launch = plan_launch(
-        checkpoint,
-        dtype,
-        engine,
-        sampling,
-        max_model_len=max_model_len,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        seed=seed,
-    )
+    launch = plan_launch(checkpoint, dtype, engine, sampling, **more)
     from vllm import LLM
 
     meet_without_a_file()

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mismatch_probe.train.guards.load import parse_guards
-from mismatch_probe.train.guards.rules.base import GuardRule
+from mismatch_probe.train.guards.rules.base import Guard
 
 
-def rule(kind: str, **parameters: Any) -> GuardRule:
+def rule(kind: str, **parameters: Any) -> Guard:
     """A rule as a guard file declares it."""
     table = {"name": "g", "rule": kind, "actions": ["log"], **parameters}
     return parse_guards({"defaults": False, "guard": [table]}, "guards.toml")[0].start()
 
 
-def breaks(started: GuardRule, values: Sequence[float]) -> list[bool]:
+def breaks(started: Guard, values: Sequence[float]) -> list[bool]:
     return [started.judge({"m": value}) is not None for value in values]
 
 

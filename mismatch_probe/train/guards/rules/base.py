@@ -27,7 +27,7 @@ class Breach:
     sentence: str
 
 
-class GuardRule(ABC):
+class Guard(ABC):
     """Judges one step at a time. remembers: its attributes that change, finite JSON each."""
 
     remembers: ClassVar[tuple[str, ...]] = ()
@@ -96,7 +96,7 @@ class GuardSettings(Settings, ABC):
         return ()
 
     @abstractmethod
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         """The rule, with nothing learned yet."""
 
     def asks_for(self, firing: int) -> tuple[Action, ...]:

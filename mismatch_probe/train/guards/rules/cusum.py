@@ -6,14 +6,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import (
-    Breach,
-    GuardRule,
-    MetricGuardSettings,
-    Values,
-    not_a_number,
-    write_value,
-)
+from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 _NORMAL_SD_PER_MAD = 1.4826
 
@@ -41,11 +34,11 @@ class CusumSettings(MetricGuardSettings):
             raise ValueError("patience of a cusum is 1, since its sum starts again at every breach; raise h instead")
         return self
 
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         return Cusum(self)
 
 
-class Cusum(GuardRule):
+class Cusum(Guard):
     """Silent while it learns the level; the sum starts again after a breach, the level stays."""
 
     remembers = ("first", "sum")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import Breach, GuardRule, GuardSettings, Values, write_value
+from mismatch_probe.train.guards.rules.base import Breach, Guard, GuardSettings, Values, write_value
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -34,11 +34,11 @@ class FlatlineSettings(GuardSettings):
     def metrics(self) -> tuple[str, ...]:
         return (*self.zero, *self.nonzero, *self.nonfinite, *self.at_least)
 
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         return Flatline(self)
 
 
-class Flatline(GuardRule):
+class Flatline(Guard):
     """The signature of a dead FP16 run is loss 0, gradient norm 0 and reward NaN in one step."""
 
     def __init__(self, settings: FlatlineSettings) -> None:

@@ -5,14 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.guards.rules.base import (
-    Breach,
-    GuardRule,
-    MetricGuardSettings,
-    Values,
-    not_a_number,
-    write_value,
-)
+from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
 class FloorSettings(MetricGuardSettings):
@@ -26,11 +19,11 @@ class FloorSettings(MetricGuardSettings):
     def canary_metrics(self) -> tuple[str, ...]:
         return self.metrics
 
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         return Floor(self)
 
 
-class Floor(GuardRule):
+class Floor(Guard):
     """The first canary sets the floor, or the first step after it that has a number; the rest is held against it."""
 
     remembers = ("floor", "was_asked")

@@ -6,14 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.config.model import Count
-from mismatch_probe.train.guards.rules.base import (
-    Breach,
-    GuardRule,
-    MetricGuardSettings,
-    Values,
-    not_a_number,
-    write_value,
-)
+from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
 class GrowthSettings(MetricGuardSettings):
@@ -30,11 +23,11 @@ class GrowthSettings(MetricGuardSettings):
     direction: Literal["up", "down"] = "up"
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         return Growth(self)
 
 
-class Growth(GuardRule):
+class Growth(Guard):
     """The canary counts as the first earlier value. A broken step is forgotten, so the guard does not get used to a
     fault; a level of zero or less as well, since there is no ratio to it."""
 

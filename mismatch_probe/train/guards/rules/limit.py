@@ -4,14 +4,7 @@ from typing import Literal
 
 from pydantic import FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import (
-    Breach,
-    GuardRule,
-    MetricGuardSettings,
-    Values,
-    not_a_number,
-    write_value,
-)
+from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
 class LimitSettings(MetricGuardSettings):
@@ -29,11 +22,11 @@ class LimitSettings(MetricGuardSettings):
             raise ValueError(f"above ({self.above:g}) must be larger than below ({self.below:g})")
         return self
 
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         return Limit(self)
 
 
-class Limit(GuardRule):
+class Limit(Guard):
     """Needs no history, so a canary is judged too."""
 
     def __init__(self, settings: LimitSettings) -> None:

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from mismatch_probe.train.guards.rules.base import Breach, GuardRule, MetricGuardSettings, Values, write_value
+from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, write_value
 
 
 class NonfiniteSettings(MetricGuardSettings):
@@ -11,11 +11,11 @@ class NonfiniteSettings(MetricGuardSettings):
 
     rule: Literal["nonfinite"] = "nonfinite"
 
-    def start(self) -> GuardRule:
+    def start(self) -> Guard:
         return Nonfinite(self)
 
 
-class Nonfinite(GuardRule):
+class Nonfinite(Guard):
     """Needs no history, so a canary is judged too."""
 
     def __init__(self, settings: NonfiniteSettings) -> None:
