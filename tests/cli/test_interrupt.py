@@ -146,9 +146,14 @@ def test_a_process_that_was_started_deaf_stays_so() -> None:
         "from mismatch_probe.cli.interrupts import heed_interrupts, interrupts_kept\n"
         "heed_interrupts()\n"
         "with interrupts_kept(): signal.raise_signal(signal.SIGINT)\n"
-        "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+    heeding = code.replace("signal.SIG_IGN)\n", "signal.default_int_handler)\n", 1)
+    ended = subprocess.run([sys.executable, "-c", heeding], capture_output=True, text=True, check=False, timeout=60)
+    assert "KeyboardInterrupt" in ended.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -93,6 +93,7 @@ class Killed:
         sign = self._command.at_work
         self._wait(lambda: self._is_heeding() and (sign is None or any(self._written(sign))))
         assert self._process.poll() is None, self._said()
+        assert self._process.pid in self._left(), "the mark does not tell the processes of the command"
 
     def kill(self) -> None:
         self._process.send_signal(self._number)

@@ -85,7 +85,10 @@ def test_a_gate_that_decides_nothing_agrees_with_the_schema(tmp_path: Path, comm
 
 
 def test_the_shipped_sample_agrees_with_the_schema() -> None:
-    validate("summary", read(SAMPLE))
+    sample = read(SAMPLE)
+    validate("summary", sample)
+    assert sample["pairs"]
+    assert all(pair["metrics"]["kl_k3"]["low"] is not None for pair in sample["pairs"])
 
 
 @pytest.mark.parametrize(

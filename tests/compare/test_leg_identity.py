@@ -10,6 +10,7 @@ from mismatch_probe.compare.extension import FOLDER, extend_run
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
@@ -121,3 +122,5 @@ def test_an_extended_runs_legs_are_its_own(run: RunDirectory, command_line: Comm
     extend_run(run, Preparation(simulated_manifest(large), simulated_prompts(large)), lambda event: None)
     assert Legs(run, "first").read("train-bf16").num_rows == 40
     assert run.read_manifest().run_key == "first"
+    with pytest.raises(BrokenRecord, match=r"is the leg train-bf16 of another run \(first\)"):
+        Legs(run, "of the extension").read("train-bf16")

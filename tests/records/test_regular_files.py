@@ -140,7 +140,12 @@ def test_what_a_tracker_links_in_its_own_folder_is_none_of_ours(folder: Path) ->
 def test_a_run_that_is_itself_reached_through_a_link_is_read(tmp_path: Path, folder: Path) -> None:
     (folder / "manifest.json").write_text("{}")
     (tmp_path / "mine").symlink_to(folder)
-    with RunDirectory(tmp_path / "mine").locked():
+    mine = RunDirectory(tmp_path / "mine")
+    with mine.locked():
+        write_text(mine.report_path, "page")
+    assert (folder / "report.html").read_text() == "page"
+    (folder / "legs").symlink_to(tmp_path)
+    with pytest.raises(BrokenRecord, match="symbolic link"), mine.locked():
         pass
 
 
