@@ -78,7 +78,7 @@ def _memory_bytes(device: torch.device) -> int:
 def _rates(process: str, dtype: Dtype, device: torch.device, widths: Mapping[str, int]) -> dict[str, float]:
     with _arithmetic(process, dtype, device):
         return {
-            "matrix_flops_per_second": _matrix_flops_per_second(widths, torch_dtype(dtype), device),
+            "matrix_flops_per_second": _layer_flops_per_second(process, widths, torch_dtype(dtype), device),
             "attention_flops_per_second": _attention_flops_per_second(widths, torch_dtype(dtype), device),
             "operation_seconds": _operation_seconds(torch_dtype(dtype), device),
         }
@@ -96,8 +96,12 @@ def _arithmetic(process: str, dtype: Dtype, device: torch.device) -> Iterator[No
             yield
 
 
-def _matrix_flops_per_second(widths: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> float:
-    """Of a layer without its attention, element-wise operations included in the time and not in the count."""
+def _layer_flops_per_second(process: str, widths: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> float:
+    """Of a layer without its attention, element-wise operations included in the time and not in the count.
+
+    An engine fuses norms and rotary positions with what is around them: there they are left out.
+    """
+    normed, rotated = (_normed, _rotated) if process == "training" else (_as_it_is, _as_it_is)
     hidden, queries, keys = widths["hidden"], widths["queries"], widths["keys"]
     intermediate = min(widths["intermediate"], max(hidden, _MOST_WEIGHTS // hidden))
     sizes = [(hidden, queries + 2 * keys), (queries, hidden), (hidden, 2 * intermediate), (intermediate, hidden)]
@@ -108,11 +112,10 @@ def _matrix_flops_per_second(widths: Mapping[str, int], dtype: torch.dtype, devi
     hidden_TD = torch.full((tokens, hidden), 1e-2, dtype=dtype, device=device)
 
     def layer() -> None:
-        query_TD, key_TD, _ = (_normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
-        rotated_TD = _rotated(query_TD)
-        _rotated(key_TD)
-        residual_TD = hidden_TD + rotated_TD @ out_of_heads
-        gate_TD, up_TD = (_normed(residual_TD) @ up).chunk(2, dim=1)
+        query_TD, key_TD, _ = (normed(hidden_TD) @ into_heads).split((queries, keys, keys), dim=1)
+        rotated(key_TD)
+        residual_TD = hidden_TD + rotated(query_TD) @ out_of_heads
+        gate_TD, up_TD = (normed(residual_TD) @ up).chunk(2, dim=1)
         residual_TD + (silu(gate_TD) * up_TD) @ down
 
     return tokens * token_flops / _seconds(layer, device)
@@ -129,6 +132,10 @@ def _rotated(heads_TD: torch.Tensor) -> torch.Tensor:
     """As much as rotary positions take."""
     first_TD, second_TD = heads_TD.chunk(2, dim=1)
     return heads_TD * 0.5 + torch.cat((-second_TD, first_TD), dim=1) * 0.5
+
+
+def _as_it_is(tensor_TD: torch.Tensor) -> torch.Tensor:
+    return tensor_TD
 
 
 def _attention_flops_per_second(widths: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> float:
