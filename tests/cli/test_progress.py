@@ -13,7 +13,7 @@ from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from mismatch_probe.compare.events import AnyEvent, BatchDone, RequestsDone, StageDone, StageStarted
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import Stage, make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.compare.cost.workloads import settings, workload
 
@@ -61,17 +61,32 @@ def test_a_batch_in_flight_says_how_far_it_is(at: At) -> None:
     assert line == f"{STAGE}: 16 of 64 requests of batch 1 of 1"
 
 
-def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def two_stages() -> tuple[Stage, Stage, RunClock]:
+    """Stages that took 100 s each in an earlier run, and the clock of a run that has both to do."""
     first, second = make_plan(settings(full_vocabulary={"positions": 0})).stages[:2]
     known = workload()
     earlier = [Measured(what_of(stage), work_of(stage, known), 100, 0) for stage in (first, second)]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
-    output = StringIO()
-    clock = RunClock([first, second], known, earlier)
-    with progress_listener(Console(file=output), RunDirectory(tmp_path), clock) as listener:
+    return first, second, RunClock([first, second], known, earlier)
+
+
+def shown(output: StringIO, tmp_path: Path, *, is_terminal: bool) -> str:
+    """What people see of the first of `two_stages`."""
+    first, _, clock = two_stages()
+    console = Console(file=output, force_terminal=is_terminal, width=120)
+    with progress_listener(console, RunDirectory(tmp_path), clock) as listener:
         listener(StageStarted(stage=first.name, batches=1, batches_done=0))
         listener(BatchDone(stage=first.name, sequences=8, tokens=400, seconds=100))
         listener(StageDone(stage=first.name))
-    *_, started, done = output.getvalue().splitlines()
-    assert started == f"{first.name}: 0 of 1 batches recorded, starting; about 3 min (1.7 to 7) left in all"
-    assert done == f"{first.name}: done, 4 tokens/s; about 1.7 min (0.8 to 3) left in all"
+    return output.getvalue()
+
+
+def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
+    *_, started, done = shown(StringIO(), tmp_path, is_terminal=False).splitlines()
+    assert started == f"{STAGE}: 0 of 1 batches recorded, starting; about 3 min (1.7 to 7) left in all"
+    assert done == f"{STAGE}: done, 4 tokens/s; about 1.7 min (0.8 to 3) left in all"
+
+
+def test_a_terminal_shows_it_in_a_row_of_its_own(tmp_path: Path) -> None:
+    last = shown(StringIO(), tmp_path, is_terminal=True).split("whole run")[-1]
+    assert "about 1.7 min (0.8 to 3) left in all" in last
