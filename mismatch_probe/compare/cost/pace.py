@@ -18,7 +18,7 @@ FROM_ANOTHER_SIDE: Final = 3.0
 """It was measured in another dtype, or with other settings."""
 FROM_ANOTHER_KIND: Final = 5.0
 
-_PREFILLS: Final[tuple[Kind, ...]] = ("replay", "distributions", "score", "floor", "whole-vocabulary")
+_PREFILLS: Final[tuple[Kind, ...]] = ("replay", "engine-floor", "distributions", "score", "floor", "full-vocabulary")
 
 
 def _in_proportion(process: Process, dtype: Dtype) -> Rates:

@@ -12,6 +12,7 @@ from mismatch_probe.compare.cost.architecture import Architecture, Lengths
 from mismatch_probe.compare.cost.rates import Process, Work
 from mismatch_probe.compare.plan import (
     DistributionsStage,
+    EngineFloorStage,
     FloorStage,
     FullVocabularyStage,
     ReplayStage,
@@ -26,15 +27,16 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.records.manifest import Manifest
 
-Kind = Literal["sample", "replay", "distributions", "score", "floor", "whole-vocabulary"]
+Kind = Literal["sample", "replay", "engine-floor", "distributions", "score", "floor", "full-vocabulary"]
 
 _KINDS: Final[dict[type[Stage], Kind]] = {
     SampleStage: "sample",
     ReplayStage: "replay",
+    EngineFloorStage: "engine-floor",
     DistributionsStage: "distributions",
     ScoreStage: "score",
     FloorStage: "floor",
-    FullVocabularyStage: "whole-vocabulary",
+    FullVocabularyStage: "full-vocabulary",
 }
 _ENGINE_SEQUENCES: Final = 256
 """vLLM's default of `max_num_seqs`."""
@@ -164,7 +166,11 @@ def work_of(stage: Stage, workload: Workload) -> Work:
         case SampleStage():
             work = _sampling(stage.side, workload, architecture)
         case ReplayStage():
-            work = _scored_by_engine(workload, architecture, workload.lengths).times(workload.samples)
+            steps = workload.lengths.sum() / workload.pass_tokens
+            work = _scored_by_engine(architecture, workload.lengths, steps).times(workload.samples)
+        case EngineFloorStage():
+            chosen = _repeated(workload)
+            work = _scored_by_engine(architecture, chosen, len(chosen))
         case DistributionsStage():
             work = _distributions(workload, architecture)
         case ScoreStage():
@@ -201,10 +207,10 @@ def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
     )
 
 
-def _scored_by_engine(workload: Workload, architecture: Architecture, lengths: Lengths) -> Work:
-    tokens = float(lengths.sum())
-    scored = Work(operations=tokens * _SCORED_TOKEN_OPERATIONS)
-    return _passes(architecture, lengths, tokens / workload.pass_tokens) + scored
+def _scored_by_engine(architecture: Architecture, lengths: Lengths, steps: float) -> Work:
+    """Prefill of whole sequences in so many steps of the engine."""
+    scored = Work(operations=float(lengths.sum()) * _SCORED_TOKEN_OPERATIONS)
+    return _passes(architecture, lengths, steps) + scored
 
 
 def _distributions(workload: Workload, architecture: Architecture) -> Work:
@@ -212,7 +218,8 @@ def _distributions(workload: Workload, architecture: Architecture) -> Work:
     positions = _positions(workload, architecture)
     contexts = np.resize(workload.lengths - workload.responses.mean_tokens / 2, positions)
     handed_over = Work(operations=positions * architecture.vocab_size * _NUMBER_OPERATIONS)
-    return _scored_by_engine(workload, architecture, contexts) + handed_over
+    steps = contexts.sum() / workload.pass_tokens
+    return _scored_by_engine(architecture, contexts, steps) + handed_over
 
 
 def _positions(workload: Workload, architecture: Architecture) -> int:
@@ -224,10 +231,14 @@ def _positions(workload: Workload, architecture: Architecture) -> int:
     return int(min(most, max(LEAST_CONTEXT_TOKENS, tokens) / context))
 
 
-def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) -> Work:
+def _repeated(workload: Workload) -> Lengths:
+    """Of the few responses of a sampler that are scored once more."""
     short = workload.lengths[workload.lengths <= LONGEST_REPEATED]
-    number = min(len(short) * workload.samples, workload.settings.floors.num_sequences)
-    chosen = np.resize(short, number * len(stage.samplers))
+    return np.resize(short, min(len(short) * workload.samples, workload.settings.floors.num_sequences))
+
+
+def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) -> Work:
+    chosen = np.tile(_repeated(workload), len(stage.samplers))
     work = _passes(architecture, chosen, len(chosen))
     if stage.attention != "eager":
         return work

@@ -37,10 +37,11 @@ def test_every_stage_is_of_the_process_that_runs_it() -> None:
     assert {what_of(one).kind for one in STAGES} == {
         "sample",
         "replay",
+        "engine-floor",
         "distributions",
         "score",
         "floor",
-        "whole-vocabulary",
+        "full-vocabulary",
     }
 
 
