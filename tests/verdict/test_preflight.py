@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
 from mismatch_probe.verdict.preflight.facts import forward_facts, has_experts
@@ -69,6 +70,24 @@ def test_a_quantization_that_reaches_no_layer_is_told_from_one_that_does() -> No
 
 def test_two_right_sides_have_nothing_to_say() -> None:
     assert preflight(sides()) == []
+
+
+def test_an_adapter_on_one_side_is_a_note_where_the_other_loads_another_checkpoint() -> None:
+    base = ModelIdentity(
+        name="base",
+        folder="base",
+        fingerprint="a1",
+        architecture="X",
+        context_length=None,
+        checkpoint_dtype=None,
+        weight_bytes=0,
+    )
+    merged = base.model_copy(update={"name": "merged", "fingerprint": "b2"})
+    held = {"adapter": ADAPTER}
+    [finding] = [one for one in preflight(sides({}, held, checkpoints=(merged, base))) if one.setting == "adapter"]
+    assert finding.level == "note"
+    [finding] = preflight(sides({}, held, checkpoints=(base, base)))
+    assert finding.level == "error"
 
 
 @pytest.mark.parametrize("norm", [2.0, 2.02, None])

@@ -16,9 +16,9 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
     train, infer = sides.train.get("adapter"), sides.infer.get("adapter")
     if train is None or infer is None:
         if infer is not None:
-            yield _one_sided("the engine", infer, "the training path has", "pi")
+            yield _one_sided(sides, "the engine", infer, "the training path", "pi")
         if train is not None:
-            yield _one_sided("the training path", train, "the engine has", "mu")
+            yield _one_sided(sides, "the training path", train, "the engine", "mu")
     elif train["fingerprint"] != infer["fingerprint"]:
         yield _error(
             f"the two sides compute with other adapters: {_told(train)} on the training path, {_told(infer)} in the "
@@ -41,11 +41,20 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
         )
 
 
-def _one_sided(where: str, held: Mapping[str, Any], other: str, side: Literal["pi", "mu"]) -> SettingFinding:
-    return _error(
-        f"{where} computes with the adapter {held['folder']}, and {other} none",
-        "Give both sides the adapter: engine.adapter and training.adapter.",
-        side,
+def _one_sided(
+    sides: Sides, where: str, held: Mapping[str, Any], other: str, side: Literal["pi", "mu"]
+) -> SettingFinding:
+    if sides.load_the_same:
+        return _error(
+            f"{where} computes with the adapter {held['folder']}, and {other} has none",
+            "Give both sides the adapter: engine.adapter and training.adapter.",
+            side,
+        )
+    return SettingFinding(
+        level="note",
+        setting="adapter",
+        what=f"{where} computes with the adapter {held['folder']}; {other} has none and loads another checkpoint",
+        advice="The two agree where that checkpoint has the adapter merged in; FP32 on both sides tells.",
     )
 
 

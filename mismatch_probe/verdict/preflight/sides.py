@@ -24,6 +24,11 @@ class Sides:
     doubled_first_token: int | None = None
 
     @property
+    def load_the_same(self) -> bool:
+        """Whether both loaded the same checkpoint."""
+        return self.checkpoints is None or self.checkpoints[0].fingerprint == self.checkpoints[1].fingerprint
+
+    @property
     def facts(self) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
         """What reaches the forward pass of the training path and of the engine; None where a side does not say."""
         train, infer = self.train.get("config"), self.infer.get("config")
