@@ -135,10 +135,11 @@ class VllmEngine(Engine):
         self._require_room_to_score(sequences)
         found = []
         for sequence in sequences:
+            self.llm.reset_prefix_cache()
             # The prompt's last token is left out: what follows it is the response's first log-prob.
             prefix = sequence.prompt_token_ids[:-1]
             if prefix:
-                self._score([prefix])
+                self._score([prefix], behind_cache=True)
             outputs = self._score([_token_ids(sequence)], behind_cache=True)
             [scores] = self._replayed([sequence], outputs)
             found.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
