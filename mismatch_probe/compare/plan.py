@@ -1,5 +1,6 @@
 """What a comparison will do: jobs (one child process each), their stages, and the sequences a stage works through."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -16,10 +17,27 @@ TRAINING_PATH: Final = "training-path"
 
 
 @dataclass(frozen=True)
-class SampleStage:
-    """mu samples responses and reports the log-probs it decoded with."""
+class _OneLegStage(ABC):
+    """What writes one leg of a side; `model` is what the training path loads for it."""
 
     side: Side
+
+    @property
+    @abstractmethod
+    def leg(self) -> str: ...
+
+    @property
+    def model(self) -> Side:
+        return self.side
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.leg,)
+
+
+@dataclass(frozen=True)
+class SampleStage(_OneLegStage):
+    """mu samples responses and reports the log-probs it decoded with."""
 
     @property
     def name(self) -> str:
@@ -35,10 +53,8 @@ class SampleStage:
 
 
 @dataclass(frozen=True)
-class ReplayStage:
+class ReplayStage(_OneLegStage):
     """mu scores its own responses again by prefill."""
-
-    side: Side
 
     @property
     def name(self) -> str:
@@ -48,19 +64,14 @@ class ReplayStage:
     def leg(self) -> str:
         return self.side.leg("prefill")
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.leg,)
-
 
 EngineChange = Literal["alone", "cached"]
 
 
 @dataclass(frozen=True)
-class EngineFloorStage:
+class EngineFloorStage(_OneLegStage):
     """mu scores a few of its responses by prefill again: each `alone`, or alone behind what the prefix cache holds."""
 
-    side: Side
     change: EngineChange
 
     @property
@@ -70,10 +81,6 @@ class EngineFloorStage:
     @property
     def leg(self) -> str:
         return self.side.leg(self.change)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.leg,)
 
 
 @dataclass(frozen=True)
@@ -92,10 +99,9 @@ class DistributionsStage:
 
 
 @dataclass(frozen=True)
-class ScoreStage:
+class ScoreStage(_OneLegStage):
     """The training path scores the responses of `samplers`: pi, or the reference on weights as given or rounded."""
 
-    side: Side
     samplers: tuple[str, ...]
 
     @property
@@ -103,26 +109,17 @@ class ScoreStage:
         return self.side.leg()
 
     @property
-    def model(self) -> Side:
-        return self.side
-
-    @property
     def name(self) -> str:
         return self.side.stage("score")
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.leg,)
 
 
 FloorChange = Literal["alone", "again", "other-attention"]
 
 
 @dataclass(frozen=True)
-class FloorStage:
+class FloorStage(_OneLegStage):
     """pi scores a few responses of each sampler one by one: `alone`, the same `again`, or with other attention."""
 
-    side: Side
     samplers: tuple[str, ...]
     change: FloorChange
 
@@ -144,16 +141,11 @@ class FloorStage:
     def name(self) -> str:
         return self.side.stage("score", self.change)
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.leg,)
-
 
 @dataclass(frozen=True)
-class FullVocabularyStage:
+class FullVocabularyStage(_OneLegStage):
     """pi's whole distributions against mu's; what is recorded is reduced to numbers a position."""
 
-    side: Side
     mu: Side
 
     @property
@@ -165,16 +157,8 @@ class FullVocabularyStage:
         return (self.mu.sampler,)
 
     @property
-    def model(self) -> Side:
-        return self.side
-
-    @property
     def name(self) -> str:
         return f"compare-{self.leg}"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.leg,)
 
 
 TrainingStage = ScoreStage | FloorStage | FullVocabularyStage
