@@ -7,6 +7,7 @@ checkpoint takes no more memory than a small one.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped]
@@ -166,15 +167,16 @@ def _operation_seconds(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of one call, on average over calls that fill _SECONDS."""
+    """Of one call, the median of calls that fill _SECONDS: others on the machine interrupt some of them."""
     work()
     _wait_for(device)
-    began, calls = time.perf_counter(), 0
-    while calls == 0 or time.perf_counter() - began < _SECONDS:
+    began, taken = time.perf_counter(), []
+    while not taken or time.perf_counter() - began < _SECONDS:
+        before = time.perf_counter()
         work()
         _wait_for(device)
-        calls += 1
-    return (time.perf_counter() - began) / calls
+        taken.append(time.perf_counter() - before)
+    return median(taken)
 
 
 def _wait_for(device: torch.device) -> None:
