@@ -170,7 +170,8 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """Of one call, the median of calls that fill _SECONDS: others on the machine interrupt some of them."""
     work()
     _wait_for(device)
-    began, taken = time.perf_counter(), []
+    began = time.perf_counter()
+    taken: list[float] = []
     while not taken or time.perf_counter() - began < _SECONDS:
         before = time.perf_counter()
         work()
