@@ -21,8 +21,10 @@ _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cu
 
 def with_typed_engines(settings: CompareSettings) -> CompareSettings:
     """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`."""
-    infer = tuple(with_typed_arguments(side) for side in settings.infer)
-    return settings.model_copy(update={"engine": with_typed_arguments(settings.engine), "infer": infer})
+    infer = tuple(with_typed_arguments(side, settings.engine.name) for side in settings.infer)
+    return settings.model_copy(
+        update={"engine": with_typed_arguments(settings.engine, settings.engine.name), "infer": infer}
+    )
 
 
 def check_sides(settings: CompareSettings) -> None:
@@ -34,7 +36,7 @@ def check_sides(settings: CompareSettings) -> None:
         MissingExtra: the attention is not installed.
     """
     for mu in settings.infer_sides:
-        check_engine(mu.dtype, settings.sampling)
+        check_engine(mu.dtype, settings.sampling, settings.engine.name)
     for pi in settings.train_sides:
         assert pi.training is not None
         _check_training(pi.dtype, pi.training)

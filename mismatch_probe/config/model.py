@@ -35,6 +35,8 @@ ListAsTuple = Field(strict=False)
 
 
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
+EngineName = Literal["vllm"]
+"""Each has a folder of its name below `mismatch_probe.engines`."""
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
@@ -80,7 +82,7 @@ class SamplingSettings(Settings):
 class EngineSettings(Settings):
     """The inference engine (mu); `args` go to the engine unchanged. adapter: the folder of a LoRA adapter it serves."""
 
-    name: Literal["vllm"] = "vllm"
+    name: EngineName = "vllm"
     prefix_caching: bool = False
     batch_sequences: Count | None = None
     prefill: bool = True

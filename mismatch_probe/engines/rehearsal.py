@@ -8,8 +8,7 @@ from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
-from mismatch_probe.engines.vllm.limits import check_limits
+from mismatch_probe.engines.start import engine_part
 from mismatch_probe.errors import UsageError
 
 Holder = TypeVar("Holder", EngineSettings, InferSide)
@@ -18,7 +17,7 @@ _UNLIMITED = -1
 """vLLM's word for as long a context as fits."""
 
 
-def with_typed_arguments(holder: Holder) -> Holder:
+def with_typed_arguments(holder: Holder, engine: str) -> Holder:
     """The settings as a run records them: each engine argument under the engine's own name and in its own type.
 
     A flag gives text where a file gives a number; both are the same run.
@@ -27,16 +26,17 @@ def with_typed_arguments(holder: Holder) -> Holder:
         MissingExtra: the engine's library is not installed.
         UsageError: the engine has no such argument, or none that takes such a value.
     """
-    return holder.model_copy(update={"args": engine_arguments(holder.args, known_arguments())})
+    arguments = engine_part(engine, "arguments")
+    return holder.model_copy(update={"args": arguments.engine_arguments(holder.args, arguments.known_arguments())})
 
 
-def check_engine(dtype: Dtype, sampling: SamplingSettings) -> None:
+def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: str) -> None:
     """Refuse at once what needs no checkpoint to be seen.
 
     Raises:
         UsageError: the engine has no such dtype, or cannot sample so.
     """
-    check_limits(dtype, sampling)
+    engine_part(engine, "limits").check_limits(dtype, sampling)
 
 
 def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> None:
@@ -44,7 +44,7 @@ def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> No
     Raises:
         UsageError: the engine arguments leave the prompt no room for a response and the token that a replay adds.
     """
-    given = with_typed_arguments(engine).args.get("max_model_len")
+    given = with_typed_arguments(engine, engine.name).args.get("max_model_len")
     if given is not None and given != _UNLIMITED and given < num_prompt_tokens + 2:
         raise UsageError(
             f"--vllm.max_model_len {given} leaves {label} of {num_prompt_tokens} tokens no room for a "

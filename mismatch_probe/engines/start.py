@@ -1,7 +1,9 @@
 """Start an engine by name; only then is its library loaded."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from importlib import import_module
+from typing import Any
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
@@ -32,9 +34,20 @@ def start_engine(
         OutOfMemory: the model or its KV cache does not fit.
         EngineError: the engine could not start, or runs another dtype than the one asked for.
     """
-    match engine.name:
-        case "vllm":
-            from mismatch_probe.engines.vllm import start_vllm
+    start: Callable[..., Engine] = engine_part(engine.name).start
+    return start(
+        checkpoint,
+        dtype,
+        engine,
+        sampling,
+        max_model_len=max_model_len,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
+        products=products,
+    )
 
-            start = partial(start_vllm, max_model_len=max_model_len, revision=revision, seed=seed, products=products)
-            return start(checkpoint, dtype, engine, sampling, trust_remote_code=trust_remote_code)
+
+def engine_part(name: str, part: str = "") -> Any:
+    """The folder of an engine, or a file of it; every engine has `start`, `arguments`, `limits` and `rehearse`."""
+    return import_module(".".join(filter(None, (__package__, name, part))))

@@ -52,7 +52,7 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
         OutOfMemory: a side does not fit.
         StorageError: the disk refused.
     """
-    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
+    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine, settings.engine.name)})
     preparation = prepare(settings.as_comparison())
     workspace = Workspace(folder)
     workspace.activations.root.mkdir(parents=True)

@@ -68,7 +68,7 @@ def prepare_training(
     """
     from mismatch_probe.training_path.fit import require_fit
 
-    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine)})
+    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine, settings.engine.name)})
     if settings.engine.adapter is not None:
         raise UsageError(
             "train sends the engine whole weights, to which engine.adapter would be added again; leave it unset "

@@ -51,7 +51,9 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     recorded = directory.read_training_manifest()
     free = free_to_change(preparation.settings)
     old, new = (one.model_dump(mode="json", exclude=free) for one in (recorded.settings, preparation.settings))
-    old["engine"] = with_typed_arguments(recorded.settings.engine).model_dump(mode="json")
+    old["engine"] = with_typed_arguments(recorded.settings.engine, recorded.settings.engine.name).model_dump(
+        mode="json"
+    )
     before, now = recorded.content_keys, preparation.manifest.content_keys
     changed = [name for name in {**now, **before} if name != "settings" and before.get(name) != now.get(name)]
     if names := [name for name, *_ in differences(old, new)]:

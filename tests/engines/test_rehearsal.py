@@ -85,7 +85,7 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
 )
 def test_a_distribution_that_it_cannot_give_is_refused_at_once(dtype: Dtype, temperature: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_engine(dtype, SamplingSettings(temperature=temperature))
+        check_engine(dtype, SamplingSettings(temperature=temperature), "vllm")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_distribution_that_it_cannot_give_is_refused_at_once(dtype: Dtype, tem
 )
 def test_an_argument_that_it_does_not_have_is_refused_at_once(args: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        with_typed_arguments(EngineSettings(args=args))
+        with_typed_arguments(EngineSettings(args=args), "vllm")
 
 
 def test_a_prompt_must_leave_room_in_the_length_that_the_user_gave() -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mismatch_probe.engines.vllm.engine import VllmEngine
 
 
-def start_vllm(*args: Any, **settings: Any) -> "VllmEngine":
+def start(*args: Any, **settings: Any) -> "VllmEngine":
     """`engine.start_vllm`, reached only when vLLM is installed.
 
     Raises:
@@ -17,6 +17,6 @@ def start_vllm(*args: Any, **settings: Any) -> "VllmEngine":
     """
     if find_spec("vllm") is None:
         raise MissingExtra(f"vLLM is not installed, and sampling needs it; run {INSTALL_ENGINES}")
-    from mismatch_probe.engines.vllm.engine import start_vllm as start
+    from mismatch_probe.engines.vllm.engine import start_vllm
 
-    return start(*args, **settings)
+    return start_vllm(*args, **settings)
