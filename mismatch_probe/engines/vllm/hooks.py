@@ -7,6 +7,7 @@ norm's input is the FP32 sum of what it is given, a layer's output the sum of th
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,21 +83,46 @@ def decoder_layers(model: torch.nn.Module) -> list[Layer]:
     return [Layer(path, module) for path, module in found if path.startswith(prefix)]
 
 
-class _Recorder:
-    """Hooks on one model; what a layer gives is written when the layer is done, so memory holds one layer's tensors."""
+class StepRecorder(ABC):
+    """Hooks on one model that write to a folder for each step, the ids and positions that it was given among it."""
+
+    def __init__(self, model: torch.nn.Module, folder: Path) -> None:
+        self._folder = folder
+        self._step = -1
+        self._handles = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(lambda *_: self.write(self._step_folder)),
+        ]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """What was seen in a step, at its end."""
+
+    @property
+    def _step_folder(self) -> Path:
+        return self._folder / f"step-{self._step:04d}"
+
+    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._step += 1
+        self._step_folder.mkdir(parents=True)
+        tokens = {name: kwargs[name].long().cpu().contiguous() for name in ("input_ids", "positions")}
+        save_file(tokens, self._step_folder / TOKENS_FILE)
+
+
+class _Recorder(StepRecorder):
+    """What a layer gives is written when the layer is done, so memory holds one layer's tensors."""
 
     def __init__(self, model: torch.nn.Module, folder: Path, *, modules: bool) -> None:
-        self._folder = folder
+        super().__init__(model, folder)
         self._modules = modules
-        self._step = -1
         self._layer: dict[str, Tensor] = {}
         self._outside: dict[str, Tensor] = {}
         layers = decoder_layers(model)
         base = layers[0].path.removesuffix("layers.0")
-        self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end),
-        ]
         for number, layer in enumerate(layers):
             for path, module in layer.module.named_modules():
                 if is_router(path) or (modules and path and not _UNWATCHED.search(path)):
@@ -105,10 +131,6 @@ class _Recorder:
         around = dict(model.named_modules())
         if base + NORM in around:
             self._watch(around[base + NORM], NORM, self._outside)
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     def _watch(self, module: torch.nn.Module, path: str, into: dict[str, Tensor]) -> None:
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,24 +172,9 @@ class _Recorder:
             layer.register_forward_hook(after),
         ]
 
-    @property
-    def _step_folder(self) -> Path:
-        return self._folder / f"step-{self._step:04d}"
-
-    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._step += 1
-        write_tokens(self._step_folder, kwargs)
-
-    def _end(self, *_: Any) -> None:
-        save_file(self._outside, self._step_folder / "outside.safetensors")
+    def write(self, folder: Path) -> None:
+        save_file(self._outside, folder / "outside.safetensors")
         self._outside.clear()
-
-
-def write_tokens(folder: Path, model_inputs: dict[str, Any]) -> None:
-    """Begin a step's folder with the ids and positions that the model is given."""
-    folder.mkdir(parents=True)
-    tokens = {name: model_inputs[name].long().cpu().contiguous() for name in ("input_ids", "positions")}
-    save_file(tokens, folder / TOKENS_FILE)
 
 
 def _floating(values: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from safetensors.torch import save_file
 
-from mismatch_probe.engines.vllm.hooks import decoder_layers, write_tokens
+from mismatch_probe.engines.vllm.hooks import StepRecorder, decoder_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,15 +32,10 @@ class RoutingHooks:
         self.probe_routing.close()
 
 
-class _Recorder:
+class _Recorder(StepRecorder):
     def __init__(self, model: torch.nn.Module, folder: Path) -> None:
-        self._folder = folder
-        self._step = -1
+        super().__init__(model, folder)
         self._chosen: dict[str, Tensor] = {}
-        self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end),
-        ]
         self._routers: dict[int, Any] = {}
         for number, layer in enumerate(decoder_layers(model)):
             for module in layer.module.modules():
@@ -50,8 +45,7 @@ class _Recorder:
                     router.select_experts = self._recording(router.select_experts, number)
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        super().close()
         for router in self._routers.values():
             del router.select_experts
 
@@ -64,14 +58,6 @@ class _Recorder:
 
         return recording
 
-    @property
-    def _step_folder(self) -> Path:
-        return self._folder / f"step-{self._step:04d}"
-
-    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._step += 1
-        write_tokens(self._step_folder, kwargs)
-
-    def _end(self, *_: Any) -> None:
-        save_file(self._chosen, self._step_folder / CHOICES_FILE)
+    def write(self, folder: Path) -> None:
+        save_file(self._chosen, folder / CHOICES_FILE)
         self._chosen = {}
