@@ -1,11 +1,11 @@
 """The localization, job after job, and what comes of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from mismatch_probe import __version__
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.engines.rehearsal import with_typed_arguments
-from mismatch_probe.errors import EngineError
+from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.localize.children import run_job
 from mismatch_probe.localize.interventions import judge_interventions
 from mismatch_probe.localize.looked_into import logit_rows, looked_into, max_stored_tokens
@@ -41,6 +41,8 @@ from mismatch_probe.stats.sequences import Floats, is_usable
 
 Tell = Callable[[str], None]
 
+_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
 
 def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localization:
     """Where do the two sides part? Working files go to `folder`; `tell` hears a line at the start of each stage.
@@ -53,6 +55,7 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
         StorageError: the disk refused.
     """
     settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine, settings.engine.name)})
+    _require_one_worker(settings.engine.args)
     preparation = prepare(settings.as_comparison())
     workspace = Workspace(folder)
     workspace.activations.root.mkdir(parents=True)
@@ -71,6 +74,13 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
             notes[job] = JobNotes(left_out={job: str(error)})
         seconds = {**seconds, **notes[job].seconds, f"{job} in all": time.perf_counter() - begun}
     return _summarised(settings, preparation, workspace, notes, seconds)
+
+
+def _require_one_worker(args: Mapping[str, Any]) -> None:
+    """What a start of several workers, which takes a minute, would end in."""
+    for name in _SIZES:
+        if (args.get(name) or 1) > 1:
+            raise UsageError(f"activations are read inside one vLLM worker; leave --vllm.{name} at 1")
 
 
 def _jobs(settings: LocalizeSettings, num_prompts: int) -> dict[str, str]:

@@ -62,8 +62,9 @@ def test_a_kv_cache_in_8_bits_is_what_removes_its_mismatch() -> None:
 
 @pytest.mark.slow
 def test_a_side_that_cannot_start_ends_with_its_own_sentence(tmp_path: Path) -> None:
-    done = run("--model", "demo", "--num-prompts", "1", "--vllm.tensor_parallel_size", "2")
-    assert done.returncode in (2, 4)
+    done = run("--model", "demo", "--num-prompts", "1", "--vllm.kv_cache_memory_bytes", "1024")
+    assert done.returncode == 4
+    assert "VLLM_CPU_KVCACHE_SPACE" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -75,6 +76,7 @@ def test_a_side_that_cannot_start_ends_with_its_own_sentence(tmp_path: Path) -> 
         (("--model", "demo", "--dtype", "bf16", "--train-dtype", "fp16"), "--dtype sets both sides"),
         (("--model", "demo", "--dtype", "int3"), "int3"),
         (("--model", "demo", "--num-prompts", "0"), "num_prompts"),
+        (("--model", "demo", "--vllm.tensor_parallel_size", "2"), "leave --vllm.tensor_parallel_size at 1"),
         (
             (
                 "--model",
