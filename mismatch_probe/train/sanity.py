@@ -52,7 +52,7 @@ def prepare_sanity(
             raise UsageError(f"{flag} {number} is fewer than the {least} problems of a step; lower --prompts-per-step")
     asking = Asking("--task", "--candidates", made=sanity.candidates, held=sanity.candidates)
     prepared = prepare_training(_with_problems(settings, None), guards, asking)
-    settings = _with_problems(settings, most)
+    settings = _with_problems(prepared.settings, most)
     keys = prepared.manifest.content_keys | {"sanity": content_key([sanity.model_dump(mode="json"), most])}
     manifest = prepared.manifest.model_copy(update={"settings": settings, "content_keys": keys})
     return replace(prepared, settings=settings, manifest=manifest)

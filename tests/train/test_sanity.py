@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
@@ -49,6 +50,12 @@ def sanity_test(folder: Path, kept: Sequence[str] = ("a", "b", "c")) -> SanityTe
     folder.mkdir()
     record = SanityRecord(settings=SETTINGS, kept=list(kept))
     return SanityTest(SanityDirectory(folder), prepare_sanity(settings(), SETTINGS), record, lambda sentence: None)
+
+
+def test_engine_arguments_are_recorded_in_the_engines_own_types_as_a_resume_reads_them() -> None:
+    given = settings().model_copy(update={"engine": EngineSettings(args={"enforce_eager": "true"})})
+    prepared = prepare_sanity(given, SETTINGS)
+    assert prepared.settings.engine.args == prepared.manifest.settings.engine.args == {"enforce_eager": True}
 
 
 def test_problems_solved_a_fifth_to_four_fifths_of_the_time_are_kept_in_their_order() -> None:
