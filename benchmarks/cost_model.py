@@ -59,15 +59,6 @@ CASES: Final = {
     "wide-many": Case("wide", "sums:medium", 64, 48, ("bf16",)),
 }
 
-_INTRODUCTION: Final = f"""# Predicted and measured times of `compare`
-
-Predicted over measured, with the bounds of the interval; below 1 it took longer than predicted. "By rates alone" is
-what `compare --dry-run` says in a folder without other runs, "beside earlier runs" in one with the cases above.
-
-Made by `python -m benchmarks.cost_model FOLDER {" ".join(CASES)}` and then `--publish`, on two x86 cores that others
-used as well, without a GPU. The cases are described there.
-"""
-
 
 class Stage(BaseModel):
     """One stage's batches (seconds): predicted by rates alone, predicted beside other runs, and measured."""
@@ -181,6 +172,18 @@ def _held(process: psutil.Process) -> int:
         return 0
 
 
+def introduction(results: Sequence[Result]) -> str:
+    cases = " ".join(result.case for result in results)
+    return f"""# Predicted and measured times of `compare`
+
+Predicted over measured, with the bounds of the interval; below 1 it took longer than predicted. "By rates alone" is
+what `compare --dry-run` says in a folder without other runs, "beside earlier runs" in one with the cases above.
+
+Made by `python -m benchmarks.cost_model FOLDER {cases}` and then `--publish`, on two x86 cores that others used as
+well, without a GPU. The cases are described there.
+"""
+
+
 def lines_of(results: Sequence[Result]) -> list[str]:
     """The tables: of the totals, then of the stages, by what was predicted over what was measured."""
     lines = [
@@ -216,9 +219,11 @@ def _ratio(span: Span, seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("cases", nargs="*", choices=CASES)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--publish", type=Path)
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.cases if name not in CASES]:
+        parser.error(f"no case is named {', '.join(unknown)}; give one of {', '.join(CASES)}")
     arguments.folder.mkdir(exist_ok=True)
     for name in arguments.cases:
         result = run_case(name, arguments.folder)
@@ -230,7 +235,7 @@ def main() -> int:
     ]
     print("\n".join(lines_of(results)))
     if arguments.publish is not None:
-        arguments.publish.write_text("\n".join([_INTRODUCTION, *lines_of(results)]) + "\n")
+        arguments.publish.write_text("\n".join([introduction(results), *lines_of(results)]) + "\n")
     for missed in outside(results):
         print(f"outside of its interval: {missed}", file=sys.stderr)
     return 1 if outside(results) else 0
