@@ -83,10 +83,10 @@ def shown(output: StringIO, tmp_path: Path, *, is_terminal: bool) -> str:
 def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     *_, started, done = shown(StringIO(), tmp_path, is_terminal=False).splitlines()
-    assert started == f"{STAGE}: 0 of 1 batches recorded, starting; about 3 min (1.7 to 7) left in all"
-    assert done == f"{STAGE}: done, 4 tokens/s; about 1.7 min (0.8 to 3) left in all"
+    assert started == f"{STAGE}: 0 of 1 batches recorded, starting; about 3 min (1.1 to 10) left in all"
+    assert done == f"{STAGE}: done, 4 tokens/s; about 1.7 min (0.6 to 5) left in all"
 
 
 def test_a_terminal_shows_it_in_a_row_of_its_own(tmp_path: Path) -> None:
     last = shown(StringIO(), tmp_path, is_terminal=True).split("whole run")[-1]
-    assert "about 1.7 min (0.8 to 3) left in all" in last
+    assert "about 1.7 min (0.6 to 5) left in all" in last

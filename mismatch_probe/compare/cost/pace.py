@@ -12,11 +12,11 @@ from mismatch_probe.dtypes import Dtype
 
 FROM_RATES: Final = 4.0
 """Between a quarter and four times: arithmetic on measured rates. What was seen of each: `reports/cost-model.md`."""
-FROM_THE_SAME: Final = 2.0
+FROM_THE_SAME: Final = 3.0
 """The same kind of stage was measured of the same side, of the same model on the same hardware."""
-FROM_ANOTHER_SIDE: Final = 3.0
+FROM_ANOTHER_SIDE: Final = 4.0
 """It was measured in another dtype, or with other settings."""
-FROM_ANOTHER_KIND: Final = 5.0
+FROM_ANOTHER_KIND: Final = 6.0
 
 _PREFILLS: Final[tuple[Kind, ...]] = ("replay", "engine-floor", "distributions", "score", "floor", "full-vocabulary")
 
