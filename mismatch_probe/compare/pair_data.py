@@ -101,12 +101,12 @@ class RunReader:
         is_rescored = sampling is not None and sampling.state == "skipped"
         legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
         optional = {} if is_rescored else {"mu_prefill": mu.leg("prefill")}
-        reference = self._manifest.settings.reference_side()
-        if reference is not None and pi.has_weights_of(reference):
+        reference = self._manifest.settings.reference_of(pi)
+        if reference is not None:
             legs["ref"] = reference.leg()
-            optional["ref_rounded_pi"] = self._rounded(reference, pi)
-            if mu.has_weights_of(reference):
-                optional["ref_rounded_mu"] = self._rounded(reference, mu)
+            optional["ref_rounded_pi"] = self._rounded(reference, pi, pi)
+            if mu.has_weights_of(pi):
+                optional["ref_rounded_mu"] = self._rounded(reference, pi, mu)
         return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
 
     def _looked_at_closely(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:
@@ -115,9 +115,9 @@ class RunReader:
         repeats = measured_repeats(self._legs, pi, mu, data.pair, data.row_ids, [keys[row] for row in data.rows])
         return replace(data, pair=replace(data.pair, repeats=repeats))
 
-    def _rounded(self, reference: Side, side: Side) -> str:
-        """The leg of the reference on weights rounded to the side's dtype: its own where that changes none."""
-        rounded = self._manifest.settings.reference_side(side.dtype)
+    def _rounded(self, reference: Side, pi: Side, side: Side) -> str:
+        """The leg of pi's reference on weights rounded to a side's dtype: its own where that changes none."""
+        rounded = self._manifest.settings.reference_of(pi, side.dtype)
         assert rounded is not None
         stage = self._manifest.stages.get(rounded.stage("score"))
         exact = not side.dtype.is_16_bit or (stage is not None and stage.state == "skipped")

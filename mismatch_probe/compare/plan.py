@@ -250,19 +250,24 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
 
 
 def _reference_stages(settings: CompareSettings) -> Iterator[ScoreStage]:
-    """The reference on the responses of every pair whose training side has the reference's weights."""
+    """The reference of every training side's weights, on the responses of the pairs that it is in."""
     pairs = [(settings.pi(train), settings.mu(infer)) for train, infer in settings.pairs]
-    reference = settings.reference_side()
-    referred = [(pi, mu) for pi, mu in pairs if reference is not None and pi.has_weights_of(reference)]
-    if reference is None or not referred:
-        return
-    yield ScoreStage(reference, _samplers(mu for _, mu in referred))
-    if not settings.reference.rounded_weights:
-        return
-    for dtype in dict.fromkeys(side.dtype for sides in zip(*referred, strict=True) for side in sides):
-        rounded = settings.reference_side(dtype)
+    for first in settings.train_sides:
+        reference = settings.reference_of(first)
+        of_weights = [(pi, mu) for pi, mu in pairs if pi.has_weights_of(first)]
+        if reference is None or of_weights[0][0] != first:
+            continue
+        yield ScoreStage(reference, _samplers(mu for _, mu in of_weights))
+        if settings.reference.rounded_weights:
+            yield from _rounded_stages(settings, of_weights)
+
+
+def _rounded_stages(settings: CompareSettings, pairs: Sequence[tuple[Side, Side]]) -> Iterator[ScoreStage]:
+    """The reference of the pairs' weights, rounded to each of their 16-bit dtypes."""
+    for dtype in dict.fromkeys(side.dtype for sides in zip(*pairs, strict=True) for side in sides):
+        rounded = settings.reference_of(pairs[0][0], dtype)
         if rounded is not None and dtype.is_16_bit:
-            yield ScoreStage(rounded, _samplers(mu for pi, mu in referred if dtype in (pi.dtype, mu.dtype)))
+            yield ScoreStage(rounded, _samplers(mu for pi, mu in pairs if dtype in (pi.dtype, mu.dtype)))
 
 
 def _samplers(sides: Iterable[Side]) -> tuple[str, ...]:

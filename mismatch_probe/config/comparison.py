@@ -102,13 +102,24 @@ class CompareSettings(Settings):
         said = declared or TrainSide(name=name, dtype=Dtype.parse(name))
         return Side(name, "pi", said.dtype, self._model(said), training=said.over(self.training))
 
-    def reference_side(self, rounded_to: Dtype | None = None) -> Side | None:
-        """The reference of the run's checkpoint, with weights as given or rounded; None where the run has none."""
+    def reference_of(self, pi: Side, rounded_to: Dtype | None = None) -> Side | None:
+        """The reference for a side of the training path: its weights, as given or rounded; None where the run has none.
+
+        Sides with the same weights share one. That of weights other than the run's is called by the first of them.
+        """
         dtype = self.reference.dtype
         if dtype == "none":
             return None
-        name = dtype if rounded_to is None else f"{dtype}-weights-{rounded_to}"
-        return Side(name, "ref", dtype, self.model, training=self.training, rounded_to=rounded_to)
+        first = next(side for side in (*self.train_sides, pi) if side.has_weights_of(pi))
+        assert first.training is not None
+        adapter = first.training.model_dump(include={"adapter", "adapter_merged"})
+        training = self.training.model_copy(update=adapter)
+        name: str = dtype
+        if (pi.model, pi.adapter) != (self.model, self.training.adapter):
+            name += f"-of-{first.name}"
+        if rounded_to is not None:
+            name += f"-weights-{rounded_to}"
+        return Side(name, "ref", dtype, pi.model, training=training, rounded_to=rounded_to)
 
     def with_sides_of(self, other: "CompareSettings") -> "CompareSettings":
         """These settings with the pairs and the declared sides of others."""

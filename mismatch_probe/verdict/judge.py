@@ -23,6 +23,9 @@ BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 BY_PLACE = (Code.POSITIONS, Code.PROMPT_PREFIX)
 """Causes told by where the deviation lies, which a few large ones of another cause can look like."""
 
+OTHER_WEIGHTS = ("adapter", "checkpoint")
+"""Settings whose difference explains any shape of the data, so that no shape is told before them."""
+
 COSTS = 1.1
 """Error of the side with the costly setting over the other's, from which the setting is called a cause."""
 
@@ -76,7 +79,10 @@ def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
     supported = [_supported(cause, settings[cause.code]) for cause in shown]
     weak = [cause for cause in supported if cause.code in BY_PLACE and not settings[cause.code]]
     strong = [cause for cause in supported if cause not in weak]
-    return strong + [_of_setting(one) for one in differing if one.code not in seen] + weak
+    told = [finding for finding in differing if finding.code not in seen]
+    other_weights = [_of_setting(finding) for finding in told if finding.setting in OTHER_WEIGHTS]
+    others = [_of_setting(finding) for finding in told if finding.setting not in OTHER_WEIGHTS]
+    return other_weights + strong + others + weak
 
 
 def _supported(cause: Cause, settings: list[str]) -> Cause:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.cli.compare import sides_of
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import ScoreStage, make_plan
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import code_flags, going_on_comparing
 from mismatch_probe.config.load import parse_settings
@@ -136,11 +136,18 @@ def test_a_run_without_a_reference_scores_none() -> None:
         settings(reference={"dtype": "bf16"})
 
 
-def test_the_reference_is_that_of_the_runs_checkpoint_alone() -> None:
+def test_each_training_sides_weights_have_a_reference_and_the_same_weights_share_one() -> None:
     own = {"name": "own", "dtype": "bf16", "checkpoint": "tuned"}
-    plan = make_plan(settings(train=[own], infer=[STALE], pairs=[["own", "bf16"], ["bf16", "stale"]]))
-    scored = {stage.leg: stage.samplers for stage in plan.jobs[-1].stages if stage.leg == "ref-fp32"}
-    assert scored == {"ref-fp32": ("infer-stale",)}
+    wide = {**own, "name": "wide", "dtype": "fp32"}
+    pairs = [["own", "bf16"], ["bf16", "stale"], ["wide", "stale"]]
+    plan = make_plan(settings(train=[own, wide], infer=[STALE], pairs=pairs))
+    scored = {stage.leg: stage.samplers for stage in plan.jobs[-1].stages if isinstance(stage, ScoreStage)}
+    assert {leg: samplers for leg, samplers in scored.items() if leg.startswith("ref-")} == {
+        "ref-fp32": ("infer-stale",),
+        "ref-fp32-weights-bf16": ("infer-stale",),
+        "ref-fp32-of-own": ("infer-bf16", "infer-stale"),
+        "ref-fp32-of-own-weights-bf16": ("infer-bf16", "infer-stale"),
+    }
 
 
 def test_names_that_make_the_same_leg_are_refused() -> None:
