@@ -14,11 +14,13 @@ RATIOS = ("kl_k3", "abs_logprob_diff")
 def settings_told_apart(
     settings: CompareSettings, pair: PairSummary, pairs: Sequence[PairSummary]
 ) -> SettingsToldApart | None:
-    """The pair beside the nearest of `pairs` that shares one of its sides and whose other side has its dtype.
+    """The pair beside the nearest of `pairs` that shares one of its sides and whose other side has its dtype: one of
+    dtypes, or one that stands before it.
 
     None where there is none, or where the pair's own sides are nothing but dtypes.
     """
-    found = [one for other in pairs if other is not pair and (one := _beside(settings, pair, other)) is not None]
+    others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
+    found = [one for other in others if (one := _beside(settings, pair, other)) is not None]
     return min(found, key=lambda one: len(one.settings), default=None)
 
 

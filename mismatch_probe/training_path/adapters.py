@@ -40,7 +40,7 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
     num_adapted = len(list(_adapted(model)))
     if num_adapted != len(adapter.modules):
         raise _misfit(adapter, f"it has {num_adapted} of the {len(adapter.modules)} modules")
-    model.requires_grad_(False)
+    model.requires_grad_(False).train(model.training)
     setattr(model, _FACTS, {**adapter.facts(), "merged": False, **_applied(model)})
 
 

@@ -64,6 +64,7 @@ def test_in_fp32_every_way_computes_what_peft_computes(
     scorer = Scorer.load(checkpoint, Dtype.FP32, settings(adapter, merged=merged, precision=precision))
     held = scorer.effective_settings()["adapter"]
     assert (held["merged"], held["rank"], held["alpha"], held["num_modules"]) == (merged, 4, 16.0, 14)
+    assert scorer.effective_settings()["dropout"] == "off"
     np.testing.assert_allclose(scored(scorer), truth, atol=5e-5)
 
 
