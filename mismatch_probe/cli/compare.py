@@ -8,7 +8,6 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Sets, settings_given
-from mismatch_probe.config.side_text import parse_side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
@@ -96,6 +95,8 @@ def sides_of(
         raise UsageError("--train and --infer say what is compared; leave --dtype, --train-dtype and --infer-dtype out")
     if not (train and infer):
         raise UsageError("--train and --infer go together; give both, or --dtype for the same on both sides")
+    from mismatch_probe.config.side_text import parse_side
+
     sides = {kind: [parse_side(kind, text) for text in given] for kind, given in (("train", train), ("infer", infer))}
     return sides | {"pairs": [(one["name"], other["name"]) for one in sides["train"] for other in sides["infer"]]}
 

@@ -1,12 +1,14 @@
 """What things are called and how they look: pairs, metrics, sides, verdicts."""
 
-import itertools
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary, Verdict
+
+T = TypeVar("T")
 
 SIGNS: Final[dict[str, str]] = {"clean": "✓", "precision": "≈", "undecided": "?", "bug": "✕", "broken": "!"}
 """A sign for each kind of verdict, so that none is told by colour alone."""
@@ -26,9 +28,7 @@ MORE_PAIRS_NOTE = (
 
 @dataclass(frozen=True)
 class PairStyle:
-    """Of a pair of dtypes, colour says the inference dtype, dash and marker the training dtype; a pair with settings of
-    its own has another of each, by its name. No pair is told by colour alone.
-    """
+    """Colour says the inference side, dash and marker the training side, so no pair is told by colour alone."""
 
     color: str
     dash: tuple[float, ...]
@@ -41,7 +41,7 @@ _DASHES_AND_MARKERS: dict[Dtype, tuple[tuple[float, ...], str]] = {
     Dtype.FP32: ((1.5, 1.5), "^"),
     Dtype.FP64: ((6, 2, 1.5, 2), "D"),
 }
-OTHER_COLORS: Final = ("side-1", "side-2", "side-3", "side-4", "side-5")
+OTHER_COLORS: Final = tuple(f"side-{number}" for number in range(1, 9))
 
 KEY_MARKERS: Final[dict[str, str]] = {
     "o": "M19 2.8a3.2 3.2 0 1 1 0 6.4a3.2 3.2 0 1 1 0-6.4z",
@@ -53,12 +53,15 @@ KEY_MARKERS: Final[dict[str, str]] = {
 
 
 def pair_style(pair: PairSummary) -> PairStyle:
-    if pair.is_of_dtypes:
-        return dtypes_style(pair.train_dtype, pair.infer_dtype)
-    number = zlib.crc32(f"{pair.train}/{pair.infer}".encode())
-    others = list(itertools.product(OTHER_COLORS, _DASHES_AND_MARKERS.values()))
-    color, dash_and_marker = others[number % len(others)]
-    return PairStyle(color, *dash_and_marker)
+    color = pair.infer if pair.infer == pair.infer_dtype else _chosen(pair.infer, OTHER_COLORS)
+    if pair.train == pair.train_dtype:
+        return PairStyle(color, *_DASHES_AND_MARKERS[pair.train_dtype])
+    return PairStyle(color, *_chosen(pair.train, list(_DASHES_AND_MARKERS.values())))
+
+
+def _chosen(name: str, among: Sequence[T]) -> T:
+    """Always the same one for a name."""
+    return among[zlib.crc32(name.encode()) % len(among)]
 
 
 def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:

@@ -66,8 +66,8 @@ def _figure(summary: Summary) -> Figure:
         panels.append(length_figures.draw_cumulative(heading, shown))
     return Figure(
         "figure-overview",
-        "How to read it: lower and flatter is better in both. Of two dtypes, colour is the inference dtype, dash and "
-        "marker the training dtype.",
+        "How to read it: lower and flatter is better in both. Colour is the inference side, dash and marker the "
+        "training side.",
         panels,
         [_numbers(summary)],
         key=[(pair_label(pair), pair_style(pair)) for pair in summary.pairs],
