@@ -151,10 +151,16 @@ def _replay_again(
     if not chosen:
         skip(stage.name, f"every response is longer than {LONGEST_REPEATED} tokens with its prompt", events)
         return
+    cached = stage.change == "cached"
+    if cached:
+        block = engine.effective_settings()["block_size"]
+        chosen = [sequence for sequence in chosen if len(sequence.prompt_token_ids) > block]
+        if not chosen:
+            skip(stage.name, f"no prompt fills a block of the prefix cache, which has {block} tokens", events)
+            return
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [chosen[row] for row in rows]
-        cached = stage.change == "cached"
         scored = [one.scores for one in engine.replay_cached(batch)] if cached else scored_alone(engine, batch)
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 

@@ -108,7 +108,13 @@ def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path:
     assert [side.name for side in copied.read_manifest().settings.infer] == ["fp8kv", "stale", "cached"]
     blame = pair(copied, "bf16/cached").blame
     assert blame is not None
-    assert {"mu_other_batch", "mu_cached"} <= blame.floors.keys()
+    assert "mu_other_batch" in blame.floors
+    assert "mu_cached" not in blame.floors
+    skipped = copied.read_manifest().stages["replay-infer-cached-cached"]
+    assert (skipped.state, skipped.note) == (
+        "skipped",
+        "no prompt fills a block of the prefix cache, which has 128 tokens",
+    )
     gate = tmp_path / "gate.toml"
     gate.write_text(
         '[gate]\nmin_sequences = 12\nmin_prompts = 12\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1e-6\n'
