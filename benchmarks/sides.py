@@ -1,0 +1,108 @@
+"""Thirteen sides in one run on the demo checkpoint, each planted difference named: a table for reports/sides.md.
+
+    python -m benchmarks.sides [--num-prompts 12] [--out runs/sides]
+
+Planted: an FP8 cache, a compiled engine, two ranks, weights in FP8, every weight off by 0.3 %, a LoRA adapter on both
+sides, merged on one, and on one side alone. FP8 weights are computed slowly on a CPU: most of the time is theirs.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.notation import write_estimate
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.report.names import pair_label
+from mismatch_probe.tasks import resolve_model
+from tests.adapters import make_adapter
+
+OFF_BY = 0.003
+
+SETTINGS = """
+pairs = [
+    ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"], ["bf16", "compiled"], ["bf16", "two-ranks"],
+    ["bf16", "fp8kv"], ["bf16", "fp8weights"], ["bf16", "stale"], ["autocast", "bf16"],
+    ["lora", "lora"], ["merged", "lora"], ["lora32", "lora32"], ["bf16", "lora"],
+]
+infer = [
+    {{ name = "compiled", dtype = "bf16", args = {{ enforce_eager = false }} }},
+    {{ name = "two-ranks", dtype = "bf16", args = {{ tensor_parallel_size = 2 }} }},
+    {{ name = "fp8kv", dtype = "bf16", args = {{ kv_cache_dtype = "fp8" }} }},
+    {{ name = "fp8weights", dtype = "bf16", args = {{ quantization = "fp8_per_channel" }} }},
+    {{ name = "stale", dtype = "bf16", checkpoint = "{stale}" }},
+    {{ name = "lora", dtype = "bf16", adapter = "{adapter}" }},
+    {{ name = "lora32", dtype = "fp32", adapter = "{adapter}" }},
+]
+train = [
+    {{ name = "autocast", dtype = "bf16", precision = "autocast" }},
+    {{ name = "lora", dtype = "bf16", adapter = "{adapter}" }},
+    {{ name = "merged", dtype = "bf16", adapter = "{adapter}", adapter_merged = true }},
+    {{ name = "lora32", dtype = "fp32", adapter = "{adapter}" }},
+]
+[model]
+path = "demo"
+[prompts]
+source = "sums:medium"
+num_prompts = {num_prompts}
+[sampling]
+max_new_tokens = 32
+[floors]
+num_sequences = 4
+[full_vocabulary]
+positions = 12
+"""
+
+
+def stale_weights(source: Path, folder: Path) -> Path:
+    """A copy of the checkpoint with every weight off by OFF_BY, in its own format."""
+    shutil.copytree(source, folder)
+    generator = torch.Generator().manual_seed(0)
+    for path in folder.glob("*.safetensors"):
+        moved = {
+            name: (weight.float() * (1 + OFF_BY * torch.randn(weight.shape, generator=generator))).to(weight.dtype)
+            for name, weight in load_file(path).items()
+        }
+        save_file(moved, path, metadata={"format": "pt"})
+    return folder
+
+
+def row(pair: PairSummary, planted: Path) -> str:
+    told = pair.settings_told_apart
+    settings = "" if told is None else ", ".join(told.settings).replace(f"{planted}/", "")
+    ratio = "" if told is None else f"{write_estimate(told.ratios.get('kl_k3'))} of {'/'.join(told.beside)}"
+    verdict = f"{pair.verdict.kind}: {pair.verdict.code}"
+    return f"| {pair_label(pair)} | {verdict} | {write_estimate(pair.metrics.get('kl_k3'))} | {settings} | {ratio} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-prompts", type=int, default=12)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    source = resolve_model(ModelSettings(path="demo"))
+    with tempfile.TemporaryDirectory() as name:
+        planted = Path(name)
+        settings = SETTINGS.format(
+            stale=stale_weights(source, planted / "stale"),
+            adapter=make_adapter(planted / "adapter", source),
+            num_prompts=arguments.num_prompts,
+        )
+        (planted / "sides.toml").write_text(settings)
+        out = arguments.out or planted / "run"
+        words = ["compare", "--config", str(planted / "sides.toml"), "--out", str(out)]
+        subprocess.run([sys.executable, "-m", "mismatch_probe", *words], check=True)
+        print("| pair | verdict | KL (k3) a token | set otherwise | KL, times that |\n|---|---|---|---|---|")
+        for pair in RunDirectory(out).read_summary().pairs:
+            print(row(pair, planted))
+
+
+if __name__ == "__main__":
+    main()
