@@ -81,7 +81,7 @@ def run_compare(
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
     values = given_settings(config, flags)
     if recorded is not None:
-        return going_on_comparing(recorded.path, recorded.read_manifest().settings, values)
+        return going_on_comparing(recorded.path, recorded.read_manifest().asked_settings, values)
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)

@@ -66,7 +66,7 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
         asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
         asked = going_on(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
         compared = {name: value for name, value in given.items() if name not in asked}
-        comparison = going_on_comparing(recorded.path, recorded.read_manifest().settings, compared)
+        comparison = going_on_comparing(recorded.path, recorded.read_manifest().asked_settings, compared)
         values = comparison.model_dump(mode="json") | asked
     if "model" not in values:
         raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")

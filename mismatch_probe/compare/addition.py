@@ -13,9 +13,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 
 
-def with_sides_of(manifest: Manifest, settings: CompareSettings) -> Manifest:
-    """The manifest as it would be had the pairs and sides of `settings` been asked for; its stages stay."""
-    settings = manifest.settings.with_sides_of(settings)
+def with_settings(manifest: Manifest, settings: CompareSettings) -> Manifest:
+    """The manifest as it would be had these settings been asked for; its stages stay."""
     if settings == manifest.settings:
         return manifest
     key = content_key(settings.model_dump(mode="json"))
@@ -29,11 +28,12 @@ def pairs_to_add(manifest: Manifest) -> list[PairName]:
 
 
 def with_added_pairs(manifest: Manifest) -> Manifest:
-    """The manifest of a finished run with every pair that is to be added, and with the stages that they need."""
-    settings = manifest.settings
-    for continuation in manifest.continued:
-        settings = settings.with_more(continuation.added, continuation.infer, continuation.train)
-    grown = with_sides_of(manifest, settings)
+    """The manifest of a finished run with every pair that is to be added, and with the stages that they need.
+
+    The sides are those of the last continuation, which names all that are not begun, as they were just prepared.
+    """
+    last = manifest.continued[-1]
+    grown = with_settings(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
     before, after = make_plan(manifest.settings), make_plan(grown.settings)
     stages, growing = dict(manifest.stages), {}
     inputs = {stage.name: _inputs(before, stage) for stage in before.stages}

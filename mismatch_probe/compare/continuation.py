@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mismatch_probe.compare.addition import pairs_to_add, with_sides_of
+from mismatch_probe.compare.addition import pairs_to_add, with_settings
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
@@ -43,15 +43,15 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
             environment, or does not say with which.
     """
     recorded = with_typed_arguments(recorded)
-    now = with_sides_of(now, recorded.settings)
+    now = with_settings(now, now.settings.for_pairs(recorded.settings.pairs))
     for name, key in recorded.content_keys.items():
-        if now.content_keys.get(name) != key:
+        if now.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in now.content_keys):
             what = ", ".join(_what_changed(name, recorded, now).values())
             if name == "settings" and not what:
                 continue
             what = what or f"a mismatch-probe ({recorded.tool_version}) that knew other {name}"
             raise RunDirectoryError(f"{path} was made with {what}: resume with the same, or give another --out")
-    unsaid = [name for name in now.content_keys if name not in recorded.content_keys]
+    unsaid = [name for name in now.content_keys if name not in recorded.content_keys and not name.startswith(_OF_SIDES)]
     if unsaid:
         raise RunDirectoryError(
             f"{path} does not say of which {', '.join(unsaid)} it was made, so nothing can be added to it: "
@@ -65,17 +65,21 @@ def as_prepared(recorded: Manifest, now: Manifest) -> Manifest:
     Stages that an earlier version did not have are still to be done. The keys say that the settings are the same; what
     the jobs read of them is then none of whoever made the run directory.
     """
-    settings = now.settings.with_sides_of(recorded.settings)
-    of_sides = {name: key for name, key in now.content_keys.items() if name.startswith(_OF_SIDES)}
+    settings = now.settings.for_pairs(recorded.settings.pairs)
     return recorded.model_copy(
         update={
             "model": now.model,
             "checkpoints": now.checkpoints,
             "settings": settings,
             "stages": {stage.name: StageRecord() for stage in make_plan(settings).stages} | recorded.stages,
-            "content_keys": recorded.content_keys | of_sides,
+            "content_keys": recorded.content_keys | of_sides(now),
         }
     )
+
+
+def of_sides(manifest: Manifest) -> dict[str, str]:
+    """The content keys of what single sides load."""
+    return {name: key for name, key in manifest.content_keys.items() if name.startswith(_OF_SIDES)}
 
 
 def continuation(recorded: Manifest, now: Manifest) -> Continuation:

@@ -7,7 +7,7 @@ at every moment, and merging twice is merging once.
 import shutil
 from collections.abc import Sequence
 
-from mismatch_probe.compare.continuation import as_prepared, with_typed_arguments
+from mismatch_probe.compare.continuation import as_prepared, of_sides, with_typed_arguments
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener
@@ -56,6 +56,7 @@ def _check_continues(
     settings = manifest.settings.model_copy(update={"prompts": now.settings.prompts})
     same = {
         "model": manifest.content_keys.get("model") == now.content_keys["model"],
+        "checkpoints or adapters of sides": of_sides(manifest) == of_sides(now),
         **{
             name: manifest.content_keys.get(key) == now.content_keys.get(key)
             for key, name in (

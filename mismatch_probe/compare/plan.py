@@ -275,10 +275,13 @@ def _samplers(sides: Iterable[Side]) -> tuple[str, ...]:
 
 
 def _require_a_leg_each(plan: Plan) -> None:
-    legs = [stage.leg for stage in plan.leg_stages]
-    twice = next((leg for leg in legs if legs.count(leg) > 1), None)
-    if twice is not None:
-        raise UsageError(f"the names of two sides make the same leg, {twice}; give one of them another name")
+    for what, names in (
+        ("leg", [stage.leg for stage in plan.leg_stages]),
+        ("stage", [stage.name for stage in plan.stages]),
+    ):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"the names of two sides make the same {what}, {twice}; give one of them another name")
 
 
 def sample_requests(prompts: Sequence[EncodedPrompt], sampling: SamplingSettings, mu: Side) -> list[SampleRequest]:

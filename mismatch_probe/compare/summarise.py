@@ -8,6 +8,7 @@ from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.told_apart import settings_told_apart
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
 from mismatch_probe.config.comparison import CompareSettings, PairName
+from mismatch_probe.config.side_text import write_side
 from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
@@ -93,6 +94,7 @@ def _pair_summary(
         preflight=preflight(sides),
         legs_say_whose_they_are=data.legs_say_whose_they_are,
         takes_dtypes=RESPONSES not in manifest.content_keys,
+        exact_sides=_in_fp32(manifest.settings, name),
     )
     return PairSummary(
         train=name[0],
@@ -125,6 +127,11 @@ def _with_full_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summar
         return summary.model_copy(update={"metrics_unavailable": unavailable})
     metrics = summary.metrics | {"full_kl": found.full_kl, "full_tv": found.full_tv}
     return summary.model_copy(update={"metrics": metrics, "full_vocabulary": found})
+
+
+def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:
+    train, infer = settings.exact_sides(name)
+    return "--train", write_side(train.model_dump(mode="json")), "--infer", write_side(infer.model_dump(mode="json"))
 
 
 def _with_settings(settings: CompareSettings, pairs: list[PairSummary]) -> list[PairSummary]:

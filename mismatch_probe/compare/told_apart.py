@@ -21,7 +21,7 @@ def settings_told_apart(
     """
     others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
     found = [one for other in others if (one := _beside(settings, pair, other)) is not None]
-    return min(found, key=lambda one: len(one.settings), default=None)
+    return min(found, key=lambda one: (settings.exact_counterpart(one.beside) is None, len(one.settings)), default=None)
 
 
 def _beside(settings: CompareSettings, pair: PairSummary, other: PairSummary) -> SettingsToldApart | None:

@@ -1,7 +1,7 @@
 """What a comparison is: which sides are set against each other, on which responses, and how they are computed."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -21,6 +21,8 @@ from mismatch_probe.config.sides import DeclaredSide, InferSide, Side, SideName,
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
+FP32: Final = Dtype.FP32
+Declared = TypeVar("Declared", InferSide, TrainSide)
 PairName = tuple[str, str]
 """The names of a training side and of an engine's side."""
 
@@ -60,6 +62,8 @@ class CompareSettings(Settings):
     def _each_against_each(cls, values: Any) -> Any:
         if isinstance(values, dict) and "pairs" not in values and (values.get("infer") or values.get("train")):
             infer, train = (_names(values.get(kind) or ()) for kind in ("infer", "train"))
+            if None in (infer, train):
+                return values
             if not (infer and train):
                 raise ValueError("--train and --infer go together; give both, or a file with pairs")
             return values | {"pairs": [(one, other) for one in train for other in infer]}
@@ -121,9 +125,16 @@ class CompareSettings(Settings):
             name += f"-weights-{rounded_to}"
         return Side(name, "ref", dtype, pi.model, training=training, rounded_to=rounded_to)
 
-    def with_sides_of(self, other: "CompareSettings") -> "CompareSettings":
-        """These settings with the pairs and the declared sides of others."""
-        return self.model_copy(update={"pairs": other.pairs, "infer": other.infer, "train": other.train})
+    def for_pairs(self, pairs: Sequence[PairName]) -> "CompareSettings":
+        """These settings for other pairs, with the sides that those name and these declare."""
+        train, infer = ({pair[place] for pair in pairs} for place in range(2))
+        return self.model_copy(
+            update={
+                "pairs": tuple(pairs),
+                "infer": tuple(side for side in self.infer if side.name in infer),
+                "train": tuple(side for side in self.train if side.name in train),
+            }
+        )
 
     def with_more(
         self, pairs: Sequence[PairName], infer: Sequence[InferSide], train: Sequence[TrainSide]
@@ -150,14 +161,27 @@ class CompareSettings(Settings):
                 return train, infer
         return None
 
+    def exact_sides(self, pair: PairName) -> tuple[DeclaredSide, DeclaredSide]:
+        """The sides of a pair as they would be declared in FP32, under names of their own."""
+        train = next((side for side in self.train if side.name == pair[0]), None)
+        infer = next((side for side in self.infer if side.name == pair[1]), None)
+        return _in_fp32(train) or TrainSide(name=FP32, dtype=FP32), _in_fp32(infer) or InferSide(name=FP32, dtype=FP32)
+
     def _model(self, side: DeclaredSide) -> ModelSettings:
-        if side.checkpoint is None:
+        if side.checkpoint in (None, self.model.path):
             return self.model
+        assert side.checkpoint is not None
         return ModelSettings(path=side.checkpoint, trust_remote_code=self.model.trust_remote_code)
 
 
-def _names(declared: Any) -> list[Any]:
-    """The names of sides that are not validated yet; what has none is refused with the sides themselves."""
+def _in_fp32(side: Declared | None) -> Declared | None:
+    return None if side is None else side.model_copy(update={"name": f"{side.name}-{FP32}", "dtype": FP32})
+
+
+def _names(declared: Any) -> list[Any] | None:
+    """The names of sides that are not validated yet, None where they are no list."""
+    if not isinstance(declared, list | tuple):
+        return None
     names = [one.get("name") if isinstance(one, dict) else getattr(one, "name", None) for one in declared]
     return [name for name in names if name is not None]
 
@@ -174,8 +198,8 @@ def _require_declared(kind: str, declared: tuple[DeclaredSide, ...], used: set[s
             raise ValueError(f"--{kind} {side.name} is given twice; give each side a name of its own")
         if side.name not in used:
             raise ValueError(f"--{kind} {side.name} is in no pair; name it in pairs, or leave it out")
-        if side.name in tuple(Dtype) and side.name != side.dtype:
-            raise ValueError(f"--{kind} {side.name} computes in {side.dtype}; give it another name than a dtype's")
+        if side.name in tuple(Dtype) and side != type(side)(name=side.name, dtype=Dtype.parse(side.name)):
+            raise ValueError(f"--{kind} {side.name} has settings of its own; give it another name than a dtype's")
     for name in used.difference(names):
         try:
             Dtype.parse(name)

@@ -49,7 +49,8 @@ def going_on_comparing(run: Path, recorded: CompareSettings, given: Mapping[str,
         before = {name: value for name, value in before.items() if name not in _SIDES}
     _require_same_sides(run, recorded, now := parse_settings(CompareSettings, merged(before, given)))
     going_on(run, recorded.model_dump(mode="json"), given)
-    return now.with_sides_of(recorded).with_more(now.pairs, now.infer, now.train)
+    grown = recorded.with_more(now.pairs, now.infer, now.train)
+    return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})
 
 
 def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettings) -> None:
@@ -80,9 +81,11 @@ def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
     for name, value in (_at(settings, ("engine", "args")) or {}).items():
         if not _is_harmless(value):
             found["engine", "args", name] = [f"--vllm.{name}", value if isinstance(value, str) else json.dumps(value)]
-    for side in settings.get("infer") or ():
-        if not all(map(_is_harmless, (side.get("args") or {}).values())):
-            found["infer", side["name"]] = ["--infer", write_side(side)]
+    for kind in ("infer", "train"):
+        for side in settings.get(kind) or ():
+            runs_code = not all(map(_is_harmless, (side.get("args") or {}).values()))
+            if runs_code or (side.get("checkpoint") and trusted in found):
+                found[kind, side["name"]] = [f"--{kind}", write_side(side)]
     return found
 
 

@@ -87,7 +87,6 @@ def localize_values(run: CompareSettings) -> dict[str, Any]:
     found["prompts"]["num_prompts"] = min(run.prompts.num_prompts or DEFAULT_NUM_PROMPTS, DEFAULT_NUM_PROMPTS)
     found["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
     found["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})
-    if len(run.pairs) == 1:
-        pi, mu = run.train_sides[0], run.infer_sides[0]
-        found["train_dtype"], found["infer_dtype"] = pi.dtype, mu.dtype
+    if len(run.pairs) == 1 and not (run.train or run.infer):
+        found["train_dtype"], found["infer_dtype"] = run.pairs[0]
     return found

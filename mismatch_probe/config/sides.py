@@ -43,6 +43,9 @@ def _as_name(text: str) -> str:
 SideName = Annotated[str, AfterValidator(_as_name)]
 
 
+Place = Annotated[str, Field(min_length=1)]
+
+
 class DeclaredSide(Settings):
     """A side as a user says it; what is left out is as the run's own settings say.
 
@@ -51,8 +54,8 @@ class DeclaredSide(Settings):
 
     name: SideName
     dtype: DtypeField
-    checkpoint: str | None = None
-    adapter: str | None = None
+    checkpoint: Place | None = None
+    adapter: Place | None = None
 
 
 class InferSide(DeclaredSide):

@@ -105,6 +105,14 @@ class Manifest(Entry):
     continued: list[Continuation] = []
     growing: dict[str, StageRecord] = {}
 
+    @property
+    def asked_settings(self) -> CompareSettings:
+        """The settings with the sides that were asked for later, begun or not."""
+        settings = self.settings
+        for continuation in self.continued:
+            settings = settings.with_more(continuation.added, continuation.infer, continuation.train)
+        return settings
+
     def identity_of(self, side: Side) -> ModelIdentity:
         """The checkpoint that a side loads."""
         return self.model if side.model.path == self.settings.model.path else self.checkpoints[side.model.path]

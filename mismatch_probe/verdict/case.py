@@ -14,9 +14,10 @@ class Case:
     """One pair. `exact` is the pair that differs from it in its dtypes alone, FP32 on both sides (this pair itself
     where it is that), None where it was not run or not usable; `found` is None where nothing was usable.
 
-    name: of the training side and of the engine's. `applied_train` and `applied_infer` were read back from the loaded
-    model and the running engine. `takes_dtypes`: whether the run can be given an FP32 pair later; one with another
-    run's responses cannot. legs_say_whose_they_are: and were found to be the run's own.
+    exact_sides: flags that give the same two sides in FP32. name: of the training side and of the engine's.
+    `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
+    whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
+    and were found to be the run's own.
     """
 
     name: tuple[str, str]
@@ -34,6 +35,7 @@ class Case:
     preflight: list[SettingFinding] = field(default_factory=list)
     legs_say_whose_they_are: bool = False
     takes_dtypes: bool = True
+    exact_sides: tuple[str, ...] = ()
 
     @property
     def is_of_dtypes(self) -> bool:

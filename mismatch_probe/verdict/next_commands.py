@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mismatch_probe.command_line import words_line
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.verdict.case import Case
@@ -10,7 +11,8 @@ from mismatch_probe.verdict.codes import Code
 RUN: Final = "RUN"
 """Stands for the folder of the run, which the advice is stored in and can be moved with."""
 
-ADD_EXACT_PAIR: Final = f"mismatch-probe compare --out {RUN} --resume --dtype fp32"
+GO_ON: Final = f"mismatch-probe compare --out {RUN} --resume"
+ADD_EXACT_PAIR: Final = f"{GO_ON} --dtype fp32"
 HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
 
 _INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Code.STALE_WEIGHTS)
@@ -29,7 +31,8 @@ def localize_command(train: Dtype, infer: Dtype) -> str:
 
 def _commands(case: Case, verdict: Verdict) -> list[str]:
     if verdict.kind == "undecided" and case.takes_dtypes:
-        return [f"FP32 against FP32 decides between precision and a bug: `{ADD_EXACT_PAIR}`"]
+        command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
+        return [f"FP32 against FP32 decides between precision and a bug: `{command}`"]
     if verdict.kind == "undecided":
         return [
             "FP32 against FP32 decides between precision and a bug, and these responses are another run's: give both "

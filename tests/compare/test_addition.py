@@ -9,11 +9,14 @@ import pyarrow.compute as pc
 import pytest
 
 from mismatch_probe.compare.addition import pairs_to_add, samplers_left, with_added_pairs
+from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
 from mismatch_probe.compare.plan import LegStage, SampleStage, ScoreStage, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
+from mismatch_probe.config.given_now import going_on_comparing
+from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
@@ -153,3 +156,37 @@ def test_a_leg_that_is_lost_while_it_grows_is_scored_whole(run: RunDirectory) ->
     plan = make_plan(with_added_pairs(run.read_manifest()).settings)
     [stage] = [one for one in plan.stages if isinstance(one, ScoreStage) and one.side.role == "ref"]
     assert samplers_left(run, stage) == ("infer-bf16", "infer-fp32")
+
+
+def test_sides_that_wait_in_a_strangers_manifest_count_only_when_they_are_given_now(run: RunDirectory) -> None:
+    asked_for(run, ADDED)
+    manifest = run.read_manifest()
+    evil = InferSide(name="evil", dtype=Dtype.BF16, args={"worker_cls": "evil.Worker"})
+    manifest.continued[0].added.append(("bf16", "evil"))
+    manifest.continued[0].infer.append(evil)
+    run.write_manifest(manifest)
+    with pytest.raises(UsageError, match=r"--infer evil:dtype=bf16,worker_cls=evil\.Worker.*what runs code"):
+        going_on_comparing(run.path, run.read_manifest().asked_settings, {})
+    asked_for(run, ADDED)
+    with pytest.raises(UsageError, match="'evil' cannot be used"):
+        make_plan(with_added_pairs(run.read_manifest()).settings)
+
+
+def test_a_side_with_a_checkpoint_of_its_own_can_be_added(run: RunDirectory) -> None:
+    stale = InferSide(name="stale", dtype=Dtype.BF16, checkpoint="ckpt/a")
+    recorded = run.read_manifest()
+    settings = recorded.settings.with_more([("bf16", "stale")], [stale], [])
+    keys = recorded.content_keys | {"checkpoint ckpt/a": "A"}
+    other = recorded.model.model_copy(update={"name": "ckpt/a", "fingerprint": "A"})
+    now = recorded.model_copy(
+        update={"settings": settings, "content_keys": keys, "checkpoints": {"ckpt/a": other}, "continued": []}
+    )
+    require_same(run.path, recorded, now)
+    grown = as_prepared(recorded, now)
+    grown.continued.append(continuation(recorded, now))
+    grown = with_added_pairs(grown)
+    assert grown.identity_of(grown.settings.mu("stale")).fingerprint == "A"
+    assert grown.stages["sample-stale"].state == "pending"
+    again = now.model_copy(update={"content_keys": keys | {"checkpoint ckpt/a": "B"}})
+    with pytest.raises(RunDirectoryError, match="another checkpoint ckpt/a content"):
+        require_same(run.path, grown, again)

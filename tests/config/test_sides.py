@@ -32,14 +32,24 @@ def test_a_side_is_written_as_a_name_or_a_name_with_settings() -> None:
 
 def test_commas_in_an_engine_argument_divide_no_settings() -> None:
     side = parse_side("infer", 'long:dtype=bf16,hf_overrides={"a": 1, "b": [2, 3]},max_num_seqs=4')
-    assert side["args"] == {"hf_overrides": '{"a": 1, "b": [2, 3]}', "max_num_seqs": "4"}
+    assert side["args"] == {"hf_overrides": {"a": 1, "b": [2, 3]}, "max_num_seqs": "4"}
+    nested = parse_side("infer", 'x:dtype=bf16,compilation_config={"level":3,"pass_config":{"a":1}},checkpoint="a,b"')
+    assert nested["args"] == {"compilation_config": {"level": 3, "pass_config": {"a": 1}}}
+    assert nested["checkpoint"] == "a,b"
 
 
-@pytest.mark.parametrize("side", [FP8KV, STALE, {**FP8KV, "args": {"hf_overrides": {"a": [1, 2]}, "x": "1", "y": 1}}])
+@pytest.mark.parametrize(
+    "side",
+    [
+        FP8KV,
+        STALE,
+        {**STALE, "checkpoint": "123"},
+        {**STALE, "checkpoint": 'a,"b'},
+        {**FP8KV, "args": {"hf_overrides": {"a": [1, {"b": 2}]}, "x": "1", "list": ["a,b"]}},
+    ],
+)
 def test_a_written_side_reads_as_it_was(side: dict[str, Any]) -> None:
-    read = parse_side("infer", write_side(side))
-    assert {name: read[name] for name in ("name", "dtype")} == {name: side[name] for name in ("name", "dtype")}
-    assert write_side(read | {"args": side.get("args", {})}) == write_side(side)
+    assert parse_side("infer", write_side(side)) == side
 
 
 @pytest.mark.parametrize(
@@ -49,6 +59,8 @@ def test_a_written_side_reads_as_it_was(side: dict[str, Any]) -> None:
         ("x:dtype=bf16,a=1,a=2", "gives a twice"),
         ("x:dtype=bf16,dtype=fp16", "gives dtype twice"),
         ("x:name=y", "gives name twice"),
+        ('x:dtype=bf16,a={"b":', "value of a is no JSON"),
+        ("x:dtype=bf16,a={}b=1", "put a comma there"),
     ],
 )
 def test_a_side_that_cannot_be_read_is_quoted(text: str, words: str) -> None:
@@ -70,7 +82,10 @@ def test_each_training_side_meets_each_inference_side_unless_pairs_are_given() -
         ({"infer": [FP8KV], "pairs": [["bf16", "bf16"]]}, "--infer fp8kv is in no pair"),
         ({"infer": [FP8KV, FP8KV], "pairs": [["bf16", "fp8kv"]]}, "--infer fp8kv is given twice"),
         ({"pairs": [["bf16", "fp8kv"]]}, "'fp8kv' cannot be used.*--infer fp8kv:dtype=bf16"),
-        ({"infer": [{**FP8KV, "name": "fp16"}], "pairs": [["bf16", "fp16"]]}, "--infer fp16 computes in bf16"),
+        ({"infer": [{**FP8KV, "name": "fp16"}], "pairs": [["bf16", "fp16"]]}, "--infer fp16 has settings of its own"),
+        ({"infer": [{**FP8KV, "name": "bf16"}], "pairs": [["bf16", "bf16"]]}, "--infer bf16 has settings of its own"),
+        ({"infer": 5, "train": True}, "infer.*valid tuple"),
+        ({"infer": [{**STALE, "checkpoint": ""}], "train": [AUTOCAST]}, "infer.0.checkpoint.*at least 1"),
         ({"infer": [{**FP8KV, "name": "a/b"}], "pairs": [["bf16", "a/b"]]}, "a side's name is at most 48"),
         ({"infer": [{**FP8KV, "precision": "to"}], "pairs": [["bf16", "fp8kv"]]}, "'infer.0.precision' is unknown"),
     ],
@@ -169,6 +184,27 @@ def test_more_sides_are_added_to_those_of_a_run(tmp_path: Any) -> None:
     other = {**FP8KV, "args": {"kv_cache_dtype": "fp8_e5m2"}}
     with pytest.raises(UsageError, match="another side of the name fp8kv"):
         going_on_comparing(tmp_path, recorded, {"infer": [other], "pairs": [["bf16", "fp8kv"]]})
+
+
+def test_a_sides_own_checkpoint_runs_code_where_the_runs_is_trusted_to() -> None:
+    recorded = settings(infer=[STALE], pairs=[["bf16", "stale"]], model={"path": "m", "trust_remote_code": True})
+    assert code_flags(recorded.model_dump(mode="json")) == [
+        "--trust-remote-code",
+        "--infer",
+        "stale:dtype=bf16,checkpoint=last/week",
+    ]
+
+
+def test_the_runs_checkpoint_named_again_is_the_runs(tmp_path: Any) -> None:
+    same = {"name": "same", "dtype": "bf16", "checkpoint": "m"}
+    given = settings(infer=[same], pairs=[["bf16", "same"]], model={"path": "m", "revision": "r1"})
+    assert given.mu("same").model == given.model
+
+
+def test_names_that_make_the_same_stage_are_refused() -> None:
+    sides = [{"name": "x", "dtype": "bf16"}, {"name": "infer-x-alone", "dtype": "bf16"}]
+    with pytest.raises(UsageError, match="make the same stage, replay-infer-x-alone"):
+        make_plan(settings(infer=sides, pairs=[["bf16", "x"], ["bf16", "infer-x-alone"]]))
 
 
 def test_a_sides_engine_argument_that_runs_code_counts_only_when_it_is_given_now(tmp_path: Any) -> None:
