@@ -1,14 +1,23 @@
 """What a pytest worker prepares once, and which of its tests run first."""
 
 import gc
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mismatch_probe.children import preloads
 from mismatch_probe.host import prepare
 
+ROOT = Path(__file__).parents[1]
+
 prepare()
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""nohup has it ignored, and what commands do at it is tested."""
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+"""A server that is started in another folder finds the tests' own jobs."""
 gc.disable()
 
 

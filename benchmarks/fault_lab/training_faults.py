@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.models import CONFIGS, SOME_TOKENS
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.verdict.codes import Code
 
@@ -102,7 +103,7 @@ def _of_formats() -> Iterator[Injection]:
     yield from _fault(
         "another dtype than the run says",
         Code.ONE_SIDED_DTYPE,
-        {f"{dtype} for bf16": scored(in_training.in_dtype, dtype) for dtype in ("fp16", "fp32")},
+        {f"{dtype} for bf16": scored(in_training.in_dtype, dtype) for dtype in (Dtype.FP16, Dtype.FP32)},
     )
 
 

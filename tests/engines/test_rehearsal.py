@@ -39,7 +39,7 @@ def test_what_vllm_can_start_passes_in_every_dtype_and_leaves_this_process_as_it
     ("args", "words"),
     [
         ({"kv_cache_dtype": "nonsense"}, "--vllm.kv_cache_dtype nonsense.*Input should be"),
-        ({"tensor_parallel_size": "9"}, "--vllm.tensor_parallel_size 9.*divisible"),
+        ({"tensor_parallel_size": "9"}, "--vllm.tensor_parallel_size"),
         ({"max_model_len": "99999"}, "max_model_len"),
     ],
 )

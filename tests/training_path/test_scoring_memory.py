@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 import torch
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path import Scorer
 
@@ -24,7 +25,7 @@ def resident_mib(field):
 
 torch.set_num_threads(1)
 folder, dtype, reference = sys.argv[1:]
-with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference == "reference") as scorer:
+with Scorer.load(folder, Dtype.parse(dtype), TrainingPathSettings(), reference=reference == "reference") as scorer:
     scorer.score_batch([TokenSequence("warm", [1], [2, 3])])
     before = resident_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
