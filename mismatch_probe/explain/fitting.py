@@ -1,0 +1,90 @@
+"""The parameter of a hypothesis, fitted on other tokens than those it is judged on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from mismatch_probe.explain.distributions import INVERSE_TEMPERATURES, TemperatureCurve
+from mismatch_probe.explain.floor import Floor
+from mismatch_probe.explain.judging import Account, Judge
+from mismatch_probe.explain.tokens import Bools, Floats, LoggedTokens
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An account whose parameter each half of the tokens took from the other half.
+
+    choices: the parameter that all tokens together choose, the number of an account or a temperature; for each
+    response [R] where each chose its own.
+    """
+
+    account: Account
+    choices: Floats
+
+
+def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:
+    """The account with the least loss on one half of the responses stands for the other half."""
+    if len(accounts) == 1:
+        return Fitted(accounts[0], np.zeros(1))
+    losses = [judge.loss(one) for one in accounts]
+    halves = tokens.halves
+    chosen = np.empty(len(tokens.rows), dtype=np.int64)
+    for half in (False, True):
+        chosen[halves == half] = _least(losses, halves != half)
+    return Fitted(_by_token(accounts, chosen), np.array([float(_least(losses, np.ones_like(halves)))]))
+
+
+def choose_for_responses(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:
+    """The same for every response of its own, its even tokens choosing for its odd ones and the other way round."""
+    losses = np.stack([np.nan_to_num(judge.loss(one)) for one in accounts])
+    spoken = np.stack([np.isfinite(judge.loss(one)) for one in accounts])
+    losses = np.where(spoken.all(axis=0), losses, 0.0)
+    parity = tokens.places % 2 == 1
+    sums = np.stack([[_by_row(one * (parity == odd), tokens) for one in losses] for odd in (False, True)])
+    chosen = np.where(parity, sums[0].argmin(axis=0)[tokens.rows], sums[1].argmin(axis=0)[tokens.rows])
+    return Fitted(_by_token(accounts, chosen), sums.sum(axis=0).argmin(axis=0).astype(np.float64))
+
+
+def fit_temperature(
+    curve: TemperatureCurve, declared: Floats, floor: Floor, judge: Judge, tokens: LoggedTokens
+) -> Fitted:
+    """The temperature of all responses. What it is divided by shrinks the errors of the logits too.
+
+    declared [T]: each token's declared temperature, at which the floor was measured.
+    """
+
+    def account(temperature: float) -> Account:
+        return judge.account(curve.at(temperature), floor, float(np.median(declared)) / temperature)
+
+    def fitted(counts: Bools) -> float:
+        def loss(log_temperature: float) -> float:
+            return float(np.nanmean(judge.loss(account(float(np.exp(log_temperature))))[counts]))
+
+        grid = np.log(1 / INVERSE_TEMPERATURES)
+        at_grid = [loss(one) for one in grid]
+        best = int(np.argmin(at_grid))
+        around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        found = minimize_scalar(loss, bounds=(min(around), max(around)), method="bounded", options={"xatol": 1e-5})
+        return float(np.exp(found.x if found.fun < at_grid[best] else grid[best]))
+
+    halves = tokens.halves
+    accounts = [account(fitted(halves)), account(fitted(~halves))]
+    return Fitted(_by_token(accounts, halves.astype(np.int64)), np.array([fitted(np.ones_like(halves))]))
+
+
+def _least(losses: Sequence[Floats], counts: Bools) -> int:
+    sums = [float(np.nanmean(one[counts])) if np.isfinite(one[counts]).any() else np.inf for one in losses]
+    return int(np.argmin(sums))
+
+
+def _by_token(accounts: Sequence[Account], chosen: np.ndarray) -> Account:
+    at = np.arange(len(chosen))
+    return Account(
+        np.stack([one.predicted for one in accounts])[chosen, at], np.stack([one.unit for one in accounts])[chosen, at]
+    )
+
+
+def _by_row(values: Floats, tokens: LoggedTokens) -> Floats:
+    return np.asarray(np.bincount(tokens.rows, weights=values, minlength=tokens.num_responses), dtype=np.float64)

@@ -1,0 +1,73 @@
+"""By how much rounding alone moves a log-prob: the unit in which residuals are read.
+
+A format's error is far larger on an unlikely token than on a certain one. So it is measured on the log's own tokens,
+computed in the format and in FP32, and averaged over tokens of like probability.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
+from mismatch_probe.explain.tokens import Bools, Floats
+from mismatch_probe.verdict.signatures.rounded_logprobs import is_on_grid
+
+LEAST_NATS: Final = 1e-5
+"""What FP32 sums of a deep model differ by when they are added up in another order."""
+_TOKENS_A_BIN: Final = 100
+_MOST_BINS: Final = 16
+_TRIMMED: Final = 0.01
+_MOST_DECIMALS: Final = 6
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Root mean square error (nats) of a format at log-probs between `edges` [B - 1]."""
+
+    edges: Floats
+    sizes: Floats
+
+    @classmethod
+    def measured(cls, errors: Floats, log_probs: Floats, counted: Bools) -> "Floor":
+        """From a format's errors at tokens of these log-probs [T]."""
+        known = counted & np.isfinite(errors) & np.isfinite(log_probs)
+        if not known.any():
+            return cls(np.empty(0), np.array([LEAST_NATS]))
+        errors, log_probs = errors[known], log_probs[known]
+        num_bins = int(np.clip(len(errors) // _TOKENS_A_BIN, 1, _MOST_BINS))
+        edges = np.unique(np.quantile(log_probs, np.linspace(0, 1, num_bins + 1)[1:-1]))
+        bins = np.searchsorted(edges, log_probs)
+        squares = [trimmed_mean(errors[bins == number] ** 2) for number in range(len(edges) + 1)]
+        return cls(edges, np.sqrt(np.nan_to_num(squares) + LEAST_NATS**2))
+
+    def at(self, log_probs: Floats) -> Floats:
+        """At these log-probs [T]; what is not finite is taken for the least likely."""
+        return np.asarray(self.sizes[np.searchsorted(self.edges, np.nan_to_num(log_probs, nan=-np.inf))])
+
+
+def trimmed_mean(squares: Floats) -> float:
+    """The mean without the largest hundredth, which single tokens would decide; NaN of nothing."""
+    if not len(squares):
+        return float("nan")
+    kept = max(1, round(len(squares) * (1 - _TRIMMED)))
+    return float(np.partition(squares, kept - 1)[:kept].mean())
+
+
+def grid_of(column: Floats) -> Dtype | None:
+    """The 16-bit format, coarsest first, that every log-prob of the column is exact in."""
+    coarsest_first = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
+    known = column[np.isfinite(column)]
+    return next((dtype for dtype in coarsest_first if is_on_grid(known, dtype)), None)
+
+
+def resolution(column: Floats) -> Floats:
+    """Root mean square of what writing the column down rounded away [T] (nats)."""
+    grid = grid_of(column)
+    if grid is not None:
+        return np.asarray(np.abs(np.nan_to_num(column)) * grid.round_off / np.sqrt(3))
+    known = column[np.isfinite(column)]
+    for decimals in range(1, _MOST_DECIMALS):
+        if len(known) and np.array_equal(np.round(known, decimals), known):
+            return np.full_like(column, 10.0**-decimals / np.sqrt(12))
+    return np.zeros_like(column)

@@ -1,0 +1,200 @@
+"""Forward passes of the training path over a log's responses: final hidden states, computed once for many questions."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.explain import ExplainSettings
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.explain.distributions import (
+    Distribution,
+    TemperatureCurve,
+    chunk_of_tokens,
+    curve,
+    log_normalisers,
+    log_probs,
+)
+from mismatch_probe.explain.setup import Context, Rope
+from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path.arithmetic import Arithmetic
+from mismatch_probe.training_path.batching import pad_batch, plan_batches
+from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.precision import load_reference_model, load_training_model
+
+_KEPT_BYTES: Final = 2**30
+"""Of hidden states, after which the next are computed again when they are asked for."""
+
+
+@dataclass
+class LoadedWeights:
+    """A model in memory, and what it makes of the log's responses in this or that context."""
+
+    model: PreTrainedModel
+    arithmetic: Arithmetic
+    tokens: LoggedTokens
+    batch_tokens: int
+    _hidden: dict[tuple[str, Rope | None], torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._head = ChunkedHead(self.model)
+
+    def columns(self, context: Context, rope: Rope | None, distributions: Sequence[Distribution]) -> Floats:
+        """Log-probs of the responses' tokens under each distribution [K, T], in nats.
+
+        Raises:
+            UsageError: a context has no token, or an id outside the vocabulary.
+            OutOfMemory: it does not fit.
+        """
+        found = np.empty((len(distributions), len(self.tokens.rows)))
+        temperatures_KT = np.stack([one.temperatures(self.tokens.temperature) for one in distributions])
+        for chunk, logits_TV, targets_T in self._logits(context, rope):
+            temperatures = torch.from_numpy(temperatures_KT[:, chunk]).to(logits_TV)
+            found[:, chunk] = log_probs(logits_TV, targets_T, temperatures, distributions).double().cpu().numpy()
+        return found
+
+    def temperature_curve(self, context: Context, rope: Rope | None) -> TemperatureCurve:
+        """The same as a function of the temperature; raises as `columns`."""
+        own, normalisers = [], []
+        for _, logits_TV, targets_T in self._logits(context, rope):
+            own.append(logits_TV.gather(-1, targets_T[:, None]).squeeze(-1).double().cpu().numpy())
+            normalisers.append(log_normalisers(logits_TV).double().cpu().numpy())
+        return curve(np.concatenate(own), np.concatenate(normalisers, axis=1))
+
+    def _logits(self, context: Context, rope: Rope | None) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Chunk after chunk of tokens: which, their logits [C, V] in FP32 or wider, and the tokens themselves [C]."""
+        hidden_TD = self._hidden_states(context, rope)
+        targets_T = torch.from_numpy(np.concatenate([one.token_ids for one in self.tokens.sequences]).astype(np.int64))
+        size = chunk_of_tokens(self._vocab_size)
+        with memory_errors_named("computing log-probs", "explain fewer responses"), self.arithmetic.active():
+            for start in range(0, len(targets_T), size):
+                chunk = slice(start, min(start + size, len(targets_T)))
+                logits_TV = self._head.logits(hidden_TD[chunk].to(self.model.device))
+                widest = torch.promote_types(logits_TV.dtype, torch.float32)
+                yield chunk, logits_TV.to(widest), targets_T[chunk].to(logits_TV.device)
+
+    def _hidden_states(self, context: Context, rope: Rope | None) -> torch.Tensor:
+        """Final hidden states [T, D] before each token of the responses."""
+        key = (context.name, rope)
+        if key not in self._hidden:
+            with exchanged_rope(self.model, rope):
+                found = self._computed(context)
+            kept = sum(one.nbytes for one in self._hidden.values())
+            if kept + found.nbytes > _KEPT_BYTES:
+                return found
+            self._hidden[key] = found
+        return self._hidden[key]
+
+    def _computed(self, context: Context) -> torch.Tensor:
+        sequences = [
+            TokenSequence(one.id, prompt, one.token_ids)
+            for one, prompt in zip(self.tokens.sequences, context.prompts, strict=True)
+        ]
+        rows: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
+        with self.arithmetic.active():
+            for batch in plan_batches([one.num_tokens for one in sequences], self.batch_tokens):
+                padded = pad_batch([sequences[row] for row in batch], vocab_size=self._vocab_size)
+                ids_BS = padded.input_ids_BS.to(self.model.device)
+                shape = "x".join(map(str, ids_BS.shape))
+                with memory_errors_named(f"computing {shape} tokens", "lower batch_tokens (--batch-tokens)"):
+                    hidden_BSD = self._head.body(ids_BS, **_positions(context, batch, sequences, ids_BS))
+                found = hidden_BSD[padded.rows_T.to(hidden_BSD.device), padded.positions_T.to(hidden_BSD.device)]
+                for row, states in zip(batch, found.cpu().split(padded.response_lengths), strict=True):
+                    rows[row] = states
+        return torch.cat(rows)
+
+    @property
+    def _vocab_size(self) -> int:
+        embeddings: Any = self.model.get_input_embeddings()
+        size: int = embeddings.weight.shape[0]
+        return size
+
+
+def _positions(
+    context: Context, batch: Sequence[int], sequences: Sequence[TokenSequence], ids_BS: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Position ids where the responses' are shifted. With a mask of ones, or transformers would see packed rows."""
+    if not any(context.response_shift):
+        return {}
+    positions_BS = torch.arange(ids_BS.shape[1]).repeat(len(batch), 1)
+    for number, row in enumerate(batch):
+        positions_BS[number, len(sequences[row].prompt_token_ids) :] += context.response_shift[row]
+    return {
+        "position_ids": positions_BS.clamp_(min=0).to(ids_BS.device),
+        "attention_mask": torch.ones_like(ids_BS),
+    }
+
+
+@contextmanager
+def exchanged_rope(model: PreTrainedModel, rope: Rope | None) -> Iterator[None]:
+    """The rotary frequencies as another base or a linear scaling gives them; as before afterwards."""
+    buffers = [] if rope is None else rotary_frequencies(model)
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        for buffer in buffers:
+            assert rope is not None
+            count = buffer.numel()
+            exponents = torch.arange(count, dtype=torch.float64, device=buffer.device) / count
+            buffer.copy_(buffer.double() * rope.base_times**-exponents / rope.positions_divided_by)
+        yield
+    finally:
+        for buffer, values in zip(buffers, before, strict=True):
+            buffer.copy_(values)
+
+
+def rotary_frequencies(model: PreTrainedModel) -> list[torch.Tensor]:
+    """The buffers of rotary frequencies [D / 2], none where the model has another kind of positions."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and buffer.dim() == 1]
+
+
+@contextmanager
+def reference_weights(
+    settings: ExplainSettings, tokens: LoggedTokens, *, checkpoint: str | None = None, adapter: str | None = None
+) -> Iterator[LoadedWeights]:
+    """A checkpoint in FP32 arithmetic, the declared one where none is named; its memory is given back afterwards."""
+    folder = Path(checkpoint or settings.model.path)
+    training = _training(settings, adapter=adapter if checkpoint or adapter else settings.adapter)
+    model, arithmetic, _ = load_reference_model(
+        folder,
+        Dtype.FP32,
+        training,
+        choose_device(settings.device),
+        rounded_to=None,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    yield LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def weights_in(settings: ExplainSettings, tokens: LoggedTokens, dtype: Dtype) -> Iterator[LoadedWeights]:
+    """The declared checkpoint as a training path computes it in `dtype`."""
+    model, arithmetic = load_training_model(
+        Path(settings.model.path),
+        dtype,
+        _training(settings, adapter=settings.adapter),
+        choose_device(settings.device),
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    yield LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _training(settings: ExplainSettings, *, adapter: str | None) -> TrainingPathSettings:
+    return TrainingPathSettings(
+        device=settings.device,
+        device_map=settings.device_map,
+        batch_tokens=settings.batch_tokens,
+        adapter=adapter,
+    )
