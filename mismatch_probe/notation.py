@@ -104,9 +104,9 @@ def write_percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-def write_range(one: CurveBin) -> str:
+def write_range(bin_: CurveBin) -> str:
     """Which tokens of a response a bin holds, numbered from 1: `3 to 4`."""
-    first, last = round(one.low) + 1, round(one.high)
+    first, last = round(bin_.low) + 1, round(bin_.high)
     return write_count(first) if first == last else f"{write_count(first)} to {write_count(last)}"
 
 

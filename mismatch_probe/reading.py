@@ -96,7 +96,7 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
         Unreadable: it is malformed or cut off, names a key twice, nests too deep, or holds a number that is none.
     """
     try:
-        found = json.loads(
+        value = json.loads(
             text,
             object_pairs_hook=each_once,
             parse_constant=None if constants else _no_number,
@@ -112,7 +112,7 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
         raise Unreadable("it nests deeper than can be read") from error
     except ValueError as error:  # Python's limit on the digits of a whole number
         raise Unreadable("it holds a number of more digits than can be read") from error
-    return found
+    return value
 
 
 def as_object(content: Any) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         Unreadable: a key stands twice.
     """
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in table:
             raise Unreadable(f"it names the key {_quoted(key)} twice, and which counts is open; remove one")
-        found[key] = value
-    return found
+        table[key] = value
+    return table
 
 
 def storable(text: str) -> str:

@@ -49,8 +49,8 @@ class _Server:
 
     def serve(self) -> None:
         woken, wakes = socket.socketpair()
-        for one in (woken, wakes):
-            one.setblocking(False)
+        for end in (woken, wakes):
+            end.setblocking(False)
         self._own = (self._control, woken, wakes)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
@@ -96,8 +96,8 @@ class _Server:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for one in self._own:
-            one.close()
+        for connection in self._own:
+            connection.close()
         for descriptor in (status, *self._status_of.values()):
             os.close(descriptor)
         for standard in (1, 2):

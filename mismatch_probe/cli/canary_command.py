@@ -48,18 +48,18 @@ def run_canary(
     preparation = prepare_training(settings, kept_guards(flags, config, recorded))
     run = None if recorded is None else resume_training(recorded.path, preparation)
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
-        found = hold_canary(preparation, run)
+        canary = hold_canary(preparation, run)
     if is_main():
-        _show(found, people())
+        _show(canary, people())
         if json_output:
-            print_json(found)
-    return ExitCode.GATE_FAILED if found.fired else ExitCode.PASS
+            print_json(canary)
+    return ExitCode.GATE_FAILED if canary.fired else ExitCode.PASS
 
 
-def _show(found: Canary, console: Console) -> None:
-    values = ", ".join(f"{title} {write_number(found.metrics[name])}" for title, name in _SHOWN)
-    guards = f"{len(found.fired)} guards fire" if found.fired else "no guard fires"
-    where = f"the weights of step {found.step}" if found.step else "the weights of the model itself"
+def _show(canary: Canary, console: Console) -> None:
+    values = ", ".join(f"{title} {write_number(canary.metrics[name])}" for title, name in _SHOWN)
+    guards = f"{len(canary.fired)} guards fire" if canary.fired else "no guard fires"
+    where = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
     console.print(f"canary on {where}: {values}; {guards}", soft_wrap=True, highlight=False)
-    for event in found.fired:
+    for event in canary.fired:
         console.print(Text(plain(f"  guard {event['guard']}: {event['sentence']}")), soft_wrap=True)

@@ -98,7 +98,7 @@ def sides_of(
     from mismatch_probe.config.side_text import parse_side
 
     sides = {kind: [parse_side(kind, text) for text in given] for kind, given in (("train", train), ("infer", infer))}
-    return sides | {"pairs": [(one["name"], other["name"]) for one in sides["train"] for other in sides["infer"]]}
+    return sides | {"pairs": [(side["name"], other["name"]) for side in sides["train"] for other in sides["infer"]]}
 
 
 def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, Dtype]] | None:
@@ -107,13 +107,13 @@ def pairs_of(dtypes: Dtypes, train: Dtypes, infer: Dtypes) -> list[tuple[Dtype, 
     Raises:
         UsageError: the flags contradict each other, one side is missing, or a name is none of a dtype.
     """
-    both, trains, infers = ([Dtype.parse(one) for one in given or ()] for given in (dtypes, train, infer))
+    both, trains, infers = ([Dtype.parse(dtype) for dtype in given or ()] for given in (dtypes, train, infer))
     if not trains and not infers:
-        return [(one, one) for one in both] or None
+        return [(dtype, dtype) for dtype in both] or None
     if both:
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
     if not (trains and infers):
         raise UsageError(
             "--train-dtype and --infer-dtype go together; give both, or --dtype for the same on both sides"
         )
-    return [(one, other) for one in trains for other in infers]
+    return [(train, other) for train in trains for other in infers]

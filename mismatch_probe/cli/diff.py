@@ -30,11 +30,11 @@ def diff(
     if rescore != (out is not None):
         raise UsageError("--rescore and --out go together: the run that A's responses are scored into needs a place")
     if out is None:
-        found = difference_of(old, new)
+        difference = difference_of(old, new)
     else:
         from mismatch_probe.cli.rescoring import rescored
 
-        found = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
-    render_difference(found, people())
+        difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
+    render_difference(difference, people())
     if json_output:
-        print_json(found)
+        print_json(difference)

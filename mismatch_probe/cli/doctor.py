@@ -17,8 +17,8 @@ def doctor(
     from mismatch_probe.compare.examination import examine
     from mismatch_probe.report.examination import render_examination
 
-    found = examine(model, dtype)
-    render_examination(found, people())
+    examination = examine(model, dtype)
+    render_examination(examination, people())
     if json_output:
-        print_json(found)
-    raise typer.Exit(int(found.exit_code))
+        print_json(examination)
+    raise typer.Exit(int(examination.exit_code))

@@ -22,7 +22,7 @@ def show_dry_run(plan: DryRun, console: Console) -> None:
     table = Table(*columns, title="Would run; nothing was started")
     for column in table.columns[1:]:
         column.justify = "right"
-    times = {} if plan.outlook is None else {one.stage: one.work for one in plan.outlook.time.stages}
+    times = {} if plan.outlook is None else {stage.stage: stage.work for stage in plan.outlook.time.stages}
     for stage in plan.stages:
         numbers = (f"{stage.sequences:,}", f"{stage.max_tokens:,}", f"{stage.weight_bytes / _GIB:.3g}")
         table.add_row(stage.stage, *numbers, _rough(times.get(stage.stage)))
@@ -40,10 +40,10 @@ def _lines(plan: DryRun) -> list[str]:
 
 def _time(outlook: Outlook) -> list[str]:
     time = outlook.time
-    longest = max(time.stages, key=lambda one: one.work.likely_seconds, default=None)
+    longest = max(time.stages, key=lambda stage: stage.work.likely_seconds, default=None)
     dominates = "" if longest is None else f"; the longest stage is {longest.stage}"
     total = write_about(time.total.likely_seconds, time.total.low_seconds, time.total.high_seconds)
-    starts = sum(one.start.likely_seconds for one in time.stages if one.start is not None)
+    starts = sum(stage.start.likely_seconds for stage in time.stages if stage.start is not None)
     starting = write_rough_seconds(time.ready.likely_seconds + starts)
     lines = [f"time: {total} in all, {starting} of it to start processes and load models{dominates}"]
     if time.unknown_starts:
@@ -64,11 +64,15 @@ def _time(outlook: Outlook) -> list[str]:
 
 def _memory(outlook: Outlook) -> list[str]:
     lines = []
-    for one in outlook.memory:
-        needs = f"{one.process} needs about {write_bytes(one.peak_bytes)} of {write_bytes(one.available_bytes)}"
-        lines.append(f"memory: {needs} ({one.device})")
-        if not one.fits:
-            lines.append(f"WARNING: {one.process} will not fit at {one.stage}: use a smaller model or a larger device")
+    for memory in outlook.memory:
+        needs = (
+            f"{memory.process} needs about {write_bytes(memory.peak_bytes)} of {write_bytes(memory.available_bytes)}"
+        )
+        lines.append(f"memory: {needs} ({memory.device})")
+        if not memory.fits:
+            lines.append(
+                f"WARNING: {memory.process} will not fit at {memory.stage}: use a smaller model or a larger device"
+            )
     return lines
 
 

@@ -41,7 +41,7 @@ def run_evaluate(
     run = start(run.path, preparation)
     try:
         with noise_in(run.log_path("evaluate")) as quiet, progress_listener(quiet, run) as listener:
-            found = execute_evaluation(run, preparation, listener)
+            evaluation = execute_evaluation(run, preparation, listener)
     except RunDirectoryError:
         raise
     except UsageError:
@@ -51,9 +51,9 @@ def run_evaluate(
     except (KeyboardInterrupt, MismatchProbeError):
         tell_how_to_continue(console, "What was computed is kept.", "evaluate", run.path, asked)
         raise
-    render_evaluation(found, console)
+    render_evaluation(evaluation, console)
     if json_output:
-        print_json(found)
+        print_json(evaluation)
     return ExitCode.PASS
 
 

@@ -29,11 +29,11 @@ def run_headroom(
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
     with filing.reserved(HEADROOM_FILE):
-        found = examine(settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False))
-        report = filing.file(found)
-    render_headroom(found, console)
+        headroom = examine(settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False))
+        report = filing.file(headroom)
+    render_headroom(headroom, console)
     if report is not None:
         console.print(f"Report: {report}", soft_wrap=True)
     if json_output:
-        print_json(found)
-    return found.exit_code
+        print_json(headroom)
+    return headroom.exit_code

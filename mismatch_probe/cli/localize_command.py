@@ -36,15 +36,15 @@ def run_localize(
     with filing.reserved(localize_file(settings.train_dtype, settings.infer_dtype)):
         with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
             keep_scratch(Path(folder))
-            found = localize(
+            localization = localize(
                 settings, Path(folder), lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
             )
-        report = filing.file(found)
-    render_localization(found, console)
+        report = filing.file(localization)
+    render_localization(localization, console)
     if report is not None:
         console.print(f"Report: {report}", soft_wrap=True)
     if json_output:
-        print_json(found)
+        print_json(localization)
     return ExitCode.PASS
 
 

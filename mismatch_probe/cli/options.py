@@ -74,7 +74,7 @@ def settings_given(command: Callable[..., None], context: typer.Context, **more:
     given: dict[str, Any] = {"engine.args": engine_arguments(context.args) or None, **more}
     for name, hint in get_type_hints(command, include_extras=True).items():
         source = context.get_parameter_source(name)
-        for sets in (one for one in get_args(hint) if isinstance(one, Sets)):
+        for sets in (argument for argument in get_args(hint) if isinstance(argument, Sets)):
             if source is not None and source.name != "DEFAULT":
                 given[sets.path] = (
                     not sets.turns_off if isinstance(context.params[name], bool) else context.params[name]
@@ -88,7 +88,7 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
     Raises:
         UsageError: something else was left over, or an argument is given twice.
     """
-    found: dict[str, str] = {}
+    given: dict[str, str] = {}
     rest = list(extra)
     while rest:
         word = rest.pop(0)
@@ -98,7 +98,7 @@ def engine_arguments(extra: list[str]) -> dict[str, str]:
         if not separator:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
         name = key.replace("-", "_")
-        if name in found:
+        if name in given:
             raise UsageError(f"{_ENGINE_PREFIX}{name} is given twice; give it once")
-        found[name] = value
-    return found
+        given[name] = value
+    return given

@@ -87,12 +87,14 @@ def _tell(console: Console, sentence: str) -> None:
 
 
 def _show(record: SanityRecord, console: Console) -> None:
-    found = record.accuracy
-    if found is None:
+    solved = record.accuracy
+    if solved is None:
         accuracy = "not every problem was seen"
     else:
-        bounds = "" if found.low is None or found.high is None else f" [{_percent(found.low)}, {_percent(found.high)}]"
-        accuracy = f"{_percent(found.value)}{bounds} of the latest responses to {len(record.latest)} problems solved"
+        bounds = (
+            "" if solved.low is None or solved.high is None else f" [{_percent(solved.low)}, {_percent(solved.high)}]"
+        )
+        accuracy = f"{_percent(solved.value)}{bounds} of the latest responses to {len(record.latest)} problems solved"
     _tell(console, f"sanity: {record.verdict}; {accuracy} (more than {write_percent(PASS_ACCURACY)} passes)")
 
 

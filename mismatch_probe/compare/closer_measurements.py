@@ -38,8 +38,8 @@ def measured_repeats(
         "mu_other_batch": (replayed, mu_alone),
         "mu_cached": (mu_alone, mu_cached),
     }
-    found = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
-    return {name: repeat for name, repeat in found.items() if repeat is not None}
+    repeats = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
+    return {name: repeat for name, repeat in repeats.items() if repeat is not None}
 
 
 def _leg(legs: Legs, name: str, key_of: dict[str, int]) -> dict[str, Reals]:
@@ -48,16 +48,18 @@ def _leg(legs: Legs, name: str, key_of: dict[str, int]) -> dict[str, Reals]:
         return {}
     table = legs.read(name, columns=["id", "ids_key", "logprobs"])
     rows = zip(table["id"].to_pylist(), table["ids_key"].to_pylist(), table["logprobs"].to_pylist(), strict=True)
-    found = {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
-    return {row_id: logprobs for row_id, logprobs in found.items() if is_usable(logprobs).all()}
+    recorded = {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
+    return {row_id: logprobs for row_id, logprobs in recorded.items() if is_usable(logprobs).all()}
 
 
 def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:
     shared = [row_id for row_id in first if row_id in second]
     if not shared:
         return None
-    sequences = Sequences.of_lengths([first[one].size for one in shared], [cluster_of[one] for one in shared])
-    return Repeat(sequences, *(np.concatenate([leg[one] for one in shared]) for leg in (first, second)))
+    sequences = Sequences.of_lengths(
+        [first[row_id].size for row_id in shared], [cluster_of[row_id] for row_id in shared]
+    )
+    return Repeat(sequences, *(np.concatenate([leg[row_id] for row_id in shared]) for leg in (first, second)))
 
 
 def full_vocabulary_of(

@@ -113,10 +113,12 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
 
 def _what_changed(name: str, recorded: Manifest, now: Manifest) -> dict[str, str]:
     if name == "settings":
-        return _changes(*(one.settings.model_dump(mode="json") for one in (recorded, now)))
+        return _changes(*(manifest.settings.model_dump(mode="json") for manifest in (recorded, now)))
     if name.startswith(("model", "prompts", *_OF_SIDES)):
         return {name: f"another {name} content"}
-    return _changes(*(decisive(one.versions, one.hardware, one.environment)[name] for one in (recorded, now)))
+    return _changes(
+        *(decisive(manifest.versions, manifest.hardware, manifest.environment)[name] for manifest in (recorded, now))
+    )
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:

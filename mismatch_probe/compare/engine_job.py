@@ -161,7 +161,7 @@ def _replay_again(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [chosen[row] for row in rows]
-        scored = [one.scores for one in engine.replay_cached(batch)] if cached else scored_alone(engine, batch)
+        scored = [replay.scores for replay in engine.replay_cached(batch)] if cached else scored_alone(engine, batch)
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), len(chosen)), work, events)
@@ -183,8 +183,10 @@ def _distributions(
 
     def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [(sequences[row], position) for row, position in (chosen[number] for number in numbers)]
-        rows = engine.distributions([[*one.prompt_token_ids, *one.token_ids[:position]] for one, position in batch])
-        ids, positions = [one.id for one, _ in batch], [position for _, position in batch]
+        rows = engine.distributions(
+            [[*sequence.prompt_token_ids, *sequence.token_ids[:position]] for sequence, position in batch]
+        )
+        ids, positions = [sequence.id for sequence, _ in batch], [position for _, position in batch]
         columns = {"id": ids, "position": positions, "logprobs": list(rows)}
         return {"distributions": pa.table(columns, schema=DISTRIBUTIONS)}, len(batch)
 

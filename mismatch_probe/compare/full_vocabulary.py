@@ -47,7 +47,7 @@ def compare_distributions(
         skip(stage.name, record.note, events)
         return
     recorded = run.parts(source.name, source.outputs).read(record.batches, "distributions")
-    of_id = {one.id: one for one in sequences}
+    of_id = {sequence.id: sequence for sequence in sequences}
     groups = [list(group) for _, group in groupby(range(recorded.num_rows), recorded["id"].to_pylist().__getitem__)]
 
     def work(numbers: list[int]) -> tuple[dict[str, pa.Table], int]:

@@ -92,8 +92,8 @@ class RunReader:
             return joined
         leg = tables[foreign]
         lengths = [len(logprobs) for logprobs in leg.logprobs]
-        found = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
-        return replace(joined, ids=found)
+        comparison = examine_ids(legs[foreign], prompts, responses, keys, leg.keys.tolist(), lengths)
+        return replace(joined, ids=comparison)
 
     def _names(self, pi: Side, mu: Side) -> dict[str, str]:
         """The pair's legs by what they are to it; those that a pair can do without, where they are recorded."""
@@ -151,7 +151,9 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
     void = {role: _void(leg) for role, leg in tables.items()}
-    void_checks = np.logical_or.reduce([found for role, found in void.items() if role not in ("mu", "pi")])
+    void_checks = np.logical_or.reduce(
+        [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
+    )
     rows = np.flatnonzero(~(foreign | empty | void["mu"] | void["pi"] | void_checks))
     counts = Counts(
         num_sequences=len(rows),

@@ -20,9 +20,10 @@ def scored_with_starts(score: Score, batch: Sequence[TokenSequence]) -> list[Sco
     One pass gives both: a prompt is scored as if its first token alone were the prompt.
     """
     whole = [
-        TokenSequence(one.id, one.prompt_token_ids[:1], [*one.prompt_token_ids[1:], *one.token_ids]) for one in batch
+        TokenSequence(sequence.id, sequence.prompt_token_ids[:1], [*sequence.prompt_token_ids[1:], *sequence.token_ids])
+        for sequence in batch
     ]
-    return [_apart(one, sequence) for one, sequence in zip(score(whole), batch, strict=True)]
+    return [_apart(scored, sequence) for scored, sequence in zip(score(whole), batch, strict=True)]
 
 
 def _apart(scored: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:

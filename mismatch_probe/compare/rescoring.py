@@ -117,7 +117,7 @@ def _check_same_prompts(first: Manifest, preparation: Preparation, responses: Pa
 
 
 def _check_same_packages(second: Manifest, now: Manifest, settings_of: Path) -> None:
-    was, here = (decisive(one.versions, {}, {})["versions"] for one in (second, now))
+    was, here = (decisive(manifest.versions, {}, {})["versions"] for manifest in (second, now))
     changed = [f"{name} {was.get(name, 'absent')}" for name in was | here if was.get(name) != here.get(name)]
     if changed:
         raise UsageError(

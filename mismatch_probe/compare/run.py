@@ -138,7 +138,7 @@ def _collect(run: RunDirectory, manifest: Manifest, plan: Plan) -> None:
             if legs.path(stage.leg).exists():
                 table = with_rows(legs.read(stage.leg), table)
             scored = set(table["id"].to_pylist())
-            legs.write(stage.leg, in_order(table, [one for one in sampled_ids if one in scored]))
+            legs.write(stage.leg, in_order(table, [sampled_id for sampled_id in sampled_ids if sampled_id in scored]))
             _note_grown(run, manifest, stage)
         if is_recorded(run, manifest, stage):
             run.parts(stage.name, stage.outputs).remove()

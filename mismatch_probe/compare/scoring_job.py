@@ -122,7 +122,7 @@ def _score(
     events: Send,
 ) -> None:
     left = samplers_left(run, stage)
-    sequences = [one for sampler, sampled in by_sampler.items() if sampler in left for one in sampled]
+    sequences = [sequence for sampler, sampled in by_sampler.items() if sampler in left for sequence in sampled]
     batches = plan_batches([sequence.num_tokens for sequence in sequences], manifest.settings.training.batch_tokens)
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:

@@ -45,12 +45,15 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
     level = manifest.settings.confidence
     metrics: dict[PairName, tuple[dict[str, Estimate], dict[str, str]]] = {
-        name: ({}, {}) if found.pair is None else pair_metrics(found.pair, level=level) for name, found in data.items()
+        name: ({}, {}) if pair_data.pair is None else pair_metrics(pair_data.pair, level=level)
+        for name, pair_data in data.items()
     }
     deviations = disagreements(manifest, data)
     pairs = [
-        _with_full_vocabulary(legs, manifest, found, _pair_summary(manifest, name, found, metrics[name], deviations))
-        for name, found in data.items()
+        _with_full_vocabulary(
+            legs, manifest, pair_data, _pair_summary(manifest, name, pair_data, metrics[name], deviations)
+        )
+        for name, pair_data in data.items()
     ]
     pairs = _with_settings(manifest.settings, pairs)
     contrasts = _contrasts(pairs)
@@ -60,7 +63,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         model_fingerprint=manifest.model.fingerprint,
         headline=headline(pairs, contrasts),
         verdict=overall(pairs),
-        preflight=preflight_of_run(sides_of(manifest, name, found) for name, found in data.items()),
+        preflight=preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items()),
         contrasts=contrasts,
         pairs=pairs,
     )
@@ -88,7 +91,7 @@ def _pair_summary(
         metrics=metrics,
         length=law,
         blame=found_blame,
-        found=deviations.get(name),
+        disagreement=deviations.get(name),
         exact=exact_of(manifest, name, deviations),
         ids=data.ids,
         preflight=preflight(sides),
@@ -121,12 +124,12 @@ def _with_full_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summar
         return summary
     settings = manifest.settings
     pi, mu = settings.pi(summary.train), settings.mu(summary.infer)
-    found = full_vocabulary_of(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
-    if isinstance(found, str):
-        unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), found)
+    check = full_vocabulary_of(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
+    if isinstance(check, str):
+        unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), check)
         return summary.model_copy(update={"metrics_unavailable": unavailable})
-    metrics = summary.metrics | {"full_kl": found.full_kl, "full_tv": found.full_tv}
-    return summary.model_copy(update={"metrics": metrics, "full_vocabulary": found})
+    metrics = summary.metrics | {"full_kl": check.full_kl, "full_tv": check.full_tv}
+    return summary.model_copy(update={"metrics": metrics, "full_vocabulary": check})
 
 
 def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:
@@ -144,12 +147,12 @@ def _with_settings(settings: CompareSettings, pairs: list[PairSummary]) -> list[
 
 
 def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
-    found = []
+    tokens = []
     for worst in worst_tokens(pair, WORST_TOKENS):
         row = int(data.rows[worst.row])
         texts = data.rollouts["token_texts"][row].as_py()
         position = worst.position
-        found.append(
+        tokens.append(
             TokenInContext(
                 sequence_id=data.rollouts["id"][row].as_py(),
                 position=position,
@@ -161,7 +164,7 @@ def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
                 log_ref=worst.log_ref,
             )
         )
-    return found
+    return tokens
 
 
 def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
@@ -172,11 +175,11 @@ def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:
     if not all(measures_precision(pair.verdict) for pair in of_dtypes):
         return []
     same = {pair.train_dtype: pair for pair in of_dtypes if pair.train_dtype == pair.infer_dtype}
-    found = []
+    contrasts = []
     for metric in CONTRASTED_METRICS:
         for of, over in permutations((dtype for dtype in same if dtype.is_16_bit), 2):
             if metric in same[of].metrics and metric in same[over].metrics:
                 ratio = contrast(same[of].metrics[metric], same[over].metrics[metric])
                 if ratio is not None:
-                    found.append(Contrast(metric=metric, of=of, over=over, ratio=ratio))
-    return found
+                    contrasts.append(Contrast(metric=metric, of=of, over=over, ratio=ratio))
+    return contrasts

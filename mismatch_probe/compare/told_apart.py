@@ -20,8 +20,12 @@ def settings_told_apart(
     None where there is none, or where the pair's own sides are nothing but dtypes.
     """
     others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
-    found = [one for other in others if (one := _beside(settings, pair, other)) is not None]
-    return min(found, key=lambda one: (settings.exact_counterpart(one.beside) is None, len(one.settings)), default=None)
+    pairs_beside = [told_apart for other in others if (told_apart := _beside(settings, pair, other)) is not None]
+    return min(
+        pairs_beside,
+        key=lambda told_apart: (settings.exact_counterpart(told_apart.beside) is None, len(told_apart.settings)),
+        default=None,
+    )
 
 
 def _beside(settings: CompareSettings, pair: PairSummary, other: PairSummary) -> SettingsToldApart | None:

@@ -40,14 +40,16 @@ def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
 
 def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict[PairName, Disagreement]:
     """The deviations of every usable pair, each knowing what FP32 against FP32 has settled."""
-    found = {name: _disagreement(manifest, name, one) for name, one in data.items() if one.pair is not None}
-    return {name: _settled(one, exact_of(manifest, name, found)) for name, one in found.items()}
+    judged = {
+        name: _disagreement(manifest, name, pair_data) for name, pair_data in data.items() if pair_data.pair is not None
+    }
+    return {name: _settled(disagreement, exact_of(manifest, name, judged)) for name, disagreement in judged.items()}
 
 
-def exact_of(manifest: Manifest, name: PairName, found: Mapping[PairName, Disagreement]) -> Disagreement | None:
+def exact_of(manifest: Manifest, name: PairName, judged: Mapping[PairName, Disagreement]) -> Disagreement | None:
     """The pair that decides between bug and precision for another, None where none was run or it is not usable."""
     exact = manifest.settings.exact_counterpart(name)
-    return None if exact is None else found.get(exact)
+    return None if exact is None else judged.get(exact)
 
 
 def _settled(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
@@ -61,7 +63,7 @@ def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagre
     assert data.pair is not None
     sides = sides_of(manifest, name, data)
     dtypes = sides.train_dtype, sides.infer_dtype
-    found = Disagreement(
+    disagreement = Disagreement(
         data.pair,
         *dtypes,
         floor=rounding_floor(data.pair, *dtypes),
@@ -70,7 +72,7 @@ def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagre
         repeats_decode=sides.infer.get("decode_support") == sides.infer.get("replay_support"),
     )
     if data.start is None:
-        return found
-    start = Disagreement(data.start, *dtypes, floor=found.floor)
-    floor = found.logit_floor * root_mean_square(start.sensitivity)
-    return replace(found, probe=replace(start, floor=floor))
+        return disagreement
+    start = Disagreement(data.start, *dtypes, floor=disagreement.floor)
+    floor = disagreement.logit_floor * root_mean_square(start.sensitivity)
+    return replace(disagreement, probe=replace(start, floor=floor))

@@ -66,7 +66,7 @@ class CompareSettings(Settings):
                 return values
             if not (infer and train):
                 raise ValueError("--train and --infer go together; give both, or a file with pairs")
-            return values | {"pairs": [(one, other) for one in train for other in infer]}
+            return values | {"pairs": [(training, other) for training in train for other in infer]}
         return values
 
     @model_validator(mode="after")
@@ -182,7 +182,7 @@ def _names(declared: Any) -> list[Any] | None:
     """The names of sides that are not validated yet, None where they are no list."""
     if not isinstance(declared, list | tuple):
         return None
-    names = [one.get("name") if isinstance(one, dict) else getattr(one, "name", None) for one in declared]
+    names = [side.get("name") if isinstance(side, dict) else getattr(side, "name", None) for side in declared]
     return [name for name in names if name is not None]
 
 

@@ -70,23 +70,23 @@ def code_flags(settings: Mapping[str, Any]) -> list[str]:
 
 def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
     """Where settings run code of a checkpoint or name code, and the words that give them."""
-    found: dict[Place, list[str]] = {}
+    flags: dict[Place, list[str]] = {}
     trusted = ("model", "trust_remote_code")
     if _at(settings, trusted):
-        found[trusted] = ["--trust-remote-code"]
+        flags[trusted] = ["--trust-remote-code"]
     for place in _REWARDS:
         reward = _at(settings, place)
         if isinstance(reward, str) and ":" in reward:
-            found[place] = ["--reward", reward]
+            flags[place] = ["--reward", reward]
     for name, value in (_at(settings, ("engine", "args")) or {}).items():
         if not _is_harmless(value):
-            found["engine", "args", name] = [f"--vllm.{name}", value if isinstance(value, str) else json.dumps(value)]
+            flags["engine", "args", name] = [f"--vllm.{name}", value if isinstance(value, str) else json.dumps(value)]
     for kind in ("infer", "train"):
         for side in settings.get(kind) or ():
             runs_code = not all(map(_is_harmless, (side.get("args") or {}).values()))
-            if runs_code or (side.get("checkpoint") and trusted in found):
-                found[kind, side["name"]] = [f"--{kind}", write_side(side)]
-    return found
+            if runs_code or (side.get("checkpoint") and trusted in flags):
+                flags[kind, side["name"]] = [f"--{kind}", write_side(side)]
+    return flags
 
 
 def _is_harmless(value: Any) -> bool:
@@ -104,7 +104,7 @@ def _at(settings: Mapping[str, Any], place: Place) -> Any:
     below: Any = settings
     for name in place:
         if isinstance(below, list | tuple):
-            below = next((one for one in below if isinstance(one, Mapping) and one.get("name") == name), None)
+            below = next((table for table in below if isinstance(table, Mapping) and table.get("name") == name), None)
         else:
             below = below.get(name) if isinstance(below, Mapping) else None
     return below

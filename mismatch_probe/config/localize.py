@@ -83,10 +83,10 @@ def localize_values(run: CompareSettings) -> dict[str, Any]:
 
     The dtypes are left out where the run has several pairs.
     """
-    found = run.model_dump(mode="json", include={"model", "prompts", "engine", "training", "confidence"})
-    found["prompts"]["num_prompts"] = min(run.prompts.num_prompts or DEFAULT_NUM_PROMPTS, DEFAULT_NUM_PROMPTS)
-    found["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
-    found["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})
+    values = run.model_dump(mode="json", include={"model", "prompts", "engine", "training", "confidence"})
+    values["prompts"]["num_prompts"] = min(run.prompts.num_prompts or DEFAULT_NUM_PROMPTS, DEFAULT_NUM_PROMPTS)
+    values["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
+    values["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})
     if len(run.pairs) == 1 and not (run.train or run.infer):
-        found["train_dtype"], found["infer_dtype"] = run.pairs[0]
-    return found
+        values["train_dtype"], values["infer_dtype"] = run.pairs[0]
+    return values

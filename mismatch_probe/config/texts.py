@@ -40,7 +40,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
     try:
-        found = parse(text)
+        content = parse(text)
     except Unreadable:
         raise
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
@@ -49,8 +49,8 @@ def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
         raise Unreadable("it nests deeper than can be read") from error
     except (ValueError, AttributeError) as error:  # what the readers meet in a number or a date
         raise Unreadable(f"it holds a value that cannot be read ({str(error).partition(':')[0]})") from error
-    _require_plain(found)
-    return found
+    _require_plain(content)
+    return content
 
 
 def _require_plain(content: Any) -> None:

@@ -24,21 +24,21 @@ _SHOWN = (
 )
 
 
-def render_difference(found: Difference, console: Console) -> None:
+def render_difference(difference: Difference, console: Console) -> None:
     """What changed, then every pair: its sentence, its metrics, and its deviation by position."""
-    print_line(console, f"first:  {found.first.run} ({found.first.model}, {found.first.created_at})")
-    print_line(console, f"second: {found.second.run} ({found.second.model}, {found.second.created_at})")
-    if found.rescored_with is not None:
+    print_line(console, f"first:  {difference.first.run} ({difference.first.model}, {difference.first.created_at})")
+    print_line(console, f"second: {difference.second.run} ({difference.second.model}, {difference.second.created_at})")
+    if difference.rescored_with is not None:
         print_line(
             console,
-            f"        the first run's responses with the settings of {found.rescored_with}; mu by prefill in both",
+            f"        the first run's responses with the settings of {difference.rescored_with}; mu by prefill in both",
         )
-    print_line(console, "changed: nothing that the manifests record" if not found.changes else "changed:")
-    for line in _changed(found.changes):
+    print_line(console, "changed: nothing that the manifests record" if not difference.changes else "changed:")
+    for line in _changed(difference.changes):
         print_line(console, f"  {line}")
-    for pair in found.pairs:
+    for pair in difference.pairs:
         _render_pair(pair, console)
-    for which, names in (("first", found.only_first), ("second", found.only_second)):
+    for which, names in (("first", difference.only_first), ("second", difference.only_second)):
         if names:
             print_line(console, f"only in the {which} run: {', '.join(names)}")
 
@@ -76,11 +76,11 @@ def _render_pair(pair: PairDifference, console: Console) -> None:
         )
     shown = [(name, pair.metrics[name]) for name in _SHOWN if name in pair.metrics]
     _table("metric", shown, console)
-    _table("abs(d) at positions", [(_bin(one), one.abs_logprob_diff) for one in pair.by_position], console)
+    _table("abs(d) at positions", [(_bin(bin_), bin_.abs_logprob_diff) for bin_ in pair.by_position], console)
 
 
-def _bin(one: BinDifference) -> str:
-    first, last = one.low + 1, one.high
+def _bin(bin_: BinDifference) -> str:
+    first, last = bin_.low + 1, bin_.high
     return write_count(first) if first == last else f"{write_count(first)} to {write_count(last)}"
 
 

@@ -86,7 +86,7 @@ def _usable(sample: Sample, run: RunDirectory) -> Sample:
 def _faults(which: str, run: RunDirectory, sample: Sample) -> Iterator[str]:
     """Why a pair's numbers are no measure of precision: what its data lacks, or what its run's summary says of it."""
     pairs = run.read_summary().pairs if run.summary_path.exists() else []
-    verdict = next((one.verdict for one in pairs if (one.train, one.infer) == sample.name), None)
+    verdict = next((pair.verdict for pair in pairs if (pair.train, pair.infer) == sample.name), None)
     if sample.data.counts.has_faults:
         yield f"the data of the {which} run is broken"
     elif verdict is not None and not measures_precision(verdict):
@@ -108,12 +108,12 @@ def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDif
     old, _ = traced_metrics(meeting.first, level)
     new, _ = traced_metrics(meeting.second, level)
 
-    def against(one: Estimate, other: Estimate) -> MetricDifference:
+    def against(estimate: Estimate, other: Estimate) -> MetricDifference:
         return MetricDifference(
-            first=plain(one),
+            first=plain(estimate),
             second=plain(other),
-            difference=difference(one, other, level),
-            ratio=None if no_ratio else ratio(one, other, level),
+            difference=difference(estimate, other, level),
+            ratio=None if no_ratio else ratio(estimate, other, level),
         )
 
     metrics = {name: against(old[name], new[name]) for name in old if name in new}
@@ -136,8 +136,8 @@ def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDif
 
 
 def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
-    found = {side: _mean_deviation(pair, level) for side, pair in side_against_itself(first, second).items()}
-    return {side: plain(estimate) for side, estimate in found.items() if estimate is not None}
+    deviations = {side: _mean_deviation(pair, level) for side, pair in side_against_itself(first, second).items()}
+    return {side: plain(estimate) for side, estimate in deviations.items() if estimate is not None}
 
 
 def _bins(
@@ -161,14 +161,14 @@ def _mean_deviation(pair: TokenPair | None, level: float) -> Estimate | None:
     return TracingEstimator(pair.sequences, level).mean(pair.abs_diff, "token", Scale.POSITIVE)
 
 
-def _sentence(found: MetricDifference, no_ratio: str) -> str:
+def _sentence(moved: MetricDifference, no_ratio: str) -> str:
     what = "the mean deviation of a token, abs(d),"
     if no_ratio:
-        values = f"{found.first.value:.3g} nats in the first run and {found.second.value:.3g} in the second"
+        values = f"{moved.first.value:.3g} nats in the first run and {moved.second.value:.3g} in the second"
         return f"no ratio, because {no_ratio}; {what} is {values}"
-    if found.ratio is None or found.ratio.low is None or found.ratio.high is None:
-        return f"{what} is {found.first.value:.3g} nats in the first run and {found.second.value:.3g} in the second"
-    times = f"{found.ratio.value:.3g} times the first run's [{found.ratio.low:.3g}, {found.ratio.high:.3g}]"
-    if found.ratio.low <= 1 <= found.ratio.high:
+    if moved.ratio is None or moved.ratio.low is None or moved.ratio.high is None:
+        return f"{what} is {moved.first.value:.3g} nats in the first run and {moved.second.value:.3g} in the second"
+    times = f"{moved.ratio.value:.3g} times the first run's [{moved.ratio.low:.3g}, {moved.ratio.high:.3g}]"
+    if moved.ratio.low <= 1 <= moved.ratio.high:
         return f"no difference can be told: {what} is {times}"
-    return f"the second run is {'worse' if found.ratio.value > 1 else 'better'}: {what} is {times}"
+    return f"the second run is {'worse' if moved.ratio.value > 1 else 'better'}: {what} is {times}"

@@ -45,11 +45,11 @@ class TracingEstimator(Estimator):
         self, function: Function, columns: Sequence[Floats], by: Unit, scale: Scale = Scale.SIGNED
     ) -> Traced | None:
         units = self.counts(by)
-        found = jackknife(function, np.stack(columns), units)
-        if found is None:
+        estimate = jackknife(function, np.stack(columns), units)
+        if estimate is None:
             return None
         return self._traced(
-            lambda other: other.present(interval(found, scale, other.level), by),
+            lambda other: other.present(interval(estimate, scale, other.level), by),
             self._totals(function, columns, units),
             positive=scale is not Scale.SIGNED,
         )
@@ -68,9 +68,9 @@ class TracingEstimator(Estimator):
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
         totals = self._totals(ratio, [events, units], units)
-        found = self._traced(lambda other: other.share_of_totals(events, units, by), totals)
-        assert found is not None, "a share always exists"
-        return found
+        estimate = self._traced(lambda other: other.share_of_totals(events, units, by), totals)
+        assert estimate is not None, "a share always exists"
+        return estimate
 
     def effective_share(self, log_ratios: Floats, by: Unit) -> Traced | None:
         units, excess = self.counts(by), relative_excess(log_ratios)
@@ -78,9 +78,9 @@ class TracingEstimator(Estimator):
         return self._traced(lambda other: other.effective_share(log_ratios, by), totals)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
-        found = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))
-        assert found is not None, "a quantile always exists"
-        return found
+        estimate = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))
+        assert estimate is not None, "a quantile always exists"
+        return estimate
 
     def _traced(
         self,

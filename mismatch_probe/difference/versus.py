@@ -59,10 +59,10 @@ def _joint(
     def of_both(*sums: Floats) -> Floats:
         return combine(new.function(*sums[width:]), old.function(*sums[:width]))
 
-    found = jackknife(of_both, columns, units)
-    if found is None:
+    estimate = jackknife(of_both, columns, units)
+    if estimate is None:
         return None
-    bounds = interval(found, scale, level)
+    bounds = interval(estimate, scale, level)
     return Estimate(
         value=bounds.value,
         low=bounds.low,

@@ -25,11 +25,11 @@ def decoded_alone(
     Where it comes out otherwise than `recorded`, the log-probs end with the last token that is the same: `logprobs` is
     as long as what both have in common.
     """
-    found = []
+    common = []
     for request, before in zip(requests, recorded, strict=True):
         again = engine.sample([request], sampling)[0]
-        found.append(_in_common(again, before))
-    return found
+        common.append(_in_common(again, before))
+    return common
 
 
 def _in_common(again: SampledSequence, before: TokenSequence) -> ScoredSequence:

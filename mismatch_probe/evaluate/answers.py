@@ -45,4 +45,6 @@ class Marker:
                 "average can hold; mend it"
             )
         lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
-        return Answers(rewards, lengths, np.array([self._numbers[one] for one in prompt_ids], dtype=np.int64))
+        return Answers(
+            rewards, lengths, np.array([self._numbers[prompt_id] for prompt_id in prompt_ids], dtype=np.int64)
+        )

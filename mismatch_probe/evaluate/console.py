@@ -10,42 +10,46 @@ from mismatch_probe.report.screen import print_line, print_table
 from mismatch_probe.report.view import Cell, Table
 
 
-def render_evaluation(found: Evaluation, console: Console) -> None:
+def render_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Accuracy of every engine, of every pair under both policies, and a sentence a pair."""
-    for table in tables(found):
+    for table in tables(evaluation):
         print_table(console, table)
-    for pair in found.pairs:
+    for pair in evaluation.pairs:
         print_line(console, sentence(pair))
 
 
-def tables(found: Evaluation) -> Iterator[Table]:
+def tables(evaluation: Evaluation) -> Iterator[Table]:
     """Engines, what lies between them where there are several, and pairs."""
     engines: list[list[Cell]] = [
         [
-            one.infer,
-            write_estimate(one.accuracy),
-            write_count(one.accuracy.num_sequences),
-            write_count(one.truncated_responses),
+            engine.infer,
+            write_estimate(engine.accuracy),
+            write_count(engine.accuracy.num_sequences),
+            write_count(engine.truncated_responses),
         ]
-        for one in found.engines
+        for engine in evaluation.engines
     ]
     yield Table("Engines", ["engine", "accuracy (mu)", "responses", "truncated"], engines)
-    if found.differences:
+    if evaluation.differences:
         between: list[list[Cell]] = [
-            [f"{one.of} less {one.over}", write_estimate(one.difference)] for one in found.differences
+            [f"{difference.of} less {difference.over}", write_estimate(difference.difference)]
+            for difference in evaluation.differences
         ]
         yield Table("Between engines", ["engines", "difference"], between)
     pairs: list[list[Cell]] = [
         [
             pair.train,
             pair.infer,
-            *(write_estimate(one) for one in (pair.under_mu, pair.under_pi, pair.gap)),
+            *(write_estimate(estimate) for estimate in (pair.under_mu, pair.under_pi, pair.gap)),
             ABSENT if pair.ess is None else write_number(pair.ess.value),
-            *(write_estimate(one) for one in ([] if pair.direct is None else (pair.direct.accuracy, pair.direct.gap))),
+            *(
+                write_estimate(estimate)
+                for estimate in ([] if pair.direct is None else (pair.direct.accuracy, pair.direct.gap))
+            ),
         ]
-        for pair in found.pairs
+        for pair in evaluation.pairs
     ]
-    asked = ["pi sampled", "gap sampled"] if found.settings.sample_pi else []
+    asked = ["pi sampled", "gap sampled"] if evaluation.settings.sample_pi else []
     yield Table("Pairs", ["train", "infer", "under mu", "under pi", "gap", "ESS", *asked], pairs)
 
 

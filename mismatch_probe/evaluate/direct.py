@@ -95,9 +95,9 @@ def _batch(
             "sampler": [pi.sampler] * len(rows),
             "seed": [seed] * len(rows),
             "prompt_token_ids": [prompt.token_ids for prompt in prompts],
-            "token_ids": [one.token_ids for one in generated],
-            "token_texts": [texts(one.token_ids) for one in generated],
-            "finish_reason": [one.finish_reason for one in generated],
+            "token_ids": [response.token_ids for response in generated],
+            "token_texts": [texts(response.token_ids) for response in generated],
+            "finish_reason": [response.finish_reason for response in generated],
         },
         schema=ROLLOUTS,
     )

@@ -53,9 +53,9 @@ def accuracy(answers: Answers, level: float) -> Estimate:
     estimator = answers.estimator(level)
     if _is_binary(answers.rewards):
         return estimator.share(answers.rewards > 0, "sequence")
-    found = estimator.mean(answers.rewards, "sequence")
-    assert found is not None, "rewards are finite"
-    return found
+    estimate = estimator.mean(answers.rewards, "sequence")
+    assert estimate is not None, "rewards are finite"
+    return estimate
 
 
 def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
@@ -78,13 +78,13 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     assert under_pi is not None, "weights are positive"
     if _is_binary(rewards):
         effective = max(1, round(ess.value * rewards.size))
-        found = estimator.present(share_interval(under_pi, effective, level), "sequence")
+        estimate = estimator.present(share_interval(under_pi, effective, level), "sequence")
     else:
-        found = estimator.present(interval(under_pi, Scale.SIGNED, level), "sequence")
+        estimate = estimator.present(interval(under_pi, Scale.SIGNED, level), "sequence")
     if np.ptp(rewards) == 0:
-        return Reweighted(ess, found, estimator.bare(0.0, "sequence"), None)
+        return Reweighted(ess, estimate, estimator.bare(0.0, "sequence"), None)
     gap = estimator.smooth(_difference_of_ratios, [weighted, total, plain, count], "sequence")
-    return Reweighted(ess, found, gap, None)
+    return Reweighted(ess, estimate, gap, None)
 
 
 def difference(first: Answers, second: Answers, level: float) -> Estimate:
@@ -102,9 +102,9 @@ def difference(first: Answers, second: Answers, level: float) -> Estimate:
     both = _joined([first, second]).estimator(level)
     if np.ptp(np.concatenate([first.rewards, second.rewards])) == 0:
         return both.bare(0.0, "sequence")
-    found = both.smooth(_difference_of_ratios, columns, "sequence")
-    assert found is not None, "every problem has responses"
-    return found
+    estimate = both.smooth(_difference_of_ratios, columns, "sequence")
+    assert estimate is not None, "every problem has responses"
+    return estimate
 
 
 def _difference_of_ratios(a: Floats, b: Floats, c: Floats, d: Floats) -> Floats:

@@ -62,9 +62,9 @@ def execute_evaluation(
         if preparation.settings.sample_pi:
             sample_training_path(run, manifest, prompts, tokenizer, listener)
         marker = Marker(prompts, tokenizer, preparation.reward)
-        found = evaluate_records(run, manifest, marker, preparation.record())
-        run.write_evaluation(found)
-    return found
+        evaluation = evaluate_records(run, manifest, marker, preparation.record())
+        run.write_evaluation(evaluation)
+    return evaluation
 
 
 def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marker, record: Evaluation) -> Evaluation:
@@ -113,18 +113,18 @@ def _pair(
 ) -> PairAccuracy:
     data, level = reader.pair(name), settings.confidence
     both = answers.at(data.rows)
-    found = None if data.pair is None else reweighted(both, data.pair.diff_sums, level)
+    under_pi = None if data.pair is None else reweighted(both, data.pair.diff_sums, level)
     return PairAccuracy(
         train=name[0],
         infer=name[1],
         train_dtype=settings.pi(name[0]).dtype,
         infer_dtype=settings.mu(name[1]).dtype,
         under_mu=None if data.pair is None else accuracy(both, level),
-        ess=None if found is None else found.ess,
-        under_pi=None if found is None else found.under_pi,
-        gap=None if found is None else found.gap,
+        ess=None if under_pi is None else under_pi.ess,
+        under_pi=None if under_pi is None else under_pi.under_pi,
+        gap=None if under_pi is None else under_pi.gap,
         responses_left_out=len(answers.rewards) - len(data.rows),
-        undecided="no response has finite log-probs on both sides" if found is None else found.undecided,
+        undecided="no response has finite log-probs on both sides" if under_pi is None else under_pi.undecided,
         direct=None
         if direct is None
         else DirectAccuracy(

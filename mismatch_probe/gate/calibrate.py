@@ -77,8 +77,12 @@ def _worst(check: Check, values: Sequence[float]) -> float | None:
 def _repeats(sample: Sample) -> list[TokenPair]:
     """The training path's log-probs, computed twice within one run: again, and in another batch."""
     assert sample.data.pair is not None
-    found = (sample.data.pair.repeats.get(name) for name in _SAME_LEG)
-    return [TokenPair(one.sequences, log_pi=one.second, log_mu=one.first) for one in found if one is not None]
+    repeats = (sample.data.pair.repeats.get(name) for name in _SAME_LEG)
+    return [
+        TokenPair(repeat.sequences, log_pi=repeat.second, log_mu=repeat.first)
+        for repeat in repeats
+        if repeat is not None
+    ]
 
 
 def _metric(check: Check, pair: TokenPair) -> Estimate | None:

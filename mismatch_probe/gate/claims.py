@@ -50,8 +50,8 @@ def absolute(estimate: Estimate) -> Claim:
     """The metric itself; no bounds where the estimate has none."""
 
     def bounds(alpha: float) -> Bounds:
-        found = estimate.at(1 - 2 * alpha) if isinstance(estimate, Traced) else None
-        return (None, None) if found is None else (found.low, found.high)
+        both_sided = estimate.at(1 - 2 * alpha) if isinstance(estimate, Traced) else None
+        return (None, None) if both_sided is None else (both_sided.low, both_sided.high)
 
     return Claim(estimate.value, bounds)
 
@@ -63,8 +63,8 @@ def regression(baseline: Estimate, run: Estimate, *, higher_is_better: bool) -> 
     is better (a non-inferiority test with a ratio margin [Rothmann, Wiens and Chan 2012, Design and Analysis of
     Non-Inferiority Trials, chapter 11]).
     """
-    found = ratio(baseline, run, level=0.9)
-    if found is None:
+    worse_by = ratio(baseline, run, level=0.9)
+    if worse_by is None:
         return None
 
     def bounds(alpha: float) -> Bounds:
@@ -73,7 +73,7 @@ def regression(baseline: Estimate, run: Estimate, *, higher_is_better: bool) -> 
             return None, None
         return _worse(bounded.low, bounded.high, higher_is_better)
 
-    return Claim(_worse(found.value, found.value, higher_is_better)[0], bounds)
+    return Claim(_worse(worse_by.value, worse_by.value, higher_is_better)[0], bounds)
 
 
 def _worse(low: float, high: float, higher_is_better: bool) -> tuple[float, float]:

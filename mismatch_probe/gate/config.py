@@ -167,10 +167,10 @@ class FiledCheck(Settings):
             raise ValueError(f"{' and '.join(given) or 'no limit'} given; give one of max, min, equal")
         if self.slice.pair is not None and self.metric in HEADROOM:
             raise ValueError(f"{self.metric} is of the checkpoint, not of a pair of dtypes; take slice out")
-        found = FILED_METRICS[self.metric]
-        if (self.min is not None and self.min <= found.least) or (self.max is not None and self.max >= found.most):
+        metric = FILED_METRICS[self.metric]
+        if (self.min is not None and self.min <= metric.least) or (self.max is not None and self.max >= metric.most):
             raise ValueError(
-                f"{self.metric} lies between {found.least:g} and {found.most:g}, so the limit asks for nothing"
+                f"{self.metric} lies between {metric.least:g} and {metric.most:g}, so the limit asks for nothing"
             )
         return self
 

@@ -29,8 +29,13 @@ def render_gate(result: GateResult, console: Console) -> None:
 def render_floor(floor: Floor, console: Console) -> None:
     """What calibration found."""
     rows = [
-        [one.pair, one.measured, write_number(one.same_leg), "n/a" if one.change is None else f"{one.change:.2%}"]
-        for one in floor.entries
+        [
+            entry.pair,
+            entry.measured,
+            write_number(entry.same_leg),
+            "n/a" if entry.change is None else f"{entry.change:.2%}",
+        ]
+        for entry in floor.entries
     ]
     print_table(console, Table("Floor", ["pair", "measured", "same leg twice", "change between runs"], rows))
 

@@ -52,7 +52,7 @@ class _Test:
     fails: bool
 
 
-def decide(gate: GateFile, measurer: Measurer, found: Sequence[CheckResult] = ()) -> Decision:
+def decide(gate: GateFile, measurer: Measurer, decided: Sequence[CheckResult] = ()) -> Decision:
     """Decide every check at the look that the measurer's evidence has reached.
 
     A check fails where its one-sided clustered bound lies beyond the limit, at a level that keeps the chance of any
@@ -67,22 +67,22 @@ def decide(gate: GateFile, measurer: Measurer, found: Sequence[CheckResult] = ()
     """
     settings = gate.settings
     look = _look(settings, measurer.evidence.values())
-    measured = [one for check in gate.checks for one in measurer.measure(check)]
+    measured = [measurement for check in gate.checks for measurement in measurer.measure(check)]
     tests = _test(measured, settings, look)
-    checks = [*(_result(test, look, settings) for test in tests), *found]
+    checks = [*(_result(test, look, settings) for test in tests), *decided]
     return Decision(_overall(checks), look, checks)
 
 
 def _look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
     """The look reached; number 0, which decides nothing, for a sample too small for the first."""
-    num_sequences = min(one.num_sampled for one in evidence)
+    num_sequences = min(pair_evidence.num_sampled for pair_evidence in evidence)
     number = look_number(settings.looks, num_sequences)
     fractions = fractions_so_far(settings.looks, num_sequences)
     return Look(
         number=number,
         declared=settings.looks,
         num_sequences=num_sequences,
-        num_prompts=min(one.pair.sequences.num_clusters for one in evidence),
+        num_prompts=min(pair_evidence.pair.sequences.num_clusters for pair_evidence in evidence),
         min_prompts=settings.min_prompts,
         fraction=fractions[-1],
         spent=spent(settings.alpha, fractions[-1]) if number else 0.0,
@@ -93,65 +93,74 @@ def _look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
 def _test(measured: Sequence[Measurement], settings: GateSettings, look: Look) -> list[_Test]:
     fractions = fractions_so_far(settings.looks, look.num_sequences)
     p_values = [
-        one.claim.p_beyond(one.check.limit, upper=one.check.upper) if one.is_statistical else 1.0 for one in measured
+        measurement.claim.p_beyond(measurement.check.limit, upper=measurement.check.upper)
+        if measurement.is_statistical
+        else 1.0
+        for measurement in measured
     ]
-    blocking = [index for index, one in enumerate(measured) if one.check.level == "error" and one.is_statistical]
+    blocking = [
+        index
+        for index, measurement in enumerate(measured)
+        if measurement.check.level == "error" and measurement.is_statistical
+    ]
 
     def nominal(share: int) -> float:
         return nominal_level(settings.alpha / share, fractions) if look.number else 0.0
 
     rejected = dict(zip(blocking, holm_rejected([p_values[index] for index in blocking], nominal), strict=True))
     tests = []
-    for index, (one, p_value) in enumerate(zip(measured, p_values, strict=True)):
+    for index, (measurement, p_value) in enumerate(zip(measured, p_values, strict=True)):
         level = nominal(len(blocking)) if index in rejected else look.nominal_level
-        tests.append(_Test(one, p_value, level, rejected.get(index, p_value <= level)))
+        tests.append(_Test(measurement, p_value, level, rejected.get(index, p_value <= level)))
     return tests
 
 
 def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
-    one, check = test.measured, test.measured.check
-    prompts = Prompts(one.num_prompts, settings.min_prompts)
-    low, high = one.claim.bounds(look.nominal_level) if one.is_statistical and look.number else (None, None)
+    measurement, check = test.measured, test.measured.check
+    prompts = Prompts(measurement.num_prompts, settings.min_prompts)
+    low, high = (
+        measurement.claim.bounds(look.nominal_level) if measurement.is_statistical and look.number else (None, None)
+    )
     answer = _answer(test, look, prompts)
-    passing = (high if check.upper else low) if one.is_statistical and prompts.are_enough else None
+    passing = (high if check.upper else low) if measurement.is_statistical and prompts.are_enough else None
     return CheckResult(
         metric=check.name,
         measured=check.measured,
-        pair=one.pair,
+        pair=measurement.pair,
         kind=check.kind,
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer=answer,
-        sentence=check_sentence(one, answer, low, high, look, prompts),
-        value=one.claim.value,
+        sentence=check_sentence(measurement, answer, low, high, look, prompts),
+        value=measurement.claim.value,
         low=low,
         high=high,
         bound_level=look.nominal_level,
-        p_value=test.p_value if one.is_statistical else None,
-        holm_level=test.level if one.is_statistical else None,
+        p_value=test.p_value if measurement.is_statistical else None,
+        holm_level=test.level if measurement.is_statistical else None,
         passing_limit=passing,
-        run_value=one.run.value,
-        baseline_value=None if one.baseline is None else one.baseline.value,
-        comparison=one.comparison,
-        num_sequences=one.run.num_sequences,
-        num_tokens=one.run.num_tokens,
-        num_prompts=one.num_prompts,
-        by=one.run.by,
+        run_value=measurement.run.value,
+        baseline_value=None if measurement.baseline is None else measurement.baseline.value,
+        comparison=measurement.comparison,
+        num_sequences=measurement.run.num_sequences,
+        num_tokens=measurement.run.num_tokens,
+        num_prompts=measurement.num_prompts,
+        by=measurement.run.by,
         source=check.source,
     )
 
 
 def _answer(test: _Test, look: Look, prompts: Prompts) -> Answer:
-    one, check = test.measured, test.measured.check
-    if not one.is_statistical:
-        if not check.is_kept_by(one.claim.value):
+    measurement, check = test.measured, test.measured.check
+    if not measurement.is_statistical:
+        if not check.is_kept_by(measurement.claim.value):
             return "fail"
         return "pass" if look.number and prompts.are_enough else "inconclusive"
     if not look.number:
         return "inconclusive"
     if test.fails:
         return "fail"
-    is_kept = one.claim.within(check.limit, look.nominal_level, upper=check.upper)
+    is_kept = measurement.claim.within(check.limit, look.nominal_level, upper=check.upper)
     return "pass" if is_kept and prompts.are_enough else "inconclusive"
 
 

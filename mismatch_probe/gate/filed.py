@@ -35,9 +35,16 @@ def _results(check: FiledCheck, run: Path, manifest: Manifest) -> Iterator[Check
     localizations = Findings(run).localizations()
     for pair in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
         train, infer = (Dtype.parse(name) for name in pair)
-        one = next((one for one in localizations if (one.settings.train_dtype, one.settings.infer_dtype) == pair), None)
+        localization = next(
+            (
+                localization
+                for localization in localizations
+                if (localization.settings.train_dtype, localization.settings.infer_dtype) == pair
+            ),
+            None,
+        )
         again = command_line("localize", "--run", run, "--train-dtype", train, "--infer-dtype", infer)
-        yield _result(check, one, "/".join(pair), run / localize_file(train, infer), manifest, again)
+        yield _result(check, localization, "/".join(pair), run / localize_file(train, infer), manifest, again)
 
 
 def _result(

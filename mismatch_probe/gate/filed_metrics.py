@@ -23,35 +23,38 @@ class FiledMetric:
     most: float
 
 
-def _fits(found: Headroom) -> float | str:
-    if found.activations is None and found.verdict.code in _FITS:
+def _fits(headroom: Headroom) -> float | str:
+    if headroom.activations is None and headroom.verdict.code in _FITS:
         return _WEIGHTS_ONLY
-    return float(found.verdict.code in _FITS)
+    return float(headroom.verdict.code in _FITS)
 
 
-def _margin_bits(found: Headroom) -> float | str:
-    if found.activations is None:
+def _margin_bits(headroom: Headroom) -> float | str:
+    if headroom.activations is None:
         return _WEIGHTS_ONLY
-    largest = [found.weights.total.largest, *(one.largest or 0.0 for one in found.activations.tightest)]
+    largest = [
+        headroom.weights.total.largest,
+        *(operation.largest or 0.0 for operation in headroom.activations.tightest),
+    ]
     return math.log2(Dtype.FP16.largest / max(largest)) if max(largest) > 0 else "every weight and result is 0"
 
 
-def _loss_scales(found: Headroom) -> float | str:
-    if found.plain is None:
+def _loss_scales(headroom: Headroom) -> float | str:
+    if headroom.plain is None:
         return _WEIGHTS_ONLY
-    low, high = found.plain.from_exponent, found.plain.to_exponent
+    low, high = headroom.plain.from_exponent, headroom.plain.to_exponent
     return 0.0 if low is None or high is None else float(high - low + 1)
 
 
-def _suspects(found: Localization) -> float | str:
-    return float(len(found.suspects))
+def _suspects(localization: Localization) -> float | str:
+    return float(len(localization.suspects))
 
 
-def _largest_share(found: Localization) -> float | str:
-    if not found.settings.interventions:
+def _largest_share(localization: Localization) -> float | str:
+    if not localization.settings.interventions:
         return "it was made with --no-interventions"
-    ranked = [] if found.interventions is None else found.interventions.ranked
-    return max((one.removed.value for one in ranked), default=0.0)
+    ranked = [] if localization.interventions is None else localization.interventions.ranked
+    return max((intervention.removed.value for intervention in ranked), default=0.0)
 
 
 HEADROOM = {

@@ -80,7 +80,7 @@ def _known_metric(table: Mapping[str, Any], where: str) -> None:
     if full_name(metric, aggregate) in known_metrics():
         return
     if metric in known_metrics():
-        found = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
-        raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(found)}")
+        aggregates = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
+        raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(aggregates)}")
     near = get_close_matches(metric, known_metrics() | FILED_METRICS.keys(), n=1)
     raise UsageError(f"{where}: metric {metric!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ""))

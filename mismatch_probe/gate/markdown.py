@@ -73,18 +73,18 @@ def _row(check: CheckResult) -> str:
 
 
 def _basis(result: GateResult) -> list[str]:
-    found = [f"run {result.run}, gate file {result.gate_file}"]
+    lines = [f"run {result.run}, gate file {result.gate_file}"]
     if result.model is not None:
-        found.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
+        lines.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
     if result.baseline is not None:
-        found.append(f"baseline {result.baseline}")
+        lines.append(f"baseline {result.baseline}")
     look = result.look
     if look is not None and result.alpha is not None:
         if look.num_prompts is not None:
             needed = f"a pass needs {look.min_prompts} prompts"
-            found.append(f"{look.num_sequences} sequences of {look.num_prompts} prompts; {needed}")
-        found.append(
+            lines.append(f"{look.num_sequences} sequences of {look.num_prompts} prompts; {needed}")
+        lines.append(
             f"look {look.number} of {len(look.declared)} (at {', '.join(map(str, look.declared))} sequences): "
             f"{look.spent:.3f} of alpha {result.alpha:g} spent, one-sided bounds at {look.nominal_level:.4f}"
         )
-    return found
+    return lines

@@ -71,20 +71,20 @@ class Measurer:
             BrokenRecord: the metric is beyond a float64.
         """
         for name in self._pairs(check):
-            one = self.evidence[name]
-            run = self._metric(check, name, one.pair, of_baseline=False)
+            evidence = self.evidence[name]
+            run = self._metric(check, name, evidence.pair, of_baseline=False)
             if check.kind != "max_regression":
                 yield Measurement(check, pair_text(name), run, absolute(run))
                 continue
-            assert one.baseline is not None, "a gate file with max_regression is opened with its baseline"
-            baseline = self._metric(check, name, one.baseline, of_baseline=True)
+            assert evidence.baseline is not None, "a gate file with max_regression is opened with its baseline"
+            baseline = self._metric(check, name, evidence.baseline, of_baseline=True)
             claim = regression(baseline, run, higher_is_better=check.higher_is_better)
             if claim is None:
                 raise UsageError(
                     f"the check {check} has no answer for {pair_text(name)}: {check.name} is {baseline.value:g} in the "
                     f"baseline and {run.value:g} in the run, and a share of 0 says nothing; use max or min"
                 )
-            yield Measurement(check, pair_text(name), run, claim, baseline, one.comparison)
+            yield Measurement(check, pair_text(name), run, claim, baseline, evidence.comparison)
 
     def _pairs(self, check: Check) -> list[PairName]:
         wanted = check.slice.pair
@@ -112,10 +112,10 @@ class Measurer:
 
 
 def _part(asked: Slice, clip: float | None, pair: TokenPair, where: str) -> TokenPair:
-    found = part_of(pair, position=asked.position, length=asked.length, clip=clip)
-    if found is None:
+    part = part_of(pair, position=asked.position, length=asked.length, clip=clip)
+    if part is None:
         raise UsageError(
             f"no token of {where} lies in the slice {asked}: its longest response has {pair.sequences.lengths.max()} "
             "tokens; change the slice, or raise --max-new-tokens"
         )
-    return found
+    return part

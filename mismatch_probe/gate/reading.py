@@ -95,7 +95,7 @@ def _check_overlap(overlap: Overlap, where: str, num_usable: int) -> None:
 
 def _check_another(run: OpenRun, baseline: OpenRun) -> None:
     """A run, or a copy of it, grown or not, shows no change against itself, whatever happened to it."""
-    made = [(one.manifest.created_at, one.manifest.command) for one in (run, baseline)]
+    made = [(side.manifest.created_at, side.manifest.command) for side in (run, baseline)]
     if made[0] == made[1]:
         raise UsageError(
             f"the baseline {baseline.path} is the run itself, or a copy of it: nothing can have changed; "

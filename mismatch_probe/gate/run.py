@@ -36,8 +36,8 @@ def run_gate(
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
-    found = filed_results(gate.filed, run_path, run.manifest)
-    decision = decide(gate, Measurer(evidence_of(run, baseline)), found)
+    decided = filed_results(gate.filed, run_path, run.manifest)
+    decision = decide(gate, Measurer(evidence_of(run, baseline)), decided)
     gate_key = content_key(gate.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
@@ -106,7 +106,7 @@ def _sentence(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path)
     at = f"with {size} (look {look.number} of {len(look.declared)})"
     if not blocking:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
-    answered = {answer: [one for one in blocking if one.answer == answer] for answer in ("fail", "inconclusive")}
+    answered = {answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")}
     if decision.answer == "pass":
         return f"Pass: {_limits(blocking)} kept {at}."
     if decision.answer == "fail":
@@ -115,8 +115,8 @@ def _sentence(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path)
     return f"{text}; {_what_next(decision, gate, run, gate_path)}."
 
 
-def _limits(checks: Sequence[CheckResult], one: str = "is", many: str = "are") -> str:
-    return f"{len(checks)} {f'limit {one}' if len(checks) == 1 else f'limits {many}'}"
+def _limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
+    return f"{len(checks)} {f'limit {verb}' if len(checks) == 1 else f'limits {many}'}"
 
 
 def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:

@@ -23,27 +23,28 @@ class Prompts:
         return self.number >= self.least
 
     def __str__(self) -> str:
-        one = self.number == 1
-        return f"{self.number} prompt{'' if one else 's'} {'is' if one else 'are'} fewer than the {self.least}"
+        is_one = self.number == 1
+        return f"{self.number} prompt{'' if is_one else 's'} {'is' if is_one else 'are'} fewer than the {self.least}"
 
 
 def check_sentence(
-    one: Measurement, answer: Answer, low: float | None, high: float | None, look: Look, prompts: Prompts
+    measurement: Measurement, answer: Answer, low: float | None, high: float | None, look: Look, prompts: Prompts
 ) -> str:
     """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
-    check = one.check
+    check = measurement.check
     limit = f"{SIGNS[check.kind]} {check.limit:g}"
-    advice = _advice(one, low, high) if prompts.are_enough else ""
-    return f"{_measured(one)}{_range(one, low, high)}; {_judged(one, answer, limit, look, prompts)}{advice}"
+    advice = _advice(measurement, low, high) if prompts.are_enough else ""
+    measured = f"{_measured(measurement)}{_range(measurement, low, high)}"
+    return f"{measured}; {_judged(measurement, answer, limit, look, prompts)}{advice}"
 
 
-def _measured(one: Measurement) -> str:
-    check = one.check
-    what = f"{check.measured} of {one.pair}"
-    if one.baseline is None:
-        return f"{what} is {write_number(one.claim.value)}"
-    baseline = f"the baseline's {write_number(one.baseline.value)}"
-    return f"{what} is {write_number(one.run.value)}, {change_text(one.claim.value)} than {baseline}"
+def _measured(measurement: Measurement) -> str:
+    check = measurement.check
+    what = f"{check.measured} of {measurement.pair}"
+    if measurement.baseline is None:
+        return f"{what} is {write_number(measurement.claim.value)}"
+    baseline = f"the baseline's {write_number(measurement.baseline.value)}"
+    return f"{what} is {write_number(measurement.run.value)}, {change_text(measurement.claim.value)} than {baseline}"
 
 
 def change_text(worse: float) -> str:
@@ -51,15 +52,15 @@ def change_text(worse: float) -> str:
     return f"{abs(worse):.1%} {'better' if worse < 0 else 'worse'}"
 
 
-def _range(one: Measurement, low: float | None, high: float | None) -> str:
+def _range(measurement: Measurement, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
-    if one.baseline is not None:
+    if measurement.baseline is not None:
         return f" (from {change_text(low)} to {change_text(high)})"
     return f" (from {write_number(low)} to {write_number(high)})"
 
 
-def _judged(one: Measurement, answer: Answer, limit: str, look: Look, prompts: Prompts) -> str:
+def _judged(measurement: Measurement, answer: Answer, limit: str, look: Look, prompts: Prompts) -> str:
     if answer == "pass":
         return f"{limit} is kept"
     if answer == "fail":
@@ -68,15 +69,16 @@ def _judged(one: Measurement, answer: Answer, limit: str, look: Look, prompts: P
         return f"{limit} is not tested: {look.num_sequences} sequences are fewer than the {look.declared[0]} required"
     if not prompts.are_enough:
         return f"{limit} is not broken for sure, and {prompts} that a pass needs"
-    return f"{limit} is neither kept nor broken for sure with {one.run.num_sequences} sequences"
+    return f"{limit} is neither kept nor broken for sure with {measurement.run.num_sequences} sequences"
 
 
-def _advice(one: Measurement, low: float | None, high: float | None) -> str:
-    bound = high if one.check.upper else low
-    if not one.is_statistical or bound is None or (one.baseline is not None and bound <= 0):
+def _advice(measurement: Measurement, low: float | None, high: float | None) -> str:
+    bound = high if measurement.check.upper else low
+    if not measurement.is_statistical or bound is None or (measurement.baseline is not None and bound <= 0):
         return ""
-    tightest = rounded_out(bound, up=one.check.upper)
-    return f"; the {'smallest' if one.check.upper else 'largest'} {one.check.kind} that would pass is {tightest:g}"
+    tightest = rounded_out(bound, up=measurement.check.upper)
+    which = "smallest" if measurement.check.upper else "largest"
+    return f"; the {which} {measurement.check.kind} that would pass is {tightest:g}"
 
 
 def rounded_out(value: float, *, up: bool) -> float:

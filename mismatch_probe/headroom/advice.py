@@ -30,18 +30,26 @@ class Seen:
 
     def too_large(self) -> list[str]:
         """Modules with a result held in FP16 that overflows it."""
-        found = self.ranges.largest().items()
-        return [one.module for one, value in found if one in self.held_in_fp16 and not value < ROUNDS_TO_INFINITY]
+        largest = self.ranges.largest().items()
+        return [
+            operation.module
+            for operation, value in largest
+            if operation in self.held_in_fp16 and not value < ROUNDS_TO_INFINITY
+        ]
 
     def too_small(self) -> list[str]:
         """Modules with results held in FP16 that BF16 would hold better."""
-        found = self.ranges.rounding_errors().items()
-        return [one.module for one, error in found if one in self.held_in_fp16 and error > LOSSY]
+        errors = self.ranges.rounding_errors().items()
+        return [operation.module for operation, error in errors if operation in self.held_in_fp16 and error > LOSSY]
 
     def gradients_too_large(self, exponent: int) -> list[str]:
         """Modules with a gradient, of a result or a parameter, that overflows FP16 at that loss scale."""
         limit = ROUNDS_TO_INFINITY / 2.0**exponent
-        results = [one.module for one, seen in self.gradients.operations.binades.items() if not seen.largest < limit]
+        results = [
+            operation.module
+            for operation, seen in self.gradients.operations.binades.items()
+            if not seen.largest < limit
+        ]
         weights = [_owner(name) for name, seen in self.gradients.parameters.items() if not seen.largest < limit]
         return [*results, *weights]
 
@@ -86,9 +94,9 @@ def _blamed(bench: Bench, seen: Seen, tried: Tried, chosen: set[str], bf16: Tria
         blamed += [*seen.too_small(), *_of_lossy_weights(bench)]
     if trial.from_exponent is None:
         for exponent in _SCALE_STEPS:
-            found = seen.gradients_too_large(exponent)
-            if not {models.mendable(bench.reference, module) for module in found} <= chosen:
-                return blamed + found
+            operations = seen.gradients_too_large(exponent)
+            if not {models.mendable(bench.reference, module) for module in operations} <= chosen:
+                return blamed + operations
     return blamed
 
 
@@ -107,5 +115,5 @@ def _owner(parameter: str) -> str:
 
 def _share_of_weights(bench: Bench, modules: list[str]) -> float:
     """Of all parameters, those of the modules."""
-    held = {one for name in modules for one in bench.reference.get_submodule(name).parameters()}
-    return sum(one.numel() for one in held) / bench.reference.num_parameters()
+    held = {parameter for name in modules for parameter in bench.reference.get_submodule(name).parameters()}
+    return sum(parameter.numel() for parameter in held) / bench.reference.num_parameters()

@@ -20,36 +20,38 @@ _STYLES = {
 _MOST_LAYERS = 12
 
 
-def render_headroom(found: Headroom, console: Console) -> None:
+def render_headroom(headroom: Headroom, console: Console) -> None:
     """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
     print_line(console, "")
-    print_line(console, f"{found.verdict.code}: {found.verdict.sentence}", _STYLES[found.verdict.code])
+    print_line(console, f"{headroom.verdict.code}: {headroom.verdict.sentence}", _STYLES[headroom.verdict.code])
     print_line(console, "")
-    for line in found.verdict.evidence:
+    for line in headroom.verdict.evidence:
         print_line(console, line)
-    if found.activations is not None:
-        print_titled(console, layers_table(_nearest(found.activations.layers)))
-    tried = next((one for one in (found.plain, found.advised) if one is not None and one.scales), None)
-    if tried is not None and found.gradients is not None:
-        print_titled(console, _scales(found.gradients, tried))
-    if found.sampled_by is not None:
-        print_line(console, f"responses sampled by {found.sampled_by}; device {found.device}", "dim")
-    for advice in found.verdict.advice:
+    if headroom.activations is not None:
+        print_titled(console, layers_table(_nearest(headroom.activations.layers)))
+    tried = next((trial for trial in (headroom.plain, headroom.advised) if trial is not None and trial.scales), None)
+    if tried is not None and headroom.gradients is not None:
+        print_titled(console, _scales(headroom.gradients, tried))
+    if headroom.sampled_by is not None:
+        print_line(console, f"responses sampled by {headroom.sampled_by}; device {headroom.device}", "dim")
+    for advice in headroom.verdict.advice:
         print_line(console, f"Advice: {advice}")
 
 
 def _nearest(layers: list[LayerRange]) -> list[LayerRange]:
     """The layers with the least room, in the model's order."""
-    nearest = sorted(layers, key=lambda one: float("-inf") if one.margin_bits is None else one.margin_bits)
-    shown = {one.layer for one in nearest[:_MOST_LAYERS]}
-    return [one for one in layers if one.layer in shown]
+    nearest = sorted(
+        layers, key=lambda operation: float("-inf") if operation.margin_bits is None else operation.margin_bits
+    )
+    shown = {operation.layer for operation in nearest[:_MOST_LAYERS]}
+    return [layer for layer in layers if layer.layer in shown]
 
 
 def _scales(gradients: GradientFindings, trial: Trial) -> Table:
     """Every other loss scale that was tried, and those between which FP16 fits."""
     ends = (trial.from_exponent, trial.to_exponent)
-    tried = {one.exponent for one in trial.scales if not one.exponent % 2 or one.exponent in ends}
-    underflow = [one for one in gradients.underflow if one.exponent in tried]
+    tried = {scale.exponent for scale in trial.scales if not scale.exponent % 2 or scale.exponent in ends}
+    underflow = [underflow for underflow in gradients.underflow if underflow.exponent in tried]
     above = f", with {raised(trial)} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
     table = underflow_table(gradients.model_copy(update={"underflow": underflow}), trial)
     return replace(table, caption=f"{table.caption}{above}")

@@ -40,19 +40,25 @@ def activation_findings(
     model: PreTrainedModel, fp32: ForwardRanges, fp16: ForwardRanges, responses: Responses, first_nonfinite: str | None
 ) -> ActivationFindings:
     """Ranges of the FP32 run, with what the FP16 run made of each operation."""
-    largest, errors, found = fp32.largest(), fp32.rounding_errors(), fp16.largest()
+    largest, errors, in_fp16_run = fp32.largest(), fp32.rounding_errors(), fp16.largest()
     ranges = sorted(
         (
-            _operation(one, value, errors.get(one, 0.0), fp16.formats.get(one), found.get(one))
-            for one, value in largest.items()
+            _operation(
+                operation, value, errors.get(operation, 0.0), fp16.formats.get(operation), in_fp16_run.get(operation)
+            )
+            for operation, value in largest.items()
         ),
         key=_bits_left,
     )
-    in_fp16 = [one for one in ranges if one.held_as == "fp16"]
+    in_fp16 = [range_ for range_ in ranges if range_.held_as == "fp16"]
     modules: dict[str, OperationRange] = {}
-    for one in in_fp16:
-        modules.setdefault(one.module, one)
-    head = [value for one, value in largest.items() if model.get_submodule(one.module) is model.get_output_embeddings()]
+    for operation in in_fp16:
+        modules.setdefault(operation.module, operation)
+    head = [
+        value
+        for operation, value in largest.items()
+        if model.get_submodule(operation.module) is model.get_output_embeddings()
+    ]
     return ActivationFindings(
         num_sequences=len(responses.sequences),
         num_tokens=sum(sequence.num_tokens for sequence in responses.sequences),
@@ -84,27 +90,27 @@ def gradient_findings(gradients: Gradients, responses: Responses, objective: str
     )
 
 
-def _bits_left(one: OperationRange) -> float:
-    if one.largest is None:
+def _bits_left(operation: OperationRange) -> float:
+    if operation.largest is None:
         return -math.inf
-    return math.inf if one.margin_bits is None else one.margin_bits
+    return math.inf if operation.margin_bits is None else operation.margin_bits
 
 
-def _relative_error(one: OperationRange) -> float:
-    return 0.0 if one.relative_error is None else one.relative_error
+def _relative_error(operation: OperationRange) -> float:
+    return 0.0 if operation.relative_error is None else operation.relative_error
 
 
-def _is_too_small(one: OperationRange) -> bool:
-    return _relative_error(one) > LOSSY
+def _is_too_small(operation: OperationRange) -> bool:
+    return _relative_error(operation) > LOSSY
 
 
 def _operation(
-    one: Operation, value: float, error: float, dtype: torch.dtype | None, in_fp16: float | None
+    operation: Operation, value: float, error: float, dtype: torch.dtype | None, in_fp16: float | None
 ) -> OperationRange:
     largest = _finite(value)
     return OperationRange(
-        module=one.module,
-        operation=f"{one.function} {one.number + 1}" if one.number else one.function,
+        module=operation.module,
+        operation=f"{operation.function} {operation.number + 1}" if operation.number else operation.function,
         held_as="kernel" if dtype is None else _HELD_AS.get(dtype, "fp32"),
         largest=largest,
         margin_bits=None if largest is None else margin_bits(largest),
@@ -114,11 +120,11 @@ def _operation(
 
 
 def _layer(name: str, largest: dict[Operation, float], channels: torch.Tensor | None) -> LayerRange:
-    inside = {one: value for one, value in largest.items() if one.module.startswith(f"{name}.")}
-    attention = {one.module for one in inside if one.function == "softmax input"} & {
-        one.module for one in inside if one.function == "matmul"
+    inside = {operation: value for operation, value in largest.items() if operation.module.startswith(f"{name}.")}
+    attention = {operation.module for operation in inside if operation.function == "softmax input"} & {
+        operation.module for operation in inside if operation.function == "matmul"
     }
-    residual = _largest(value for one, value in largest.items() if one.module == name)
+    residual = _largest(value for operation, value in largest.items() if operation.module == name)
     outlier, ratio = None, None
     if channels is not None and bool(channels.isfinite().all()):
         outlier = int(channels.argmax())
@@ -132,16 +138,18 @@ def _layer(name: str, largest: dict[Operation, float], channels: torch.Tensor | 
         outlier_channel=outlier,
         attention_scores=_largest(
             value
-            for one, value in inside.items()
-            if one.module in attention and one.function == "matmul" and one.number == 0
+            for operation, value in inside.items()
+            if operation.module in attention and operation.function == "matmul" and operation.number == 0
         ),
         attention_logits=_largest(
-            value for one, value in inside.items() if one.module in attention and one.function == "softmax input"
+            value
+            for operation, value in inside.items()
+            if operation.module in attention and operation.function == "softmax input"
         ),
         mlp_product=_largest(
             value
-            for one, value in inside.items()
-            if one.function == "mul" and any(part in one.module.rpartition(".")[2] for part in _MLP_NAMES)
+            for operation, value in inside.items()
+            if operation.function == "mul" and any(part in operation.module.rpartition(".")[2] for part in _MLP_NAMES)
         ),
     )
 
@@ -160,12 +168,12 @@ def _underflow(exponent: int, parameters: Binades, operations: Binades) -> Scale
 
 
 def _largest_of(named: Iterable[tuple[str, Binades]]) -> list[GradientRange]:
-    found = sorted(named, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
+    largest = sorted(named, key=lambda item: -item[1].largest)[:_NUM_TIGHTEST]
     return [
         GradientRange(
             name=name, largest=seen.largest, margin_bits=margin_bits(seen.largest), flushed_unscaled=seen.flushed(0)
         )
-        for name, seen in found
+        for name, seen in largest
     ]
 
 

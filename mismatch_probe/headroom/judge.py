@@ -41,8 +41,8 @@ def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
             evidence=evidence,
             advice=["download or write the checkpoint again"],
         )
-    large = [one.tensor for one in weights.worst if one.num_overflowed]
-    small = [one.tensor for one in weights.worst if not one.num_overflowed and is_too_small(one)]
+    large = [tensor.tensor for tensor in weights.worst if tensor.num_overflowed]
+    small = [tensor.tensor for tensor in weights.worst if not tensor.num_overflowed and is_too_small(tensor)]
     troubles = [(large, "which overflow FP16"), (small, "which are too small for FP16 to hold as well as BF16 does")]
     exceptions = [f"{listed(tensors)}, {trouble}" for tensors, trouble in troubles if tensors]
     if exceptions:
@@ -114,25 +114,25 @@ def _trouble(
         return f"Activations overflow FP16, first at {plain.first_nonfinite}."
     if plain.logprob_error_nats is None:
         return "The FP16 run's log-probs are not finite."
-    found = [f"Weights of {listed(overflowing)} overflow FP16."] if overflowing else []
+    troubles = [f"Weights of {listed(overflowing)} overflow FP16."] if overflowing else []
     if not is_close(plain, bf16):
         small = f"; the results of {activations.too_small[0].module} are too small" if activations.too_small else ""
-        found.append(
+        troubles.append(
             f"The FP16 forward pass is further from FP32 than BF16's, {write_number(plain.logprob_error_nats)} against "
             f"{write_error(bf16.logprob_error_nats)} nats{small}."
         )
     largest = gradients.activations[0].name
-    if all(one.relative_error is None for one in plain.scales):
-        found.append(
+    if all(scale.relative_error is None for scale in plain.scales):
+        troubles.append(
             "Forward pass and loss are finite in FP16, but the backward pass overflows at every loss scale; the "
             f"largest gradient is at {largest}."
         )
     elif plain.from_exponent is None:
-        found.append(
+        troubles.append(
             "The FP16 gradient is finite only at loss scales where it is further from FP32 than BF16's; the largest is "
             f"at {largest}."
         )
-    return " ".join(found)
+    return " ".join(troubles)
 
 
 def _scale_advice(trial: Trial) -> str:

@@ -53,7 +53,7 @@ def mendable(model: PreTrainedModel, module: str) -> str:
             return above
     if model.get_submodule(module) in (model, model.base_model):
         embeddings = model.get_input_embeddings()
-        return next((name for name, one in model.named_modules() if one is embeddings), module)
+        return next((name for name, module in model.named_modules() if module is embeddings), module)
     return module
 
 

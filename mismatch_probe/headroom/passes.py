@@ -41,23 +41,23 @@ class Gradients:
 
 def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: frozenset[Operation]) -> Gradients:
     """The gradient of the loss in FP32."""
-    found = Gradients(GradientRanges(held_in_fp16))
+    seen = Gradients(GradientRanges(held_in_fp16))
     named = dict(model.named_parameters())
-    found.parameters = {name: Binades() for name in named}
+    seen.parameters = {name: Binades() for name in named}
     totals = [torch.zeros_like(parameter) for parameter in named.values()]
     with computing(model.device):
         for rows in workload.batches:
-            with OperationWatch(model, found.operations.see):
+            with OperationWatch(model, seen.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
             loss = workload.loss(logprobs_T, rows)
-            found.loss += float(loss.detach())
+            seen.loss += float(loss.detach())
             gradients = _gradients(loss, list(named.values()), retain=False)
-            for binades, gradient, total in zip(found.parameters.values(), gradients, totals, strict=True):
+            for binades, gradient, total in zip(seen.parameters.values(), gradients, totals, strict=True):
                 binades.add(gradient)
                 total += gradient
-    found.norm = float(torch.stack(torch._foreach_norm(totals)).norm())
-    found.optimizer = _moments(totals, found.norm)
-    return found
+    seen.norm = float(torch.stack(torch._foreach_norm(totals)).norm())
+    seen.optimizer = _moments(totals, seen.norm)
+    return seen
 
 
 def try_backward(
@@ -76,8 +76,8 @@ def try_backward(
             loss = workload.loss(workload.logprobs(model, rows), rows)
             for place, exponent in enumerate(exponents):
                 scaled = loss * 2.0**exponent
-                found = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)
-                tally.add(place, found, wanted)
+                gradients = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)
+                tally.add(place, gradients, wanted)
     return tally.trials()
 
 

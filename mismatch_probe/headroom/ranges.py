@@ -104,8 +104,10 @@ class ForwardRanges:
 
     def rounding_errors(self) -> dict[Operation, float]:
         """Infinity where a result overflows FP16."""
-        found = {operation: squares.tolist() for operation, squares in self._squares.items()}
-        return {one: math.sqrt(errors / squares) if squares else 0.0 for one, (errors, squares) in found.items()}
+        sums = {operation: squares.tolist() for operation, squares in self._squares.items()}
+        return {
+            operation: math.sqrt(errors / squares) if squares else 0.0 for operation, (errors, squares) in sums.items()
+        }
 
     def channels(self) -> dict[str, torch.Tensor]:
         return {operation.module: value.cpu() for operation, value in self._channels.items()}
@@ -131,10 +133,10 @@ class GradientRanges:
 
 
 def merged(parts: Iterable[Binades]) -> Binades:
-    found = Binades()
+    binades = Binades()
     for part in parts:
-        found.merge(part)
-    return found
+        binades.merge(part)
+    return binades
 
 
 def largest_magnitude(values: torch.Tensor) -> torch.Tensor:

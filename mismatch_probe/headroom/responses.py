@@ -90,7 +90,8 @@ def sample_responses(model: PreTrainedModel, problems: Problems, settings: Headr
     rewards = score_responses(problems.reward, answered)
     mean_reward = float(rewards.mean())
     if not any(
-        len({reward for reward, of in zip(rewards, prompt_ids, strict=True) if of == one}) > 1 for one in prompt_ids
+        len({reward for reward, of in zip(rewards, prompt_ids, strict=True) if of == prompt_id}) > 1
+        for prompt_id in prompt_ids
     ):
         return _with_stand_in(sequences, prompt_ids, mean_reward)
     return Responses(sequences, prompt_ids, rewards.tolist(), mean_reward, stand_in=False)

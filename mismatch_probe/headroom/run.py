@@ -64,7 +64,7 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
         problems = load_problems(folder, settings)
     with stages("weights", "weights: reading every tensor"):
         weights = scan_weights(folder)
-    found = Headroom(
+    headroom = Headroom(
         tool_version=__version__,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=settings.model.path,
@@ -77,7 +77,7 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
         seconds=stages.seconds,
     )
     if problems is None or weights.total.num_nonfinite:
-        return found
+        return headroom
     reference = models.load(folder, Dtype.FP32, settings, attention="eager")
     with stages("responses", f"responses: {len(problems.prompts)} prompts, sampled in FP32"):
         responses = sample_responses(reference, problems, settings)
@@ -110,7 +110,7 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
     first = plain.trial.first_nonfinite
     activations = activation_findings(reference, ranges, plain.ranges, responses, first)
     gradient = gradient_findings(gradients, responses, objective.name)
-    return found.model_copy(
+    return headroom.model_copy(
         update={
             "device": str(reference.device),
             "sampled_by": SAMPLED_BY,

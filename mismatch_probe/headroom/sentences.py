@@ -29,14 +29,14 @@ def activation_sentences(activations: ActivationFindings) -> list[str]:
     over = f"{write_count(activations.num_tokens)} tokens of {write_count(activations.num_sequences)} sequences"
     first = activations.first_nonfinite
     end = "" if first is None else f"; the FP16 run is first not finite at {first}"
-    found = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
+    sentences = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
     if small:
-        found.append(
+        sentences.append(
             "activations: some results are too small for FP16 to hold as well as BF16 does, most of all "
             f"{_place(small[0])}: up to {write_number(small[0].largest)}, relative error "
             f"{write_error(small[0].relative_error)}"
         )
-    return found
+    return sentences
 
 
 def logprob_sentence(plain: Trial, bf16: Trial) -> str:
@@ -52,24 +52,24 @@ def gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -
     """What underflows, what overflows, and what AdamW's moments would lose."""
     unscaled, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
     rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "the task's rewards"
-    found = [
+    sentences = [
         f"gradients of {gradients.objective} over {write_count(gradients.num_responses)} responses ({rewards}): "
         f"without a loss scale {_percent(unscaled.activations_flushed)} of the activations' and "
         f"{_percent(unscaled.parameters_flushed)} of the weights' are zero in FP16; the largest is "
         f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"
     ]
     if plain.scales:
-        bad = next((one for one in plain.scales if one.relative_error is None), None)
+        bad = next((scale for scale in plain.scales if scale.relative_error is None), None)
         end = "" if bad is None else f"; at 2^{bad.exponent} the gradients of {bad.num_nonfinite} parameters overflow"
-        found.append(
+        sentences.append(
             f"FP16 backward passes: {scales(plain)} fits; smallest relative error {write_error(plain.gradient_error)} "
             f"against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
         )
-    found.append(
+    sentences.append(
         f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "
         f"{_percent(optimizer.second_moment_flushed)} of the second would be zero"
     )
-    return found
+    return sentences
 
 
 def trial_sentence(trial: Trial, *, does_fit: bool) -> str:
@@ -112,15 +112,16 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _with_margin(one: OperationRange) -> str:
-    if one.margin_bits is None:
-        return f"{write_number(one.largest)} at {_place(one)}"
-    side = "below" if one.margin_bits >= 0 else "above"
-    return f"{write_number(one.largest)} at {_place(one)}, {abs(one.margin_bits):.1f} bits {side} {LARGEST:,.0f}"
+def _with_margin(operation: OperationRange) -> str:
+    if operation.margin_bits is None:
+        return f"{write_number(operation.largest)} at {_place(operation)}"
+    side = "below" if operation.margin_bits >= 0 else "above"
+    bits = f"{abs(operation.margin_bits):.1f} bits {side} {LARGEST:,.0f}"
+    return f"{write_number(operation.largest)} at {_place(operation)}, {bits}"
 
 
-def _place(one: OperationRange) -> str:
-    return f"{one.module or 'the model'} ({one.operation})"
+def _place(operation: OperationRange) -> str:
+    return f"{operation.module or 'the model'} ({operation.operation})"
 
 
 def _percent(share: float) -> str:

@@ -105,7 +105,7 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: Trial | None) -> tu
 
     Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick.
     """
-    errors = {one.exponent: one.relative_error for one in scales if one.relative_error is not None}
+    errors = {scale.exponent: scale.relative_error for scale in scales if scale.relative_error is not None}
     if not errors:
         return None, None
     best = min(errors, key=errors.__getitem__)

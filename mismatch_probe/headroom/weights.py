@@ -107,14 +107,14 @@ def scan_weights(folder: Path) -> WeightFindings:
     return WeightFindings(num_tensors=len(ranges), total=total, worst=ranges[:num_listed])
 
 
-def is_too_small(one: WeightRange) -> bool:
+def is_too_small(tensor: WeightRange) -> bool:
     """Whether BF16 would hold a tensor better, because its weights are near FP16's smallest."""
-    return one.relative_error > LOSSY
+    return tensor.relative_error > LOSSY
 
 
-def is_unfit(one: WeightRange) -> bool:
+def is_unfit(tensor: WeightRange) -> bool:
     """Whether FP16 cannot hold a tensor, or not as well as BF16 would."""
-    return one.num_nonfinite > 0 or one.num_overflowed > 0 or is_too_small(one)
+    return tensor.num_nonfinite > 0 or tensor.num_overflowed > 0 or is_too_small(tensor)
 
 
 def _scan_tensor(name: str, stored_as: Dtype, slices: Iterator[torch.Tensor], sums: _Totals) -> WeightRange:
@@ -136,11 +136,11 @@ def _scan_tensor(name: str, stored_as: Dtype, slices: Iterator[torch.Tensor], su
 
 def _sum(ranges: list[WeightRange], sums: _Totals) -> WeightRange:
     def added(field: str) -> int:
-        return sum(getattr(one, field) for one in ranges)
+        return sum(getattr(tensor, field) for tensor in ranges)
 
     return WeightRange(
         tensor="all",
-        stored_as="/".join(sorted({one.stored_as for one in ranges})),
+        stored_as="/".join(sorted({tensor.stored_as for tensor in ranges})),
         num_values=added("num_values"),
         largest=sums.largest,
         num_nonfinite=sums.num_nonfinite,
@@ -151,9 +151,16 @@ def _sum(ranges: list[WeightRange], sums: _Totals) -> WeightRange:
     )
 
 
-def _badness(one: WeightRange) -> tuple[float, ...]:
-    flushed = one.num_flushed / max(one.num_values, 1)
-    return one.num_nonfinite, one.num_overflowed, is_too_small(one), flushed, one.relative_error, one.largest
+def _badness(tensor: WeightRange) -> tuple[float, ...]:
+    flushed = tensor.num_flushed / max(tensor.num_values, 1)
+    return (
+        tensor.num_nonfinite,
+        tensor.num_overflowed,
+        is_too_small(tensor),
+        flushed,
+        tensor.relative_error,
+        tensor.largest,
+    )
 
 
 def _slices(stored: Any) -> Iterator[torch.Tensor]:

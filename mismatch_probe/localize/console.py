@@ -21,52 +21,54 @@ _MOST_BLOCKS = 40
 _BAR = 11
 
 
-def render_localization(found: Localization, console: Console) -> None:
+def render_localization(localization: Localization, console: Console) -> None:
     """What stands out, where errors enter and how they grow, and what would mend them."""
     print_line(console, "")
-    _headline(found, console)
-    print_titled(console, _with_bars(found), without_intervals)
-    if found.modules:
-        print_titled(console, modules_table(found))
-    if found.interventions is not None:
-        print_titled(console, tried_table(found.interventions))
-        print_line(console, together_sentence(found.interventions))
-        for what, why in found.interventions.left_out.items():
+    _headline(localization, console)
+    print_titled(console, _with_bars(localization), without_intervals)
+    if localization.modules:
+        print_titled(console, modules_table(localization))
+    if localization.interventions is not None:
+        print_titled(console, tried_table(localization.interventions))
+        print_line(console, together_sentence(localization.interventions))
+        for what, why in localization.interventions.left_out.items():
             print_line(console, f"Not tried: {what}: {why}.", "dim")
-    if found.routers:
-        print_titled(console, routers_table(found))
+    if localization.routers:
+        print_titled(console, routers_table(localization))
     print_line(
         console,
-        f"{found.looked_into_sequences} of {found.num_sequences} responses looked into, "
-        f"{write_count(found.looked_into_tokens)} tokens; {write_bytes(found.stored_bytes)} of activations stored; "
-        + ", ".join(f"{job} job at most {write_bytes(size)}" for job, size in found.peak_memory_bytes.items()),
+        f"{localization.looked_into_sequences} of {localization.num_sequences} responses looked into, "
+        f"{write_count(localization.looked_into_tokens)} tokens; "
+        f"{write_bytes(localization.stored_bytes)} of activations stored; "
+        + ", ".join(f"{job} job at most {write_bytes(size)}" for job, size in localization.peak_memory_bytes.items()),
         "dim",
     )
 
 
-def _headline(found: Localization, console: Console) -> None:
-    for suspect in found.suspects:
+def _headline(localization: Localization, console: Console) -> None:
+    for suspect in localization.suspects:
         print_line(console, f"{layers_of(suspect)}{suspect.sentence}", "bold red")
         print_line(console, f"  training path: {', '.join(suspect.train_names)}")
         if suspect.infer_names:
             print_line(console, f"  engine: {', '.join(suspect.infer_names)}")
-    if not found.suspects:
-        print_line(console, localize_headline(found), "bold")
+    if not localization.suspects:
+        print_line(console, localize_headline(localization), "bold")
     print_line(
-        console, f"Token KL (k3) {write_estimate(found.kl_k3)}, mean abs(d) {write_estimate(found.mean_abs_diff)}"
+        console,
+        f"Token KL (k3) {write_estimate(localization.kl_k3)}, mean abs(d) {write_estimate(localization.mean_abs_diff)}",
     )
-    if found.first_difference is None:
+    if localization.first_difference is None:
         print_line(console, "Both sides are the same bit for bit at every place that was looked at.")
     else:
-        print_line(console, f"The sides first differ at {found.first_difference}.")
-    entered = ", ".join(f"{side}: {name}" for side, name in found.enters.items())
+        print_line(console, f"The sides first differ at {localization.first_difference}.")
+    entered = ", ".join(f"{side}: {name}" for side, name in localization.enters.items())
     print_line(console, f"Largest new error of a block: {entered}.")
 
 
-def _with_bars(found: Localization) -> Table:
+def _with_bars(localization: Localization) -> Table:
     """Some of the blocks, evenly, and a bar of the greater error."""
-    table = blocks_table(found)
-    grown = [max(block.infer.total.value, block.train.total.value) for block in found.blocks]
+    table = blocks_table(localization)
+    grown = [max(block.infer.total.value, block.train.total.value) for block in localization.blocks]
     bars = ["█" * max(1, round(_BAR * error / max(grown))) if error else "" for error in grown]
     rows = [[*row, bar] for row, bar in zip(table.rows, bars, strict=True)]
     return replace(table, columns=[*table.columns, ""], rows=rows[:: -(-len(rows) // _MOST_BLOCKS)])

@@ -41,8 +41,8 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
         sampled = engine.sample(requests, settings.sampling)
         seconds["sample"] = time.perf_counter() - begun
         write_table(workspace.rollouts, rollouts_table(requests, sampled, mu.sampler))
-        sequences = [one.sequence for one in sampled]
-        write_table(workspace.leg("infer"), leg_table(sequences, [one.scores for one in sampled]))
+        sequences = [response.sequence for response in sampled]
+        write_table(workspace.leg("infer"), leg_table(sequences, [response.scores for response in sampled]))
         trials = try_engine_parts(workspace, engine, dtype, sequences) if settings.interventions else []
         begun = time.perf_counter()
         layout, _ = record_activations(

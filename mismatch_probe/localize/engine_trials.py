@@ -30,4 +30,4 @@ def replay_in_batches(
     engine: Engine, sequences: Sequence[TokenSequence], *, size: int = _BATCH_SEQUENCES
 ) -> list[ScoredSequence]:
     batches = (sequences[start : start + size] for start in range(0, len(sequences), size))
-    return [one for batch in batches for one in engine.replay(batch)]
+    return [scores for batch in batches for scores in engine.replay(batch)]

@@ -30,23 +30,30 @@ def judge_interventions(
     """
     legs = {(trial.side, trial.part): trial for trial in trials}
     log_pi, log_mu = read("train"), read("infer")
-    found = []
+    judged = []
     for (side, part), trial in legs.items():
         if not part:
             continue
         raised, plain = read(trial.leg), legs[side, ""]
         after = raised - log_mu if side == "train" else log_pi - raised
         before = read(plain.leg) - log_mu if side == "train" else log_pi - read(plain.leg)
-        found.append(_judged(part, side, [trial], [plain], estimator, after, before))
+        judged.append(_judged(part, side, [trial], [plain], estimator, after, before))
         if side == "train" and ("infer", part) in legs:
             other, other_plain = legs["infer", part], legs["infer", ""]
             after, before = raised - read(other.leg), read(plain.leg) - read(other_plain.leg)
-            found.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
-    parts = [one for one in found if one.side == "train" and one.part not in _WHOLE and not is_layer(one.part)]
+            judged.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
+    parts = [
+        intervention
+        for intervention in judged
+        if intervention.side == "train" and intervention.part not in _WHOLE and not is_layer(intervention.part)
+    ]
     return Interventions(
-        ranked=sorted((one for one in found if one.part != TOGETHER), key=lambda one: -one.removed.value),
-        together=next((one for one in found if one.part == TOGETHER), None),
-        sum_of_removed=sum(one.removed.value for one in parts) if parts else None,
+        ranked=sorted(
+            (intervention for intervention in judged if intervention.part != TOGETHER),
+            key=lambda intervention: -intervention.removed.value,
+        ),
+        together=next((intervention for intervention in judged if intervention.part == TOGETHER), None),
+        sum_of_removed=sum(part.removed.value for part in parts) if parts else None,
         left_out=left_out,
     )
 

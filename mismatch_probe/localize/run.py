@@ -119,8 +119,8 @@ def _summarised(
     rollouts = read_table(workspace.rollouts)
     sequences = sequences_of(rollouts)
     chosen = looked_into(sequences, workspace.read_task().max_stored_tokens)
-    everywhere = estimator_of(rollouts, [len(one.token_ids) for one in sequences], settings.confidence)
-    inside = estimator_of(rollouts, [one.num_tokens - 1 for one in chosen], settings.confidence)
+    everywhere = estimator_of(rollouts, [len(sequence.token_ids) for sequence in sequences], settings.confidence)
+    inside = estimator_of(rollouts, [sequence.num_tokens - 1 for sequence in chosen], settings.confidence)
     names = Names.of(notes[TRAINING].layout, notes[ENGINE].layout)
     places, routers = read_sums(workspace.sums)
     errors = place_errors(places, inside, names, settings)
@@ -175,10 +175,10 @@ def _logprobs(workspace: Workspace, leg: str) -> Floats:
     """
     column: Any = read_table(workspace.leg(leg), columns=["logprobs"])["logprobs"]
     flat: pa.Array = column.combine_chunks().flatten()
-    found = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float64)
-    if not (usable := is_usable(found)).all():
+    logprobs = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float64)
+    if not (usable := is_usable(logprobs)).all():
         raise EngineError(
             f"{(~usable).sum()} of {usable.size} log-probs in the leg {leg} are missing or not finite: there is no "
             "deviation to look into; see with compare which responses lack them"
         )
-    return found
+    return logprobs

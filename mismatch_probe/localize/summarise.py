@@ -44,11 +44,11 @@ def place_errors(
     Raises:
         BrokenRecord: a side's activations are not finite, so there is no error to measure.
     """
-    found = []
+    errors = []
     for place in places:
         _require_finite(place, names, settings)
         worst = channel_ratio(place, settings.infer_dtype, settings.train_dtype)
-        found.append(
+        errors.append(
             PlaceError(
                 layer=place.layer,
                 place=place.place,
@@ -62,7 +62,7 @@ def place_errors(
                 own_ratio_side=worst.side,
             )
         )
-    return found
+    return errors
 
 
 def router_decisions(routers: Sequence[RouterSums], estimator: Estimator) -> list[RouterDecisions]:
@@ -124,8 +124,8 @@ def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
 def _ratio_of(numerator: Floats, denominator: Floats, scale: Scale, estimator: Estimator) -> Estimate:
     """0 where the denominator is."""
     columns = [_clusters(numerator, estimator), _clusters(denominator, estimator)]
-    found = estimator.smooth(ratio, columns, "token", scale)
-    return found if found is not None else estimator.present(Interval(0.0, 0.0, 0.0), "token")
+    estimate = estimator.smooth(ratio, columns, "token", scale)
+    return estimate if estimate is not None else estimator.present(Interval(0.0, 0.0, 0.0), "token")
 
 
 def _clusters(values: Floats, estimator: Estimator) -> Floats:

@@ -82,25 +82,25 @@ def find_suspects(
     places: Sequence[PlaceSums], errors: Sequence[PlaceError], infer_dtype: Dtype, train_dtype: Dtype
 ) -> list[Suspect]:
     """Innermost suspect places, those of the same name in several layers together, gravest first."""
-    found: list[tuple[PlaceError, Side, float, int | None, str]] = []
+    suspects: list[tuple[PlaceError, Side, float, int | None, str]] = []
     for sums, error in zip(places, errors, strict=True):
         ratio = channel_ratio(sums, infer_dtype, train_dtype)
         if ratio.times > ratio.threshold:
             channel = ratio.channel if ratio.share < _SEVERAL else None
-            found.append((error, ratio.side, ratio.times, channel, _ratio_sentence(error, ratio, channel)))
+            suspects.append((error, ratio.side, ratio.times, channel, _ratio_sentence(error, ratio, channel)))
         elif "norm" in sums.place:
             scale = _scale_suspicion(sums, error, infer_dtype, train_dtype)
             if scale is not None:
-                found.append(scale)
-    innermost = [one for one in found if not any(_contains(one[0], other[0]) for other in found)]
+                suspects.append(scale)
+    innermost = [suspect for suspect in suspects if not any(_contains(suspect[0], other[0]) for other in suspects)]
     return _grouped(innermost)
 
 
 def _deciding_tokens(side: SideSums) -> Floats:
     """How many tokens decide each channel's error [C]: all of them where numbers are normal, one where one is huge."""
     with np.errstate(all="ignore"):
-        found = _NORMAL_KURTOSIS * side.target_channels**2 / side.target_fourths
-    return np.clip(np.nan_to_num(found, nan=np.inf), 1.0, max(float(side.channel_tokens[0]), 1.0))
+        tokens = _NORMAL_KURTOSIS * side.target_channels**2 / side.target_fourths
+    return np.clip(np.nan_to_num(tokens, nan=np.inf), 1.0, max(float(side.channel_tokens[0]), 1.0))
 
 
 def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
@@ -172,10 +172,10 @@ def _contains(outer: PlaceError, inner: PlaceError) -> bool:
     return outer.place == BLOCK or inner.place.startswith(f"{outer.place}.")
 
 
-def _grouped(found: list[tuple[PlaceError, Side, float, int | None, str]]) -> list[Suspect]:
+def _grouped(candidates: list[tuple[PlaceError, Side, float, int | None, str]]) -> list[Suspect]:
     groups: dict[tuple[str, Side], list[tuple[PlaceError, Side, float, int | None, str]]] = {}
-    for one in found:
-        groups.setdefault((one[0].place, one[1]), []).append(one)
+    for candidate in candidates:
+        groups.setdefault((candidate[0].place, candidate[1]), []).append(candidate)
     suspects = []
     for (place, side), members in groups.items():
         worst = max(members, key=lambda member: member[2])

@@ -46,14 +46,14 @@ def _score_and_record(workspace: Workspace, task: Task, sequences: list[TokenSeq
         choose_device(settings.training.device),
         trust_remote_code=settings.model.trust_remote_code,
     )
-    batches = plan_batches([one.num_tokens for one in sequences], settings.training.batch_tokens)
+    batches = plan_batches([sequence.num_tokens for sequence in sequences], settings.training.batch_tokens)
     with Scorer(
         folder, model, arithmetic, settings.training, temperature=1.0, weights_dtype=settings.train_dtype
     ) as scorer:
 
         def score() -> list[ScoredSequence]:
-            found = (scorer.score_batch([sequences[row] for row in rows]) for rows in batches)
-            of_id = {one.id: one for batch in found for one in batch}
+            scored = (scorer.score_batch([sequences[row] for row in rows]) for rows in batches)
+            of_id = {scores.id: scores for batch in scored for scores in batch}
             return [of_id[sequence.id] for sequence in sequences]
 
         write_table(workspace.leg("train"), leg_table(sequences, score()))

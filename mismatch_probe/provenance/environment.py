@@ -40,8 +40,8 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    found = {name: version for name in _PACKAGES if (version := package_version(name)) is not None}
-    return {"mismatch-probe": __version__, "python": platform.python_version(), **found}
+    installed = {name: version for name in _PACKAGES if (version := package_version(name)) is not None}
+    return {"mismatch-probe": __version__, "python": platform.python_version(), **installed}
 
 
 def hardware() -> dict[str, Any]:

@@ -38,9 +38,9 @@ def read_document(
 
 
 def _require_version(content: dict[str, Any], field: str, read_here: int) -> None:
-    found = content.get(field)
-    if type(found) is not int or found != read_here:
-        raise Unreadable(f"it has {field.replace('_', ' ')} {json.dumps(found)[:20]}, this version reads {read_here}")
+    version = content.get(field)
+    if type(version) is not int or version != read_here:
+        raise Unreadable(f"it has {field.replace('_', ' ')} {json.dumps(version)[:20]}, this version reads {read_here}")
 
 
 def first_problem(error: ValidationError) -> str:

@@ -24,5 +24,5 @@ class Examination(Record):
 
     @property
     def exit_code(self) -> ExitCode:
-        healthy = not self.conflicts and all(found.ok for found in self.imports)
+        healthy = not self.conflicts and all(import_.ok for import_ in self.imports)
         return ExitCode.PASS if healthy else ExitCode.ENVIRONMENT

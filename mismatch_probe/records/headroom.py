@@ -189,7 +189,7 @@ class Trial(Record):
     @property
     def gradient_error(self) -> float | None:
         """The smallest at any scale."""
-        errors = [one.relative_error for one in self.scales if one.relative_error is not None]
+        errors = [scale.relative_error for scale in self.scales if scale.relative_error is not None]
         return min(errors, default=None)
 
 

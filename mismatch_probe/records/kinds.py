@@ -66,12 +66,12 @@ def require_kind(folder: Path, *wanted: Kind) -> None:
         RunDirectoryError: the folder holds something else, or nothing.
         BrokenRecord: it holds a manifest that cannot be read.
     """
-    found = kind_of(folder)
-    if found in wanted:
+    kind = kind_of(folder)
+    if kind in wanted:
         return
-    if found is not None:
+    if kind is not None:
         raise RunDirectoryError(
-            f"{folder} holds {found.noun} ({found.takers}), and {wanted[0].noun} is wanted here; give another folder"
+            f"{folder} holds {kind.noun} ({kind.takers}), and {wanted[0].noun} is wanted here; give another folder"
         )
     if is_there(folder) and not is_folder(folder):
         raise RunDirectoryError(f"{folder} is a file, not a run directory; give the folder that --out named")

@@ -41,8 +41,8 @@ class MetricsLine(_Line):
     @property
     def metrics(self) -> dict[str, float]:
         """Each metric with the value that it had."""
-        found = {name: value for name, value in self.__pydantic_extra__.items() if value is not None}
-        return {**found, **{name: float(value) for name, value in self.nonfinite.items()}}
+        values = {name: value for name, value in self.__pydantic_extra__.items() if value is not None}
+        return {**values, **{name: float(value) for name, value in self.nonfinite.items()}}
 
 
 class EventLine(_Line):

@@ -52,13 +52,13 @@ def routing_table(recorded: Sequence[SequenceRouting]) -> pa.Table:
     """A row a response."""
     rows: list[dict[str, Any]] = [
         {
-            "id": one.id,
-            "layers": list(one.layers),
-            "num_chosen": one.experts.shape[2],
-            "experts": one.experts.ravel(),
-            "weights": one.weights.ravel(),
+            "id": choice.id,
+            "layers": list(choice.layers),
+            "num_chosen": choice.experts.shape[2],
+            "experts": choice.experts.ravel(),
+            "weights": choice.weights.ravel(),
         }
-        for one in recorded
+        for choice in recorded
     ]
     return pa.Table.from_pylist(rows, schema=ROUTING)
 

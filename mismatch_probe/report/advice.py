@@ -35,4 +35,4 @@ def _asks_for(command: str, advice: str) -> bool:
 
 
 def _in_folder(advice: str, run: Path) -> str:
-    return re.sub(rf"(--run|--out) {RUN}\b", lambda found: f"{found[1]} {shlex.quote(str(run))}", advice)
+    return re.sub(rf"(--run|--out) {RUN}\b", lambda match: f"{match[1]} {shlex.quote(str(run))}", advice)

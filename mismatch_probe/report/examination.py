@@ -9,12 +9,12 @@ from mismatch_probe.report.screen import print_line, print_table
 from mismatch_probe.report.view import Cell, Table
 
 
-def render_examination(found: Examination, console: Console) -> None:
+def render_examination(examination: Examination, console: Console) -> None:
     """Print an examination: what is wrong last, where the eye stops."""
     tables = {
-        ("package", "version"): found.versions,
-        ("hardware", ""): {name: "none" if value == [] else value for name, value in found.hardware.items()},
-        **{(stage, "effective"): settings for stage, settings in found.effective_settings.items()},
+        ("package", "version"): examination.versions,
+        ("hardware", ""): {name: "none" if value == [] else value for name, value in examination.hardware.items()},
+        **{(stage, "effective"): settings for stage, settings in examination.effective_settings.items()},
     }
     for columns, values in tables.items():
         rows: list[list[Cell]] = [
@@ -23,10 +23,10 @@ def render_examination(found: Examination, console: Console) -> None:
         ]
         print_table(console, Table("", columns, rows))
     for line in (
-        *(f"note: {remark}" for remark in found.remarks),
-        *(f"pin conflict: {conflict}" for conflict in found.conflicts),
-        *(f"cannot import {package.package}: {package.problem}" for package in found.imports if not package.ok),
+        *(f"note: {remark}" for remark in examination.remarks),
+        *(f"pin conflict: {conflict}" for conflict in examination.conflicts),
+        *(f"cannot import {package.package}: {package.problem}" for package in examination.imports if not package.ok),
     ):
         print_line(console, line)
-    if not found.exit_code:
+    if not examination.exit_code:
         print_line(console, "No conflict found; torch, transformers and vllm import.")

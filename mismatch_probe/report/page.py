@@ -41,13 +41,13 @@ def write_report(run: RunDirectory) -> Path:
         BrokenRecord: a record cannot be read.
         StorageError: the disk refused the write.
     """
-    found = Findings(run.path).documents()
-    summary = with_advice_to_follow(run.read_summary(), run.path, found)
-    write_text(run.report_path, render_html(summary, run.read_manifest(), found))
+    findings = Findings(run.path).documents()
+    summary = with_advice_to_follow(run.read_summary(), run.path, findings)
+    write_text(run.report_path, render_html(summary, run.read_manifest(), findings))
     return run.report_path
 
 
-def render_html(summary: Summary, manifest: Manifest, found: Sequence[Headroom | Localization] = ()) -> str:
+def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Headroom | Localization] = ()) -> str:
     """The page, with a section for each result of `headroom` and `localize` that was filed in the run; the same records
     give the same bytes.
     """
@@ -61,7 +61,7 @@ def render_html(summary: Summary, manifest: Manifest, found: Sequence[Headroom |
         confidence(summary),
         corrections(summary),
         worst(summary, has_text=manifest.model.has_tokenizer),
-        *map(findings_section, found),
+        *map(findings_section, findings),
         counts(summary),
         settings(summary, manifest),
         provenance(manifest),
@@ -72,7 +72,7 @@ def render_html(summary: Summary, manifest: Manifest, found: Sequence[Headroom |
         tool_version=manifest.tool_version,
         overview=overview(summary, manifest),
         sections=sections,
-        sources=["summary.json", "manifest.json", *map(file_name, found)],
+        sources=["summary.json", "manifest.json", *map(file_name, findings)],
         summary_json=inert_json(_embedded(summary)),
     )
 

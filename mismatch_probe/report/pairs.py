@@ -99,4 +99,4 @@ def size_sentence(pair: PairSummary) -> str:
 def level(summary: Summary) -> str:
     """The confidence of the intervals: `95 %`; empty where there is none."""
     levels = {estimate.level for pair in summary.pairs for estimate in pair.metrics.values()}
-    return " and ".join(f"{100 * one:g} %" for one in sorted(levels))
+    return " and ".join(f"{100 * share:g} %" for share in sorted(levels))

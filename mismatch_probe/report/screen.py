@@ -58,14 +58,14 @@ def show(console: Console, table: rich_table.Table) -> None:
 def drawn(console: Console, table: Table, write: Write = in_full, **layout: Any) -> rich_table.Table:
     """A table of the page as one of the terminal; `write` says how a cell is written."""
     box, between = (SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
-    found = rich_table.Table(*table.columns, box=box, pad_edge=False, padding=(0, between, 0, 0), **layout)
-    for column in found.columns:
+    drawn_table = rich_table.Table(*table.columns, box=box, pad_edge=False, padding=(0, between, 0, 0), **layout)
+    for column in drawn_table.columns:
         column.overflow = "fold"
-    found.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
+    drawn_table.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
     for row in table.rows:
         styles = (_STYLES[cell.kind] if isinstance(cell, Badge) else "" for cell in row)
-        found.add_row(*(Text(write(cell), style) for cell, style in zip(row, styles, strict=True)))
-    return found
+        drawn_table.add_row(*(Text(write(cell), style) for cell, style in zip(row, styles, strict=True)))
+    return drawn_table
 
 
 def full_width(console: Console, table: rich_table.Table) -> int:

@@ -45,23 +45,23 @@ def _fitted(table: Table, console: Console) -> rich_table.Table:
     """The widest layout that fits the terminal: intervals beside numbers, below them, or the first one left out."""
     shorter = replace(table, rows=[[*row[:2], Written(without_intervals(row[2])), *row[3:]] for row in table.rows])
     for layout, write in ((table, in_full), (table, _broken), (shorter, _broken)):
-        found = drawn(console, layout, write, header_style="bold")
-        if not console.is_terminal or full_width(console, found) <= console.width:
+        fitted = drawn(console, layout, write, header_style="bold")
+        if not console.is_terminal or full_width(console, fitted) <= console.width:
             break
-    return found
+    return fitted
 
 
 def _troubles(summary: Summary) -> list[str]:
     """What was not usable, named per pair."""
-    found = []
+    troubles = []
     for pair in summary.pairs:
         counts = pair.counts
         missing, nonfinite = counts.missing_mu + counts.missing_pi, counts.nonfinite_mu + counts.nonfinite_pi
         positive = counts.positive_mu + counts.positive_pi
         if counts.has_faults:
-            found.append(
+            troubles.append(
                 f"{pair_label(pair)}: {missing:,} log-probs missing, {nonfinite:,} not finite, {positive:,} above 0, "
                 f"{counts.void_checks:,} responses with void prefill or reference log-probs, "
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
             )
-    return found
+    return troubles

@@ -18,8 +18,8 @@ _TOKEN_CHARACTERS = 40
 
 def where_to_look(pair: PairSummary) -> list[Markup]:
     """Sentences in HTML, model output in them inert; empty where the record has nothing to point at."""
-    found = [_along_the_response(pair), _on_which_side(pair), _in_which_tokens(pair), _in_which_sequences(pair)]
-    return [lead for lead in found if lead]
+    sentences = [_along_the_response(pair), _on_which_side(pair), _in_which_tokens(pair), _in_which_sequences(pair)]
+    return [lead for lead in sentences if lead]
 
 
 def _along_the_response(pair: PairSummary) -> Markup:
@@ -27,7 +27,7 @@ def _along_the_response(pair: PairSummary) -> Markup:
     overall = pair.metrics.get("abs_logprob_diff")
     if len(bins) < 2 or overall is None:
         return Markup()
-    worst = max(bins, key=lambda one: one.mean.value)
+    worst = max(bins, key=lambda bin_: bin_.mean.value)
     if worst.mean.value < _STANDS_OUT * overall.value:
         shape = "the deviation is even: no stretch of the response stands out"
     else:
@@ -87,8 +87,8 @@ def _in_which_sequences(pair: PairSummary) -> Markup:
     return Markup('<a href="#worst-{}">Which responses</a>: {}.').format(pair_key(pair), text)
 
 
-def _tokens(one: CurveBin) -> str:
-    return f"token{'s' if one.high - one.low > 1 else ''} {write_range(one)}"
+def _tokens(curve_bin: CurveBin) -> str:
+    return f"token{'s' if curve_bin.high - curve_bin.low > 1 else ''} {write_range(curve_bin)}"
 
 
 def _d(token: TokenInContext) -> float:

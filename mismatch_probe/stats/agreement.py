@@ -11,11 +11,11 @@ def agreement(pair: TokenPair, estimator: Estimator) -> Metrics:
 
     torchtitan's batch-invariant mode asks for `bitwise_equal` of exactly 1.
     """
-    found: Metrics = {
+    metrics: Metrics = {
         "differs": estimator.share(pair.abs_diff > DIFFERS_NATS, "token"),
         "bitwise_equal": estimator.share(pair.diff == 0, "token"),
         "top1_flip": "the arg-max tokens of both sides were not recorded",
     }
     if pair.top1_pi is not None and pair.top1_mu is not None:
-        found["top1_flip"] = estimator.share(pair.top1_pi != pair.top1_mu, "token")
-    return found
+        metrics["top1_flip"] = estimator.share(pair.top1_pi != pair.top1_mu, "token")
+    return metrics

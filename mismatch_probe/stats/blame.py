@@ -73,11 +73,11 @@ def _components(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
 
 
 def _floors(pair: TokenPair, level: float) -> dict[str, Estimate]:
-    found = {
+    floors = {
         name: Estimator(repeat.sequences, level).root_mean_square(repeat.diff, "token")
         for name, repeat in pair.repeats.items()
     }
-    return {name: rms for name, rms in found.items() if rms is not None}
+    return {name: rms for name, rms in floors.items() if rms is not None}
 
 
 def _rms_of(contrasts: Iterator[tuple[str, Reals, Reals]], estimator: Estimator) -> Iterator[tuple[str, Estimate]]:

@@ -22,7 +22,7 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
     with np.errstate(over="ignore"):
         multiplicative = np.exp(absolute)
         worst_sequence = (sequences.sum_by_sequence(multiplicative) / sequences.lengths).max()
-    found: Metrics = {
+    metrics: Metrics = {
         "abs_logprob_diff": estimator.mean(absolute, "token", Scale.POSITIVE),
         "abs_logprob_diff_seq": estimator.mean(per_sequence, "sequence", Scale.POSITIVE),
         "abs_logprob_diff_max": estimator.bare(ordered[-1], "token"),
@@ -31,8 +31,8 @@ def logprob_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:
         "token_mult_prob_error_max": estimator.bare(worst_sequence, "sequence"),
     }
     for suffix, probability in QUANTILES.items():
-        found[f"abs_logprob_diff_{suffix}"] = estimator.quantile(ordered, absolute, probability, "token")
-    return found
+        metrics[f"abs_logprob_diff_{suffix}"] = estimator.quantile(ordered, absolute, probability, "token")
+    return metrics
 
 
 def probability_deviation(pair: TokenPair, estimator: Estimator) -> Metrics:

@@ -54,10 +54,10 @@ class Estimator:
         """Tokens or sequences of each cluster [G]."""
         return self._token_counts if by == "token" else self._sequence_counts
 
-    def present(self, found: Interval, by: Unit) -> Estimate:
+    def present(self, bounds: Interval, by: Unit) -> Estimate:
         """An interval with the counts of this sample."""
         n, t = self.sequences.num_sequences, self.sequences.num_tokens
-        return Estimate(found.value, found.low, found.high, self.level, n, t, by, self.sequences.num_clusters)
+        return Estimate(bounds.value, bounds.low, bounds.high, self.level, n, t, by, self.sequences.num_clusters)
 
     def bare(self, value: float, by: Unit) -> Estimate:
         """A value no honest interval exists for (an extreme)."""

@@ -100,14 +100,14 @@ def _by_response_length(pair: TokenPair, estimator: Estimator, grid: PositionGri
 
 
 def _ess_by_length(estimator: Estimator, grid: PositionGrid, prefix_sums: Floats) -> list[AtLength]:
-    found = []
+    bins = []
     for number, end in enumerate(grid.ends):
         reached = grid.reached[:, number]
         if reached.sum() >= FEWEST_SEQUENCES:
             ess = _prefixes(estimator, grid, number).effective_share(prefix_sums[reached, number], "sequence")
             if ess is not None:
-                found.append(AtLength(int(end), ess))
-    return found
+                bins.append(AtLength(int(end), ess))
+    return bins
 
 
 def _ess_at(pair: TokenPair, estimator: Estimator, budget: float) -> Estimate | None:

@@ -28,12 +28,12 @@ def pair_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estima
 
 def metrics_of(pair: TokenPair, estimator: Estimator) -> tuple[dict[str, Estimate], dict[str, str]]:
     """As `pair_metrics`, with the estimates that `estimator` makes."""
-    found: Metrics = {}
+    metrics: Metrics = {}
     for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
-        found |= family(pair, estimator)
+        metrics |= family(pair, estimator)
     estimates: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
-    for name, metric in found.items():
+    for name, metric in metrics.items():
         if isinstance(metric, Estimate) and _is_finite(metric):
             estimates[name] = metric
         else:

@@ -117,8 +117,8 @@ def _log_budget(
     first, *others = (estimator.smooth(solve(ahead), by_cluster, "sequence") for ahead in AHEAD)
     if first is None or first.low is None or first.high is None:
         return first
-    low = min(first.low, *(one.low for one in others if one is not None and one.low is not None))
-    high = max(first.high, *(one.high for one in others if one is not None and one.high is not None))
+    low = min(first.low, *(other.low for other in others if other is not None and other.low is not None))
+    high = max(first.high, *(other.high for other in others if other is not None and other.high is not None))
     return replace(first, low=low, high=high)
 
 

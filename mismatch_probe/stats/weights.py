@@ -33,7 +33,7 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
     log_ppl_diff = -pair.diff_sums / pair.sequences.lengths
-    found: Metrics = {
+    metrics: Metrics = {
         "is_ratio_mean_token": estimator.mean(1 + weight_excess(pair.diff), "token"),
         "is_ratio_mean_seq": estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
         "ess_token": estimator.effective_share(pair.diff, "token"),
@@ -43,5 +43,5 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     }
     for low, high in BANDS:
         outside = (pair.diff < np.log(low)) | (pair.diff > np.log(high))
-        found[f"outside_band_{low:g}_{high:g}"] = estimator.share(outside, "token")
-    return found
+        metrics[f"outside_band_{low:g}_{high:g}"] = estimator.share(outside, "token")
+    return metrics

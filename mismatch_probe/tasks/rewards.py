@@ -69,7 +69,7 @@ def score_responses(reward: Reward, answered: Sequence[Answered]) -> npt.NDArray
     Raises:
         UsageError: the reward raised, or returned no number.
     """
-    return np.array([0.0 if one.truncated else _score(reward, one) for one in answered], dtype=np.float64)
+    return np.array([0.0 if answer.truncated else _score(reward, answer) for answer in answered], dtype=np.float64)
 
 
 def _own_check(prompts: Sequence[Prompt]) -> Reward:

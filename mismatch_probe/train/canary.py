@@ -25,11 +25,11 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
     join_process_group(choose_device(settings.policy.device))
     checkpoints = None if run is None else Checkpoints(run.checkpoints_path, keep=settings.checkpoint.keep)
     step = 0 if checkpoints is None else max(checkpoints.steps(), default=0)
-    found = checkpoints is not None and step in checkpoints.steps()
-    adjustments = checkpoints.adjustments(step) if checkpoints is not None and found else Adjustments()
+    is_saved = checkpoints is not None and step in checkpoints.steps()
+    adjustments = checkpoints.adjustments(step) if checkpoints is not None and is_saved else Adjustments()
     book = GuardBook(preparation.guards)
     with assembled(preparation, adjustments) as parts:
-        if checkpoints is not None and found:
+        if checkpoints is not None and is_saved:
             rest = checkpoints.load(step, parts.updater.trained)
             with checkpoints.restoring(step):
                 parts.sync.restore(rest["sync"])

@@ -84,9 +84,9 @@ class Checkpoints:
             read_tensors(path / _STATE, _tensors(trained, state))
         except CheckpointException as error:
             raise _broken(path, error) from error
-        for name, one in trained.items():
+        for name, part in trained.items():
             weights, moments = state[name]
-            set_state_dict(one.module, one.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
+            set_state_dict(part.module, part.optimizer.adamw, model_state_dict=weights, optim_state_dict=moments)
         return rest
 
     def require_readable(self, step: int) -> None:
@@ -115,7 +115,7 @@ class Checkpoints:
         A checkpoint's weights are first judged in the step after it.
         """
         steps = self.steps()
-        return max((one for one in steps if one < step), default=steps[0])
+        return max((kept_step for kept_step in steps if kept_step < step), default=steps[0])
 
     def forget_after(self, step: int) -> None:
         """Remove the checkpoints of later steps; every rank must call it."""
@@ -207,20 +207,20 @@ def _unwritable(path: Path, error: BaseException) -> StorageError:
 
 
 def _state(trained: Mapping[str, Trained]) -> _State:
-    return {name: get_state_dict(one.module, one.optimizer.adamw) for name, one in trained.items()}
+    return {name: get_state_dict(part.module, part.optimizer.adamw) for name, part in trained.items()}
 
 
 def _tensors(trained: Mapping[str, Trained], state: _State) -> dict[str, torch.Tensor]:
     """Every tensor of a state once: a weight that is tied to another is stored under the name of one of them."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for network, (weights, moments) in state.items():
         module = trained[network].module
         distinct = {name for name, _ in module.named_parameters()}
         tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - distinct
-        found |= {f"{network}.{name}": weight for name, weight in weights.items() if name not in tied}
+        tensors |= {f"{network}.{name}": weight for name, weight in weights.items() if name not in tied}
         for name, of_weight in moments["state"].items():
-            found |= {f"{network}.{name}@{moment}": tensor for moment, tensor in of_weight.items()}
-    return found
+            tensors |= {f"{network}.{name}@{moment}": tensor for moment, tensor in of_weight.items()}
+    return tensors
 
 
 def _broken(path: Path, error: BaseException) -> BrokenRecord:

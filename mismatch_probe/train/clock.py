@@ -30,9 +30,9 @@ class Clock:
         works on all of them.
         """
         whole = time.perf_counter() - self._start
-        found = {f"time/{phase}_seconds": seconds for phase, seconds in self.seconds.items()}
+        times = {f"time/{phase}_seconds": seconds for phase, seconds in self.seconds.items()}
         paces = {
             f"time/{done}_tokens_per_second": num_tokens / max(self.seconds[phase], _SHORTEST_SECONDS)
             for phase, done in _DONE_TO_TOKENS.items()
         }
-        return found | paces | {"time/step_seconds": whole, "time/tokens_per_second": num_tokens / whole}
+        return times | paces | {"time/step_seconds": whole, "time/tokens_per_second": num_tokens / whole}

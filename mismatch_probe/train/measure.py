@@ -51,21 +51,21 @@ def mismatch_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
     """
     log_mu = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
     usable = is_usable(log_mu) & is_usable(log_pi) & np.isfinite(entropy)
-    found: Metrics = {"mismatch/nonfinite_tokens": float((~usable).sum())}
+    metrics: Metrics = {"mismatch/nonfinite_tokens": float((~usable).sum())}
     names = [f"mismatch/{name}" for name in (*_MISMATCH, "drift_per_1000", "temperature_fit", "surprise_excess")]
     if not usable.all():
-        return found | dict.fromkeys([*names, "policy/entropy"], np.nan)
+        return metrics | dict.fromkeys([*names, "policy/entropy"], np.nan)
     lengths = [rollout.length for rollout in rollouts]
     clusters = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
     pair = TokenPair(Sequences.of_lengths(lengths, clusters), log_pi, log_mu, entropy_pi=entropy)
     values = metric_values(pair)
     for name, canonical in _MISMATCH.items():
-        found[f"mismatch/{name}"] = values.get(canonical, np.nan)
-    found["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
-    found["mismatch/temperature_fit"] = _temperature_ratio(pair.diff, log_pi, entropy)
-    found["mismatch/surprise_excess"] = _surprise_excess(log_pi + entropy, entropy)
-    found["policy/entropy"] = float(entropy.mean())
-    return found
+        metrics[f"mismatch/{name}"] = values.get(canonical, np.nan)
+    metrics["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
+    metrics["mismatch/temperature_fit"] = _temperature_ratio(pair.diff, log_pi, entropy)
+    metrics["mismatch/surprise_excess"] = _surprise_excess(log_pi + entropy, entropy)
+    metrics["policy/entropy"] = float(entropy.mean())
+    return metrics
 
 
 def reward_metrics(rollouts: Sequence[Rollout], plan: LossPlan) -> Metrics:

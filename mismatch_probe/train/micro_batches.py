@@ -41,5 +41,5 @@ def in_order(rollouts: Sequence[Rollout], batches: Sequence[MicroBatch], passes:
         ends = np.cumsum([rollouts[row].length for row in batch.rows])[:-1]
         if not batch.is_filler:
             own += zip(batch.rows, np.split(found_T.detach().double().cpu().numpy(), ends), strict=True)
-    found = dict(gathered(own))
-    return np.concatenate([found[row] for row in range(len(rollouts))])
+    by_row = dict(gathered(own))
+    return np.concatenate([by_row[row] for row in range(len(rollouts))])

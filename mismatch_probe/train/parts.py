@@ -155,4 +155,4 @@ def _probe_sequences(
     problems = preparation.problems[:_PROBE_SEQUENCES]
     requests = [SampleRequest(f"probe/{problem.prompt_id}", problem, 0) for problem in problems]
     shorter = sampling.model_copy(update={"max_new_tokens": min(_PROBE_NEW_TOKENS, sampling.max_new_tokens)})
-    return gathered([one.sequence for one in engine.sample(requests, shorter)])[: len(problems)]
+    return gathered([response.sequence for response in engine.sample(requests, shorter)])[: len(problems)]

@@ -83,24 +83,26 @@ class Rollouts:
         """
         requests = [request for group in engine_share(groups, self._ranks_an_engine) for request in group]
         sampled = self._engine.sample(requests, self._sampling)
-        texts = self._tokenizer.batch_decode([one.sequence.token_ids for one in sampled], skip_special_tokens=True)
+        texts = self._tokenizer.batch_decode(
+            [response.sequence.token_ids for response in sampled], skip_special_tokens=True
+        )
         answered = [
-            Answered(request.prompt, text, one.finish_reason == "length")
-            for request, text, one in zip(requests, texts, sampled, strict=True)
+            Answered(request.prompt, text, response.finish_reason == "length")
+            for request, text, response in zip(requests, texts, sampled, strict=True)
         ]
         rewards = score_responses(self._reward, answered)
-        found = [
+        rollouts = [
             Rollout(
-                sequence=one.sequence,
-                mu_logprobs=one.scores.logprobs.astype(np.float64),
+                sequence=response.sequence,
+                mu_logprobs=response.scores.logprobs.astype(np.float64),
                 prompt_id=request.prompt.prompt_id,
                 reward=float(reward),
                 truncated=item.truncated,
                 text=item.text,
             )
-            for one, request, reward, item in zip(sampled, requests, rewards, answered, strict=True)
+            for response, request, reward, item in zip(sampled, requests, rewards, answered, strict=True)
         ]
-        return gathered(found if speaks_for_engine(self._ranks_an_engine) else [])
+        return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 
     def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""

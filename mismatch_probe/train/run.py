@@ -50,7 +50,9 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     directory = TrainingDirectory(path)
     recorded = directory.read_training_manifest()
     free = free_to_change(preparation.settings)
-    old, new = (one.model_dump(mode="json", exclude=free) for one in (recorded.settings, preparation.settings))
+    old, new = (
+        settings.model_dump(mode="json", exclude=free) for settings in (recorded.settings, preparation.settings)
+    )
     old["engine"] = with_typed_arguments(recorded.settings.engine, recorded.settings.engine.name).model_dump(
         mode="json"
     )

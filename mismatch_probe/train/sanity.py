@@ -64,38 +64,38 @@ def _with_problems(settings: TrainSettings, number: int | None) -> TrainSettings
 
 def within(rates: Mapping[str, float], settings: SanitySettings, most: int) -> list[str]:
     """The first `most` problems, in the order of `rates`, whose solve rate lies within the settings' bounds."""
-    found = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
-    return found[:most]
+    kept = [key for key, rate in rates.items() if settings.keep_low <= rate <= settings.keep_high]
+    return kept[:most]
 
 
 def solved_by_problem(step: int, rollouts: Sequence[Rollout]) -> dict[str, Solved]:
     """What the responses of a step solved; one that earned less than 1, or no number, is wrong."""
-    found: dict[str, Solved] = {}
+    by_problem: dict[str, Solved] = {}
     for rollout in rollouts:
-        before = found.get(rollout.prompt_id, Solved(step=step, responses=0, solved=0, tokens=0))
-        found[rollout.prompt_id] = Solved(
+        before = by_problem.get(rollout.prompt_id, Solved(step=step, responses=0, solved=0, tokens=0))
+        by_problem[rollout.prompt_id] = Solved(
             step=step,
             responses=before.responses + 1,
             solved=before.solved + (rollout.reward >= SOLVED_FROM),
             tokens=before.tokens + rollout.length,
         )
-    return found
+    return by_problem
 
 
 def accuracy_of(latest: Mapping[str, Solved]) -> Estimate:
     """Share of responses solved, its interval clustered by problem."""
-    solved = np.array([one.solved for one in latest.values()], dtype=np.float64)
-    responses = np.array([one.responses for one in latest.values()], dtype=np.float64)
+    solved = np.array([problem.solved for problem in latest.values()], dtype=np.float64)
+    responses = np.array([problem.responses for problem in latest.values()], dtype=np.float64)
     estimate = jackknife(ratio, np.stack([solved, responses]), responses)
     assert estimate is not None, "a share always exists"
-    found = share_interval(estimate, int(responses.sum()), _LEVEL)
+    share = share_interval(estimate, int(responses.sum()), _LEVEL)
     return Estimate(
-        value=found.value,
-        low=found.low,
-        high=found.high,
+        value=share.value,
+        low=share.low,
+        high=share.high,
         level=_LEVEL,
         num_sequences=int(responses.sum()),
-        num_tokens=sum(one.tokens for one in latest.values()),
+        num_tokens=sum(problem.tokens for problem in latest.values()),
         by="sequence",
         num_prompts=len(latest),
     )

@@ -212,8 +212,8 @@ class Trainer:
             learnt.append(prepared.learnt)
             if any(action.kind is ActionKind.RESYNC for action in decision.actions):
                 with clock("sync"):
-                    found = self._parts.sync()
-                resynced = {f"re{name}": value for name, value in found.items() if name.startswith("sync/")}
+                    synced = self._parts.sync()
+                resynced = {f"re{name}": value for name, value in synced.items() if name.startswith("sync/")}
             given_up = _gives_up(decision)
             with clock("update"):
                 if given_up:
@@ -274,7 +274,7 @@ def _taken_together(learnt: Sequence[Metrics]) -> Metrics:
     """Of a step's updates: shares and losses on average, norms and overflows at their largest, scales as they end."""
     combined = dict(learnt[-1])
     for name in combined:
-        values = [one[name] for one in learnt]
+        values = [update[name] for update in learnt]
         if name.endswith(("loss", "clipped_share")):
             combined[name] = float(np.mean(values))
         elif name.endswith(("grad_norm", "overflow")):

@@ -49,42 +49,42 @@ class Updater:
     def accumulate(self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], scored: Scored) -> Metrics:
         """Gradients of the update's losses over `rows`, unscaled and clipped; what they were, losses before scaling."""
         optimizer = self.trained["policy"].optimizer
-        found = self._learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
-        metrics = {"optim/loss": found.loss, "optim/clipped_share": found.clipped_share}
+        accumulated = self._learner.accumulate(update, rollouts, rows, scored, optimizer.scale)
+        metrics = {"optim/loss": accumulated.loss, "optim/clipped_share": accumulated.clipped_share}
         if self._critic is not None:
             metrics["critic/value_loss"] = self._critic.accumulate(update, rollouts, rows, scored.values_graph)
-        for name, one in self.trained.items():
-            metrics[f"{_PREFIX[name]}/grad_norm"] = one.optimizer.unscale_and_clip()
-            metrics[f"{_PREFIX[name]}/loss_scale"] = one.optimizer.scale
-            metrics[f"{_PREFIX[name]}/overflow"] = float(one.optimizer.overflows_in_a_row > 0)
-            metrics[f"{_PREFIX[name]}/overflows_in_a_row"] = float(one.optimizer.overflows_in_a_row)
+        for name, part in self.trained.items():
+            metrics[f"{_PREFIX[name]}/grad_norm"] = part.optimizer.unscale_and_clip()
+            metrics[f"{_PREFIX[name]}/loss_scale"] = part.optimizer.scale
+            metrics[f"{_PREFIX[name]}/overflow"] = float(part.optimizer.overflows_in_a_row > 0)
+            metrics[f"{_PREFIX[name]}/overflows_in_a_row"] = float(part.optimizer.overflows_in_a_row)
         return metrics
 
     def learning_rates(self, step: int, factor: float) -> Metrics:
         """`factor` times the scheduled rate of a step, counted from 1."""
         return {
-            f"{_PREFIX[name]}/learning_rate": factor * one.optimizer.learning_rate(step)
-            for name, one in self.trained.items()
+            f"{_PREFIX[name]}/learning_rate": factor * part.optimizer.learning_rate(step)
+            for name, part in self.trained.items()
         }
 
     def step(self, step: int, factor: float) -> None:
         """Apply the gradients that are finite at `factor` times the step's rate, and forget the others."""
-        for one in self.trained.values():
-            if one.optimizer.overflows_in_a_row:
-                one.optimizer.discard()
+        for part in self.trained.values():
+            if part.optimizer.overflows_in_a_row:
+                part.optimizer.discard()
             else:
-                one.optimizer.step(factor * one.optimizer.learning_rate(step))
+                part.optimizer.step(factor * part.optimizer.learning_rate(step))
 
     def discard(self) -> None:
         """Forget all gradients."""
-        for one in self.trained.values():
-            one.optimizer.discard()
+        for part in self.trained.values():
+            part.optimizer.discard()
 
     def small_state(self) -> dict[str, Any]:
         """All but weights and moments, as JSON values."""
-        return {name: one.optimizer.small_state() for name, one in self.trained.items()}
+        return {name: part.optimizer.small_state() for name, part in self.trained.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `small_state` gave."""
-        for name, one in self.trained.items():
-            one.optimizer.restore(state[name])
+        for name, part in self.trained.items():
+            part.optimizer.restore(state[name])

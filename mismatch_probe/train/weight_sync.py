@@ -66,7 +66,7 @@ class WeightSync:
         first sync's, and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between
         pi before and after the last update.
         """
-        log_mu = np.concatenate([one.logprobs for one in self._engine.replay(self._probe)]).astype(np.float64)
+        log_mu = np.concatenate([scores.logprobs for scores in self._engine.replay(self._probe)]).astype(np.float64)
         now = Held(self._sent, log_mu, self._log_pi())
         probe_k3 = k3(now.log_pi - now.log_mu)
         last, verified = self._last or now, self._verified or now
@@ -86,19 +86,19 @@ class WeightSync:
     def state(self) -> dict[str, Any]:
         """What later syncs are compared with, as JSON values."""
         held = {name: _as_json(value) for name, value in (("last", self._last), ("verified", self._verified))}
-        return {**held, "canary_k3": self._canary_k3, "probe": [asdict(one) for one in self._probe]}
+        return {**held, "canary_k3": self._canary_k3, "probe": [asdict(sequence) for sequence in self._probe]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave, on its probe: an engine started anew may have sampled another."""
-        self._probe = [TokenSequence(**one) for one in state["probe"]]
+        self._probe = [TokenSequence(**sequence) for sequence in state["probe"]]
         self._last, self._verified = _from_json(state["last"]), _from_json(state["verified"])
         self._canary_k3 = state["canary_k3"]
 
-    def _fingerprinted(self, found: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _fingerprinted(self, fingerprints: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights as they are sent, and the sum of each one's bits."""
         for name, tensor in self._policy.weights(self._dtype):
             bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
-            found.append(int(tensor.contiguous().view(bits).sum(dtype=torch.int64)))
+            fingerprints.append(int(tensor.contiguous().view(bits).sum(dtype=torch.int64)))
             yield name, tensor
 
     def _log_pi(self) -> Floats:

@@ -18,8 +18,8 @@ _REDUCTIONS: Final = ("allow_fp16_reduced_precision_reduction", "allow_bf16_redu
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
-    found: torch.dtype = getattr(torch, dtype.torch_name)
-    return found
+    in_torch: torch.dtype = getattr(torch, dtype.torch_name)
+    return in_torch
 
 
 @contextmanager

@@ -71,10 +71,10 @@ def score_hidden_states(
     def score(chunk: slice) -> None:
         logits = head.logits(hidden_TD[chunk])
         targets = targets_T[chunk].to(logits.device)
-        found = score_logits(logits, targets, temperature=temperature, log_softmax_dtype=log_softmax_dtype)
-        scores.logprobs_T[chunk] = found.logprobs_T
-        scores.top1_ids_T[chunk] = found.top1_ids_T
-        scores.entropy_nats_T[chunk] = found.entropy_nats_T
+        chunk_scores = score_logits(logits, targets, temperature=temperature, log_softmax_dtype=log_softmax_dtype)
+        scores.logprobs_T[chunk] = chunk_scores.logprobs_T
+        scores.top1_ids_T[chunk] = chunk_scores.top1_ids_T
+        scores.entropy_nats_T[chunk] = chunk_scores.entropy_nats_T
 
     for start in range(0, len(targets_T), chunk_tokens):
         score(slice(start, start + chunk_tokens))

@@ -69,7 +69,7 @@ class StateBatch:
 
 def share_prefixes(batch: Sequence[TokenSequence]) -> StateBatch:
     """Every distinct prefix of the batch once. Every sequence needs a prompt token, and ids that the model has."""
-    inputs = [np.array((one.prompt_token_ids + one.token_ids)[:-1], dtype=np.int64) for one in batch]
+    inputs = [np.array((sequence.prompt_token_ids + sequence.token_ids)[:-1], dtype=np.int64) for sequence in batch]
     states: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(batch)
     ids, positions = [], []
     rows: list[int] = []
@@ -84,8 +84,8 @@ def share_prefixes(batch: Sequence[TokenSequence]) -> StateBatch:
             rows.pop()
         rows.append(index)
         num_states, last = num_states + own, index
-    asked_T = np.concatenate([states[row][len(one.prompt_token_ids) - 1 :] for row, one in enumerate(batch)])
-    targets_T = np.concatenate([np.array(one.token_ids, dtype=np.int64) for one in batch])
+    asked_T = np.concatenate([states[row][len(sequence.prompt_token_ids) - 1 :] for row, sequence in enumerate(batch)])
+    targets_T = np.concatenate([np.array(sequence.token_ids, dtype=np.int64) for sequence in batch])
     asked_QP, questions_T = np.unique(np.stack([asked_T, targets_T], axis=1), axis=0, return_inverse=True)
     return StateBatch(
         torch.from_numpy(np.concatenate(ids))[None],
@@ -97,10 +97,10 @@ def share_prefixes(batch: Sequence[TokenSequence]) -> StateBatch:
     )
 
 
-def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
+def _num_shared(ids: np.ndarray, other: np.ndarray) -> int:
     """Length of the longest common prefix."""
-    length = min(len(one), len(other))
-    differs = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(ids), len(other))
+    differs = np.flatnonzero(ids[:length] != other[:length])
     return int(differs[0]) if len(differs) else length
 
 

@@ -160,8 +160,8 @@ class Scorer:
                 scored = in_streams(self._model, passes, score)
             else:
                 scored = [score(self._model, rows) for rows in passes]
-        found = dict(zip(chain.from_iterable(passes), chain.from_iterable(scored), strict=True))
-        return [found[row] for row in range(len(batch))]
+        scored_of = dict(zip(chain.from_iterable(passes), chain.from_iterable(scored), strict=True))
+        return [scored_of[row] for row in range(len(batch))]
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
@@ -175,7 +175,7 @@ class Scorer:
         with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
             hidden_BSD = self._head.body(padded.input_ids_BS.to(self._model.device))
             chosen = padded.positions_T[list(positions)].to(hidden_BSD.device)
-            found: FloatArray = (
+            log_probs: FloatArray = (
                 log_distributions(
                     self._head.logits(hidden_BSD[0, chosen]),
                     temperature=self._temperature,
@@ -184,7 +184,7 @@ class Scorer:
                 .cpu()
                 .numpy()
             )
-        return found
+        return log_probs
 
     def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
         """Which experts each token takes, and how it weighs them; one pass over the sequences, in order.
@@ -251,11 +251,11 @@ class Scorer:
     def _score_pass(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         """Rows that share a pass, and again alone those that padding may have reached."""
         longest = max(sequence.num_tokens for sequence in sequences)
-        found = self._score_padded(head, sequences, pad_id)
+        scores = self._score_padded(head, sequences, pad_id)
         for row, sequence in enumerate(sequences):
-            if sequence.num_tokens < longest and not np.isfinite(found[row].logprobs).all():
-                found[row] = self._score_padded(head, [sequence], pad_id)[0]
-        return found
+            if sequence.num_tokens < longest and not np.isfinite(scores[row].logprobs).all():
+                scores[row] = self._score_padded(head, [sequence], pad_id)[0]
+        return scores
 
     def _score_padded(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)

@@ -12,7 +12,7 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 @dataclass(frozen=True)
 class Case:
     """One pair. `exact` is the pair that differs from it in its dtypes alone, FP32 on both sides (this pair itself
-    where it is that), None where it was not run or not usable; `found` is None where nothing was usable.
+    where it is that), None where it was not run or not usable; `disagreement` is None where nothing was usable.
 
     exact_sides: flags that give the same two sides in FP32. name: of the training side and of the engine's.
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
@@ -29,7 +29,7 @@ class Case:
     metrics: dict[str, Estimate]
     length: LengthLaw | None
     blame: Blame | None
-    found: Disagreement | None
+    disagreement: Disagreement | None
     exact: Disagreement | None
     ids: IdsFound | None = None
     preflight: list[SettingFinding] = field(default_factory=list)

@@ -26,8 +26,8 @@ def data_faults(case: Case) -> Iterator[Cause]:
     left = f"{counts.num_sequences} responses with {counts.num_tokens} tokens were left to measure"
     advice = "Numbers below describe the usable responses only; do not act on them before this is mended."
     if case.ids is not None:
-        found = ids_cause(case.ids)
-        yield found.model_copy(update={"evidence": [*found.evidence, left], "advice": [*found.advice, advice]})
+        cause = ids_cause(case.ids)
+        yield cause.model_copy(update={"evidence": [*cause.evidence, left], "advice": [*cause.advice, advice]})
     elif counts.mismatched_ids:
         yield Code.IDS_DIFFER.cause([left], [advice], count=counts.mismatched_ids)
     for code, of_pi, of_mu in (

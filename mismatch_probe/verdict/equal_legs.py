@@ -40,17 +40,19 @@ def is_copy(pair: TokenPair, dtypes: tuple[Dtype, Dtype], *, say_whose_they_are:
 def copied_leg(case: Case) -> Iterator[Cause]:
     """The reason not to trust a pair that may be one leg twice."""
     dtypes = (case.train_dtype, case.infer_dtype)
-    if case.found is not None and is_copy(case.found.pair, dtypes, say_whose_they_are=case.legs_say_whose_they_are):
+    if case.disagreement is not None and is_copy(
+        case.disagreement.pair, dtypes, say_whose_they_are=case.legs_say_whose_they_are
+    ):
         yield Code.COPIED_LEG.cause(
             ["neither leg says which side of which run it is, as those of this version do"],
             ["Run the comparison again with this version: legs that say whose they are may be equal."],
-            count=write_count(equal_tokens(case.found.pair)),
+            count=write_count(equal_tokens(case.disagreement.pair)),
         )
 
 
 def with_equal_legs(case: Case, verdict: Verdict) -> Verdict:
     """The verdict, with what is to be known where the sides are equal bit for bit."""
-    count = 0 if case.found is None else equal_tokens(case.found.pair)
+    count = 0 if case.disagreement is None else equal_tokens(case.disagreement.pair)
     if not count or verdict.kind == "broken":
         return verdict
     how = (

@@ -49,11 +49,11 @@ def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
     return float(max(floor, LEAST_FP32_FLOOR))
 
 
-def exact_pair_agrees(found: Disagreement) -> bool:
+def exact_pair_agrees(disagreement: Disagreement) -> bool:
     """Whether FP32 against FP32 agrees as two right implementations do."""
-    deviation = found.pair.abs_diff
+    deviation = disagreement.pair.abs_diff
     spikes = float(np.mean(deviation > SPIKE_NATS))
-    if spikes > (SPIKES_OF_ROUTING if found.has_experts else 0.0):
+    if spikes > (SPIKES_OF_ROUTING if disagreement.has_experts else 0.0):
         return False
     usual = deviation[deviation <= SPIKE_NATS]
-    return bool(usual.mean() <= max(FP32_AGREES_NATS, FP32_AGREES_FLOORS * found.floor))
+    return bool(usual.mean() <= max(FP32_AGREES_NATS, FP32_AGREES_FLOORS * disagreement.floor))

@@ -67,24 +67,22 @@ def doubled_first_token(prompts: Sequence[Sequence[int]]) -> int | None:
     return first[0] if len(starts) == 1 and len(first) == 2 and first[0] == first[1] and len(different) > 1 else None
 
 
-def ids_cause(found: IdsFound) -> Cause:
+def ids_cause(ids: IdsFound) -> Cause:
     """The cause that the ids alone tell, `ids_differ` where they tell none."""
-    evidence = [f"{found.foreign} of {found.total} responses of {found.leg} were scored on other ids than were sampled"]
-    most = MOST * found.foreign
-    if found.exchanged >= most:
-        evidence.append(f"{found.exchanged} of them carry the ids of another response")
+    evidence = [f"{ids.foreign} of {ids.total} responses of {ids.leg} were scored on other ids than were sampled"]
+    most = MOST * ids.foreign
+    if ids.exchanged >= most:
+        evidence.append(f"{ids.exchanged} of them carry the ids of another response")
         advice = ["Join both sides by a response id, not by order."]
-        return Code.MISPAIRED.cause(evidence, advice, count=found.exchanged, total=found.total)
-    if found.other_prompt >= most:
-        evidence.append(f"{found.other_prompt} of them have the prompt's first token doubled or dropped")
+        return Code.MISPAIRED.cause(evidence, advice, count=ids.exchanged, total=ids.total)
+    if ids.other_prompt >= most:
+        evidence.append(f"{ids.other_prompt} of them have the prompt's first token doubled or dropped")
         advice = ["Encode prompts once and pass ids on; the tokenizer's BOS and the template's must not both be added."]
         return Code.PROMPT_PREFIX.cause(evidence, advice)
-    if found.other_length >= most / 2:
-        evidence.append(f"{found.other_length} of them have another number of tokens")
+    if ids.other_length >= most / 2:
+        evidence.append(f"{ids.other_length} of them have another number of tokens")
         advice = ["Pass the sampled token ids to the training side; text encoded again need not give the same tokens."]
-        return Code.RETOKENISED.cause(evidence, advice, count=found.foreign, total=found.total)
-    if found.cut >= most:
-        evidence.append(f"{found.cut} of them lack the last token, such as the end of sequence")
-    return Code.IDS_DIFFER.cause(
-        evidence, ["Score exactly the sampled ids of prompt and response."], count=found.foreign
-    )
+        return Code.RETOKENISED.cause(evidence, advice, count=ids.foreign, total=ids.total)
+    if ids.cut >= most:
+        evidence.append(f"{ids.cut} of them lack the last token, such as the end of sequence")
+    return Code.IDS_DIFFER.cause(evidence, ["Score exactly the sampled ids of prompt and response."], count=ids.foreign)

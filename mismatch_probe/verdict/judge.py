@@ -37,15 +37,15 @@ def judge(case: Case) -> Verdict:
 
 def _judge(case: Case) -> Verdict:
     void = [*data_faults(case), *copied_leg(case)]
-    if case.found is None:
+    if case.disagreement is None:
         return _verdict("broken", void)
     has_bug = case.exact is not None and not exact_pair_agrees(case.exact)
-    causes = _bugs(case, case.found, has_bug=has_bug)
+    causes = _bugs(case, case.disagreement, has_bug=has_bug)
     if void:
         return _verdict("broken", [*void, *causes])
     if causes:
         return _verdict("bug", causes)
-    return clean(case) or precision(case, case.found)
+    return clean(case) or precision(case, case.disagreement)
 
 
 def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
@@ -53,19 +53,19 @@ def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
     return Verdict(kind=kind, also=others, **first.model_dump())
 
 
-def _bugs(case: Case, found: Disagreement, *, has_bug: bool) -> list[Cause]:
+def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
         causes = _with_roundings(case, case.exact, _with_settings(case, signatures(case.exact)))
         return causes or [_nameless(case.exact)]
-    causes = signatures(found)
-    one_sided = None if causes else one_sided_dtype(found)
+    causes = signatures(disagreement)
+    one_sided = None if causes else one_sided_dtype(disagreement)
     if one_sided is not None:
         causes = [one_sided]
     if case.exact is None:
         causes = _with_settings(case, causes)
     seen = {cause.code for cause in causes}
-    return causes + [cause for cause in _costs(case, found) if cause.code not in seen]
+    return causes + [cause for cause in _costs(case, disagreement) if cause.code not in seen]
 
 
 def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
@@ -75,7 +75,7 @@ def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
         return causes
     shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
     seen = {cause.code for cause in shown}
-    settings = {code: [one.what for one in differing if one.code == code] for code in seen}
+    settings = {code: [cause.what for cause in differing if cause.code == code] for code in seen}
     supported = [_supported(cause, settings[cause.code]) for cause in shown]
     weak = [cause for cause in supported if cause.code in BY_PLACE and not settings[cause.code]]
     strong = [cause for cause in supported if cause not in weak]
@@ -98,11 +98,14 @@ def _of_setting(finding: SettingFinding) -> Cause:
     )
 
 
-def _costs(case: Case, found: Disagreement) -> Iterator[Cause]:
+def _costs(case: Case, disagreement: Disagreement) -> Iterator[Cause]:
     """Settings known to cost one side precision, where FP32 agrees and that side does err more than the other."""
-    if not found.formats_alone or found.errors is None:
+    if not disagreement.formats_alone or disagreement.errors is None:
         return
-    pi, mu = found.errors[0] / found.train_dtype.round_off, found.errors[1] / found.infer_dtype.round_off
+    pi, mu = (
+        disagreement.errors[0] / disagreement.train_dtype.round_off,
+        disagreement.errors[1] / disagreement.infer_dtype.round_off,
+    )
     for finding in case.preflight:
         worse, better = (pi, mu) if finding.side == "pi" else (mu, pi)
         if finding.level == "warning" and finding.code and finding.side and worse > COSTS * better:

@@ -46,14 +46,14 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
     if verdict.kind != "precision" or not case.is_of_dtypes:
         return []
     has_bf16 = Dtype.BF16 in (case.train_dtype, case.infer_dtype)
-    found = []
+    commands = []
     if has_bf16 or verdict.advice or verdict.code == Code.ROUTING:
         modules = " --modules" if verdict.code == Code.ROUTING else ""
         command = f"{_localize(case)}{modules}"
-        found.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
+        commands.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
     if has_bf16:
-        found.append(f"Before a switch to FP16, see whether the checkpoint fits: `{HEADROOM}`")
-    return found
+        commands.append(f"Before a switch to FP16, see whether the checkpoint fits: `{HEADROOM}`")
+    return commands
 
 
 def _localize(case: Case) -> str:

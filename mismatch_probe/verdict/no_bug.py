@@ -14,14 +14,14 @@ DOMINANT_SIDE_SHARE = 0.8
 def clean(case: Case) -> Verdict | None:
     """The verdict where the pair itself agrees as FP32 does; None elsewhere."""
     mean, largest = case.metrics["abs_logprob_diff"], case.metrics["abs_logprob_diff_max"]
-    is_exact = case.exact is case.found
+    is_exact = case.exact is case.disagreement
     if not is_exact and (mean.value > FP32_AGREES_NATS or largest.value > SPIKE_NATS):
         return None
     cause = Code.CLEAN.cause([f"largest abs(d) {write_number(largest.value)} nats"], size=write_estimate(mean).value)
     return Verdict(kind="clean", **cause.model_dump())
 
 
-def precision(case: Case, found: Disagreement) -> Verdict:
+def precision(case: Case, disagreement: Disagreement) -> Verdict:
     """Precision where FP32 agrees; undecided where there is no FP32 pair. Flips of expert routing are named in both."""
     kl = case.metrics["kl_k3"]
     shown = [
@@ -31,7 +31,7 @@ def precision(case: Case, found: Disagreement) -> Verdict:
         *(finding.what for finding in case.preflight if finding.code == Code.ONE_SIDED_DTYPE),
     ]
     size = write_estimate(kl).value
-    flips = routing(found)
+    flips = routing(disagreement)
     if case.exact is None:
         undecided = Code.UNEXPLAINED.cause(
             shown,

@@ -35,7 +35,7 @@ def with_settings(pair: PairSummary, told_apart: SettingsToldApart | None, besid
 def _is_modest(pair: PairSummary, told_apart: SettingsToldApart, beside: PairSummary) -> bool:
     """Whether the settings make the KL hardly larger, or not so that it can be told, and no token far off."""
     ratio = told_apart.ratios.get("kl_k3")
-    largest = [one.metrics.get("abs_logprob_diff_max") for one in (pair, beside)]
+    largest = [deviation.metrics.get("abs_logprob_diff_max") for deviation in (pair, beside)]
     if ratio is None or largest[0] is None or largest[1] is None:
         return False
     more = ratio.value > MODEST and (ratio.low is None or ratio.low > 1)

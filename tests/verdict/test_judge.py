@@ -39,7 +39,7 @@ def case(found: Disagreement | None, exact: Disagreement | None = None, **change
         metrics={} if found is None else pair_metrics(found.pair)[0],
         length=None,
         blame=None,
-        found=found,
+        disagreement=found,
         exact=exact,
     )
     return replace(given, **changes)

@@ -25,7 +25,7 @@ def calibrate(architecture: Architecture, asked: Sequence[tuple[Process, Dtype]]
     job = Job(
         name="measuring how fast this machine is",
         function="mismatch_probe.training_path.timing:measure",
-        arguments=(widths, [list(one) for one in asked], training_device),
+        arguments=(widths, [list(work) for work in asked], training_device),
         preload="training",
         when_killed="free some and try again",
     )

@@ -83,7 +83,7 @@ class RunClock:
         share = running.done / running.batches
         work = work_of(running.stage, self._workload).times(share)
         what = what_of(running.stage)
-        self._measured = [one for one in self._measured if one.what != what]
+        self._measured = [stage for stage in self._measured if stage.what != what]
         self._measured.append(Measured(what, work, running.seconds, running.start_seconds))
 
     def _note_lengths(self, stage: Stage, event: BatchDone) -> None:
@@ -133,4 +133,4 @@ def run_clock(preparation: Preparation, run: RunDirectory, *, first_prompt: int 
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
     workload = expected_workload(preparation, architectures, earlier)
-    return RunClock(left, workload, [one for known in earlier for one in known.stages])
+    return RunClock(left, workload, [stage for known in earlier for stage in known.stages])

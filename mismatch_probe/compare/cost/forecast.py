@@ -93,13 +93,13 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     expected = [_of_stage(stage, workload, pace, starting) for stage in stages]
     ready = Span.within(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
-    known = [span for one in expected for span in (one.start, one.work) if span is not None]
+    known = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
     return Forecast(
         ready=ready,
         stages=expected,
         summary=summary,
         total=sum((ready, *known, summary), start=NO_TIME),
-        unknown_starts=[one.stage for one in expected if one.start is None],
+        unknown_starts=[stage.stage for stage in expected if stage.start is None],
     )
 
 

@@ -53,7 +53,7 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, plan.stages))
     calibration = calibrate(own, list(asked), settings.training.device)
     pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
-    on_cpu = all(one.device == "cpu" for one in calibration.rates if one.process == "engine")
+    on_cpu = all(rate.device == "cpu" for rate in calibration.rates if rate.process == "engine")
     starting = Starting(ready_seconds, on_cpu)
     left: list[Stage] = [stage for stage in plan.stages if stage.name not in done]
     return Outlook(

@@ -44,30 +44,32 @@ class Pace:
     def span(self, what: What, work: Work) -> Span | None:
         """How long a stage takes without its start; None where nothing measured tells."""
         size = self.rates_of(what.process, what.dtype).seconds(work)
-        of_kind = [one for one in self.measured if one.what.kind == what.kind]
-        levels = [([one for one in of_kind if one.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
+        of_kind = [stage for stage in self.measured if stage.what.kind == what.kind]
+        levels = [([stage for stage in of_kind if stage.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
         if self.calibration is None and what.kind in _PREFILLS:
-            levels.append(([one for one in self.measured if one.what.kind in _PREFILLS], FROM_ANOTHER_KIND))
+            levels.append(([stage for stage in self.measured if stage.what.kind in _PREFILLS], FROM_ANOTHER_KIND))
         for known, factor in levels:
-            sizes = [(one, self.rates_of(one.what.process, one.what.dtype).seconds(one.work)) for one in known]
-            sizes = [(one, its_size) for one, its_size in sizes if its_size > 0]
+            sizes = [
+                (stage, self.rates_of(stage.what.process, stage.what.dtype).seconds(stage.work)) for stage in known
+            ]
+            sizes = [(stage, its_size) for stage, its_size in sizes if its_size > 0]
             if sizes:
-                one, its_size = min(sizes, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
-                once = one.seconds + (size - its_size if self.calibration else 0)
-                return _between(one.seconds * size / its_size, once, factor)
+                nearest, its_size = min(sizes, key=lambda pair: abs(log(pair[1] / size)) if size else 0)
+                once = nearest.seconds + (size - its_size if self.calibration else 0)
+                return _between(nearest.seconds * size / its_size, once, factor)
         return None if self.calibration is None else Span.within(size, FROM_RATES)
 
     def start_span(self, what: What) -> Span | None:
         """How long it takes from the end of the stage before to this one's first batch; None where nothing tells."""
         alike = [
-            one
-            for one in self.measured
-            if (one.what.kind, one.what.manner) == (what.kind, what.manner) and one.start_seconds is not None
+            stage
+            for stage in self.measured
+            if (stage.what.kind, stage.what.manner) == (what.kind, what.manner) and stage.start_seconds is not None
         ]
-        known = [one for one in alike if one.what.dtype == what.dtype] or alike
+        known = [stage for stage in alike if stage.what.dtype == what.dtype] or alike
         if not known:
             return None
-        return Span.within(sum(one.start_seconds or 0.0 for one in known) / len(known), FROM_THE_SAME)
+        return Span.within(sum(stage.start_seconds or 0.0 for stage in known) / len(known), FROM_THE_SAME)
 
     def rates_of(self, process: Process, dtype: Dtype) -> Rates:
         if self.calibration is None:

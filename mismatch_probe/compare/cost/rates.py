@@ -74,7 +74,7 @@ class Calibration(BaseModel):
     device_memory_bytes: dict[str, int]
 
     def rates_of(self, process: Process, dtype: Dtype) -> Rates:
-        return next(one for one in self.rates if (one.process, one.dtype) == (process, dtype))
+        return next(rate for rate in self.rates if (rate.process, rate.dtype) == (process, dtype))
 
 
 class Span(BaseModel):

@@ -57,7 +57,7 @@ def _gather(steps: Path, batch: ActivationBatch, store: ActivationStore, layout:
     """The steps of one batch as files of one row a token."""
     folders = sorted(steps.iterdir())
     sources = [load_file(folder / TOKENS_FILE) for folder in folders]
-    targets = rows_of_steps([(one["input_ids"], one["positions"]) for one in sources], batch)
+    targets = rows_of_steps([(step["input_ids"], step["positions"]) for step in sources], batch)
     for name in sorted(path.name for path in folders[0].iterdir() if path.name != TOKENS_FILE):
         layer = None if name.startswith("outside") else int(name.removeprefix("layer-").removesuffix(".safetensors"))
         merged: dict[str, Tensor] = {}

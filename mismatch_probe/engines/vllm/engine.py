@@ -121,7 +121,7 @@ class VllmEngine(Engine):
         sampled = [
             sampled_sequence(request, output, self._texts) for request, output in zip(requests, outputs, strict=True)
         ]
-        self._count_missing([one.scores for one in sampled])
+        self._count_missing([response.scores for response in sampled])
         return sampled
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
@@ -133,7 +133,7 @@ class VllmEngine(Engine):
         if not self._settings["prefix_caching"]:
             raise UsageError("the engine runs without a prefix cache; set engine.prefix_caching = true to measure it")
         self._require_room_to_score(sequences)
-        found = []
+        replays = []
         for sequence in sequences:
             self.llm.reset_prefix_cache()
             # The prompt's last token is left out: what follows it is the response's first log-prob.
@@ -142,8 +142,8 @@ class VllmEngine(Engine):
                 self._score([prefix], behind_cache=True)
             outputs = self._score([_token_ids(sequence)], behind_cache=True)
             [scores] = self._replayed([sequence], outputs)
-            found.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
-        return found
+            replays.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
+        return replays
 
     @property
     def vocab_size(self) -> int:
@@ -259,7 +259,9 @@ class VllmEngine(Engine):
     def _count_missing(self, scored: list[ScoredSequence]) -> None:
         if missing := num_missing(scored):
             logger.warning(
-                "vLLM delivered no log-prob for %d of %d tokens", missing, sum(len(one.logprobs) for one in scored)
+                "vLLM delivered no log-prob for %d of %d tokens",
+                missing,
+                sum(len(scores.logprobs) for scores in scored),
             )
 
 

@@ -73,14 +73,14 @@ class Layer:
 
 def decoder_layers(model: torch.nn.Module) -> list[Layer]:
     """The decoder layers in order: the first list of modules that is called `layers`."""
-    found = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
-    if not found:
+    numbered = [(path, module) for path, module in model.named_modules() if _LAYER.fullmatch(path)]
+    if not numbered:
         raise EngineError(
             f"vLLM's {type(model).__name__} has no modules called layers.0, layers.1, …, so it cannot be looked into; "
             "use compare, which needs none"
         )
-    prefix = found[0][0].removesuffix("0")
-    return [Layer(path, module) for path, module in found if path.startswith(prefix)]
+    prefix = numbered[0][0].removesuffix("0")
+    return [Layer(path, module) for path, module in numbered if path.startswith(prefix)]
 
 
 class StepRecorder(ABC):

@@ -84,7 +84,7 @@ def whole_distributions(outputs: Sequence[Any], vocab_size: int) -> FloatArray:
 
 def num_missing(scored: Sequence[ScoredSequence]) -> int:
     """Tokens without a log-prob."""
-    return sum(int(np.isnan(one.logprobs).sum()) for one in scored)
+    return sum(int(np.isnan(sequence.logprobs).sum()) for sequence in scored)
 
 
 def _same_ids(sequence_id: str, asked: Sequence[int], used: Sequence[int] | None) -> None:

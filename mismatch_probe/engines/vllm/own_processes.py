@@ -17,5 +17,5 @@ def root_cause() -> str | None:
     if not _STANDARD_ERROR.is_file():
         return None
     text = _STANDARD_ERROR.read_text(encoding="utf-8", errors="replace")
-    found = _EXCEPTION.search(text, max(text.rfind(_START), 0))
-    return found[1] if found else None
+    exception = _EXCEPTION.search(text, max(text.rfind(_START), 0))
+    return exception[1] if exception else None

@@ -15,24 +15,24 @@ _OWN_NAMES: Final = {"self_attn.attn": ATTENTION}
 
 def infer_names(layout: Mapping[str, Any]) -> dict[str, str]:
     """For each place inside a layer, under transformers' name, what a person finds in vLLM."""
-    found = {}
+    names = {}
     for path in layout["module_paths"]:
         for name, part in _places(path, layout):
-            found[name] = path if part is None else f"{path}[{part}]"
-    return found
+            names[name] = path if part is None else f"{path}[{part}]"
+    return names
 
 
 def canonical_tensors(raw: Mapping[str, Tensor], layout: Mapping[str, Any]) -> dict[str, Tensor]:
     """A layer's tensors under transformers' names: fused modules cut into the parts that the checkpoint has."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for stored, tensor in raw.items():
         path, _, end = stored.rpartition(".")
         places = _places(path, layout)
         is_cut = len(places) > 1 and end == "out"
         parts = torch.split(tensor, layout["part_sizes"][path], dim=1) if is_cut else [tensor] * len(places)
         for (name, _), part in zip(places, parts, strict=True):
-            found[key(name, end)] = part.clone(memory_format=torch.contiguous_format)
-    return found
+            tensors[key(name, end)] = part.clone(memory_format=torch.contiguous_format)
+    return tensors
 
 
 def _places(path: str, layout: Mapping[str, Any]) -> list[tuple[str, str | None]]:
@@ -71,7 +71,7 @@ def rows_of_steps(steps: Sequence[tuple[Tensor, Tensor]], batch: ActivationBatch
             done[number] += length
             at += length
         targets.append(target)
-    if any(count < len(one) for count, one in zip(done, ids, strict=True)):
+    if any(count < len(sequence_ids) for count, sequence_ids in zip(done, ids, strict=True)):
         raise EngineError("vLLM did not compute every token of a batch; leave prefix caching off")
     return targets
 
@@ -79,11 +79,11 @@ def rows_of_steps(steps: Sequence[tuple[Tensor, Tensor]], batch: ActivationBatch
 def _next_run(ids: list[list[int]], done: list[int], step_ids: list[int], step_positions: list[int]) -> tuple[int, int]:
     """The sequence that goes on with these ids at these positions, and how many of them it takes."""
     best, first = (-1, 0), step_positions[0]
-    for number, one in enumerate(ids):
+    for number, sequence_ids in enumerate(ids):
         if done[number] != first:
             continue
         length = 0
-        for asked in zip(one[first:], range(first, len(one)), strict=True):
+        for asked in zip(sequence_ids[first:], range(first, len(sequence_ids)), strict=True):
             if length == len(step_ids) or asked != (step_ids[length], step_positions[length]):
                 break
             length += 1

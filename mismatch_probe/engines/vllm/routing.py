@@ -46,7 +46,7 @@ def _gathered(folder: Path, batch: ActivationBatch) -> tuple[tuple[int, ...], Te
     """The layers that have experts, and every step's choices in the order of the tokens asked for."""
     steps = sorted(folder.iterdir())
     tokens = [load_file(step / TOKENS_FILE) for step in steps]
-    targets = rows_of_steps([(one["input_ids"], one["positions"]) for one in tokens], batch)
+    targets = rows_of_steps([(step["input_ids"], step["positions"]) for step in tokens], batch)
     chosen = [load_file(step / CHOICES_FILE) for step in steps]
     layers = tuple(sorted(int(name.removeprefix("experts.")) for name in chosen[0] if name.startswith("experts.")))
     if not layers:

@@ -121,7 +121,9 @@ def _weight_methods(model: torch.nn.Module) -> dict[str, int]:
 
     methods = (getattr(module, "quant_method", None) for module in model.modules())
     return dict(
-        Counter(type(one).__name__ for one in methods if isinstance(one, LinearMethodBase | FusedMoEMethodBase))
+        Counter(
+            type(method).__name__ for method in methods if isinstance(method, LinearMethodBase | FusedMoEMethodBase)
+        )
     )
 
 

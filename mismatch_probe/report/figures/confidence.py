@@ -13,7 +13,7 @@ from mismatch_probe.stats.results import ConfidenceBin
 
 def draw(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
     """Mean abs(d) with its interval in bins of the reference probability, drawn equally wide."""
-    edges = sorted({edge for pair in pairs for one in pair.confidence for edge in (one.low, one.high)})
+    edges = sorted({edge for pair in pairs for bin_ in pair.confidence for edge in (bin_.low, bin_.high)})
 
     def on(axes: Axes) -> None:
         axes.set_xticks(
@@ -26,11 +26,11 @@ def draw(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
         axes.set_xlabel("reference probability of the sampled token")
         axes.set_ylabel("mean |d|, nats")
         for pair in pairs:
-            bins = [one for one in pair.confidence if one.mean_abs_diff.value > 0]
-            x = [float(edges.index(one.low)) for one in bins]
-            y = [one.mean_abs_diff.value for one in bins]
-            low = [max(one.mean_abs_diff.low or 0, one.mean_abs_diff.value / 10) for one in bins]
-            high = [one.mean_abs_diff.high or one.mean_abs_diff.value for one in bins]
+            bins = [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.value > 0]
+            x = [float(edges.index(bin_.low)) for bin_ in bins]
+            y = [bin_.mean_abs_diff.value for bin_ in bins]
+            low = [max(bin_.mean_abs_diff.low or 0, bin_.mean_abs_diff.value / 10) for bin_ in bins]
+            high = [bin_.mean_abs_diff.high or bin_.mean_abs_diff.value for bin_ in bins]
             band(axes, x, low, high, pair_style(pair), 0.22)
             line(axes, x, y, pair_style(pair))
         logarithmic(axes, "y")
@@ -38,5 +38,5 @@ def draw(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
     return panel(heading, on)
 
 
-def bin_label(one: ConfidenceBin) -> str:
-    return f"{one.low:g} to {one.high:g}"
+def bin_label(bin_: ConfidenceBin) -> str:
+    return f"{bin_.low:g} to {bin_.high:g}"

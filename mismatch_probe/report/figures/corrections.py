@@ -37,8 +37,8 @@ def draw(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> 
         axes.set_ylabel("share of the sample left")
         for rule in rules:
             if rule.name in STYLES and rule.by_length:
-                lengths = [float(one.num_tokens) for one in rule.by_length]
-                line(axes, lengths, [share_left(one) for one in rule.by_length], STYLES[rule.name])
+                lengths = [float(bin_.num_tokens) for bin_ in rule.by_length]
+                line(axes, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name])
         axes.axhline(enough, color=color("muted"), linewidth=1, linestyle=(0, (2, 3)), zorder=0)
         axes.set_ylim(0, _TOP)
         words_inside(axes, write_percent(enough), 0.995, enough / _TOP + 0.02, right=True)

@@ -26,7 +26,7 @@ def draw(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> Panel:
         if not shown:
             axes.set_axis_off()
             return
-        bounds = [bound for _, one in shown for bound in (one.value, one.low, one.high)]
+        bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
         numbers = [_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
         axes.set_xlim(left, right)

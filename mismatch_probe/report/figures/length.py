@@ -37,19 +37,19 @@ def draw_size(heading: Heading, curves: Sequence[tuple[PairSummary, Sequence[Cur
         axes.set_xlabel(x_label)
         axes.set_ylabel("|d|, nats")
         for pair, bins in curves:
-            positive = [one for one in _solid(bins) if one.mean.value > 0]
+            positive = [bin_ for bin_ in _solid(bins) if bin_.mean.value > 0]
             if not positive:
                 continue
             style = pair_style(pair)
-            x = [one.center for one in positive]
-            floor = min(one.mean.value for one in positive) / 10
+            x = [bin_.center for bin_ in positive]
+            floor = min(bin_.mean.value for bin_ in positive) / 10
             p50, p90 = (
                 [max(value, floor) for value in values]
-                for values in zip(*((one.p50, one.p90) for one in positive), strict=True)
+                for values in zip(*((bin_.p50, bin_.p90) for bin_ in positive), strict=True)
             )
             band(axes, x, p50, p90, style, _SPREAD_ALPHA)
             band(axes, x, *_interval(positive, floor), style, _BAND_ALPHA)
-            line(axes, x, [one.mean.value for one in positive], style)
+            line(axes, x, [bin_.mean.value for bin_ in positive], style)
         logarithmic(axes, "x", write_token_tick)
         logarithmic(axes, "y")
 
@@ -68,11 +68,11 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
             if not bins:
                 continue
             style = pair_style(pair)
-            x = [one.center for one in bins]
+            x = [bin_.center for bin_ in bins]
             band(axes, x, *_interval(bins, -math.inf), style, _BAND_ALPHA)
-            line(axes, x, [one.mean.value for one in bins], style)
+            line(axes, x, [bin_.mean.value for bin_ in bins], style)
             if law.drift_per_1000 is not None:
-                end = max(one.high for one in bins)
+                end = max(bin_.high for bin_ in bins)
                 axes.plot([0, end], [0, law.drift_per_1000.value * end / 1000], color=color(style.color), linewidth=0.9)
         if axes.has_data():
             axes.axhline(0, color=color("muted"), linewidth=0.8, zorder=1.5)
@@ -141,8 +141,8 @@ def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> P
 
     def on(axes: Axes) -> None:
         for curve in curves:
-            positive = [one for one in _solid(curve.abs_diff_by_position) if one.mean.value > 0]
-            x, y = [one.center for one in positive], [one.mean.value for one in positive]
+            positive = [bin_ for bin_ in _solid(curve.abs_diff_by_position) if bin_.mean.value > 0]
+            x, y = [bin_.center for bin_ in positive], [bin_.mean.value for bin_ in positive]
             line(axes, x, y, confidence_style(curve, curves))
         axes.set_xlabel("position in the response, tokens")
         axes.set_ylabel("mean |d|, nats")
@@ -161,9 +161,9 @@ def confidence_style(curve: ConfidenceCurve, curves: Sequence[ConfidenceCurve]) 
 
 def _solid(bins: Sequence[CurveBin]) -> list[CurveBin]:
     """The bins that enough responses reach for a curve to mean something."""
-    return [one for one in bins if one.mean.num_sequences >= FEWEST_RESPONSES]
+    return [bin_ for bin_ in bins if bin_.mean.num_sequences >= FEWEST_RESPONSES]
 
 
 def _interval(bins: Sequence[CurveBin], floor: float) -> tuple[list[float], list[float]]:
-    bounds = [_bounds(one.mean) for one in bins]
+    bounds = [_bounds(bin_.mean) for bin_ in bins]
     return [max(low, floor) for low, _ in bounds], [max(high, floor) for _, high in bounds]

@@ -109,8 +109,8 @@ def draw(
             axes.ticklabel_format(axis="y", useOffset=False)
         if scale == "share":
             axes.set_ylim(*_SHARE_LIMITS)
-        for one in events:
-            _draw_events(axes, one)
+        for event in events:
+            _draw_events(axes, event)
 
     return panel(heading, on, size)
 

@@ -55,7 +55,7 @@ def draw(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_x(value)))
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        drawn = [_draw_series(axes, one) for one in series]
+        drawn = [_draw_series(axes, curve) for curve in series]
         if any(drawn) or marks.crosses:
             _draw_marks(axes, marks)
         if any(drawn):

@@ -102,7 +102,7 @@ def _keep_referenced_ids(root: ET.Element, anchor: str) -> None:
             element.set("href", f"#{renamed[element.attrib.pop(_HREF)[1:]]}")
         for name, value in element.attrib.items():
             if "url(#" in value:
-                element.set(name, _REFERENCE.sub(lambda found: f"url(#{renamed[found[1]]})", value))
+                element.set(name, _REFERENCE.sub(lambda match: f"url(#{renamed[match[1]]})", value))
 
 
 def _references(elements: Iterable[ET.Element]) -> Iterable[str]:

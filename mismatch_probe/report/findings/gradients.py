@@ -16,7 +16,7 @@ _ACTIVATIONS, _WEIGHTS = GRADIENT_STYLES.values()
 _AXIS = "loss scale"
 
 
-def gradients(found: GradientFindings, plain: Trial, bf16: Trial) -> Section:
+def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
     blocks: list[Block] = []
     if plain.scales:
         blocks.append(
@@ -30,13 +30,13 @@ def gradients(found: GradientFindings, plain: Trial, bf16: Trial) -> Section:
         )
     else:
         blocks.append(Note("No backward pass was tried in FP16: its forward pass is not finite."))
-    blocks += [_largest("activations", found.activations), _largest("weights", found.parameters)]
-    rewards = "stand-in rewards, since none differed" if found.stand_in_rewards else "the task's rewards"
+    blocks += [_largest("activations", findings.activations), _largest("weights", findings.parameters)]
+    rewards = "stand-in rewards, since none differed" if findings.stand_in_rewards else "the task's rewards"
     return Section(
         "headroom-gradients",
         "Gradients",
-        f"Of {found.objective} over {found.num_responses} responses with {rewards}; loss {write_number(found.loss)}, "
-        f"norm {write_number(found.norm)} in FP32.",
+        f"Of {findings.objective} over {findings.num_responses} responses with {rewards}; "
+        f"loss {write_number(findings.loss)}, norm {write_number(findings.norm)} in FP32.",
         blocks,
     )
 
@@ -49,10 +49,10 @@ def fitting_scales(trial: Trial) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def underflow_panel(found: GradientFindings, trial: Trial | None) -> Panel:
+def underflow_panel(findings: GradientFindings, trial: Trial | None) -> Panel:
     """Shares of the gradients that FP16 makes zero at each loss scale, and the scales that fit."""
-    exponents = [one.exponent for one in found.underflow]
-    unscaled = found.underflow[0]
+    exponents = [underflow.exponent for underflow in findings.underflow]
+    unscaled = findings.underflow[0]
     heading = Heading(
         "plot-headroom-underflow",
         "Gradients that become zero",
@@ -61,32 +61,32 @@ def underflow_panel(found: GradientFindings, trial: Trial | None) -> Panel:
         "Share of the gradients that FP16 would make zero, by loss scale.",
     )
     series = [
-        Series(exponents, [one.activations_flushed for one in found.underflow], _ACTIVATIONS),
-        Series(exponents, [one.parameters_flushed for one in found.underflow], _WEIGHTS),
+        Series(exponents, [underflow.activations_flushed for underflow in findings.underflow], _ACTIVATIONS),
+        Series(exponents, [underflow.parameters_flushed for underflow in findings.underflow], _WEIGHTS),
     ]
     return draw(heading, series, _AXIS, "share that becomes zero", marks=Marks(span=_span(trial)), write_x=_power)
 
 
-def underflow_table(found: GradientFindings, trial: Trial | None) -> Table:
-    errors = {} if trial is None else {one.exponent: one.relative_error for one in trial.scales}
+def underflow_table(findings: GradientFindings, trial: Trial | None) -> Table:
+    errors = {} if trial is None else {scale.exponent: scale.relative_error for scale in trial.scales}
     span = _span(trial)
     rows: list[list[Cell]] = [
         [
-            f"2^{one.exponent}",
+            f"2^{underflow.exponent}",
             *(
                 _percent(share)
                 for share in (
-                    one.activations_flushed,
-                    one.activations_subnormal,
-                    one.parameters_flushed,
-                    one.parameters_subnormal,
+                    underflow.activations_flushed,
+                    underflow.activations_subnormal,
+                    underflow.parameters_flushed,
+                    underflow.parameters_subnormal,
                 )
             ),
-            write_number(one.largest_scaled) + (" overflows" if one.overflows else ""),
-            _error(errors[one.exponent]) if one.exponent in errors else ABSENT,
-            "yes" if span is not None and span[0] <= one.exponent <= span[1] else "",
+            write_number(underflow.largest_scaled) + (" overflows" if underflow.overflows else ""),
+            _error(errors[underflow.exponent]) if underflow.exponent in errors else ABSENT,
+            "yes" if span is not None and span[0] <= underflow.exponent <= span[1] else "",
         ]
-        for one in found.underflow
+        for underflow in findings.underflow
     ]
     columns = [
         _AXIS,
@@ -102,7 +102,7 @@ def underflow_table(found: GradientFindings, trial: Trial | None) -> Table:
 
 
 def _error_panel(plain: Trial, bf16: Trial) -> Panel:
-    exponents = [one.exponent for one in plain.scales]
+    exponents = [scale.exponent for scale in plain.scales]
     heading = Heading(
         "plot-headroom-errors",
         "Error of the FP16 gradient",
@@ -114,35 +114,35 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
     marks = Marks(
         limit=None if yardstick is None else (yardstick, f"BF16: {write_number(yardstick)}"),
         span=_span(plain),
-        crosses=[one.exponent for one in plain.scales if one.relative_error is None],
+        crosses=[scale.exponent for scale in plain.scales if scale.relative_error is None],
     )
-    series = [Series(exponents, [one.relative_error for one in plain.scales], _WEIGHTS)]
+    series = [Series(exponents, [scale.relative_error for scale in plain.scales], _WEIGHTS)]
     return draw(heading, series, _AXIS, "relative error", marks=marks, write_x=_power)
 
 
 def _error_table(plain: Trial) -> Table:
     rows: list[list[Cell]] = [
         [
-            f"2^{one.exponent}",
-            _error(one.relative_error),
-            str(one.num_nonfinite),
-            visible(", ".join(one.nonfinite) or ABSENT),
+            f"2^{scale.exponent}",
+            _error(scale.relative_error),
+            str(scale.num_nonfinite),
+            visible(", ".join(scale.nonfinite) or ABSENT),
         ]
-        for one in plain.scales
+        for scale in plain.scales
     ]
     columns = [_AXIS, "relative error", "not finite", "the first of them"]
     return Table("True FP16 backward passes", columns, rows, text_columns=frozenset({3}), stacked=True)
 
 
-def _largest(of: str, found: list[GradientRange]) -> Table:
+def _largest(of: str, ranges: list[GradientRange]) -> Table:
     rows: list[list[Cell]] = [
         [
-            visible(one.name),
-            write_number(one.largest),
-            ABSENT if one.margin_bits is None else f"{one.margin_bits:.1f}",
-            _percent(one.flushed_unscaled),
+            visible(range_.name),
+            write_number(range_.largest),
+            ABSENT if range_.margin_bits is None else f"{range_.margin_bits:.1f}",
+            _percent(range_.flushed_unscaled),
         ]
-        for one in found
+        for range_ in ranges
     ]
     columns = ["gradient of", "largest, unscaled", "bits left", "zero without a loss scale"]
     return Table(f"Largest gradients of {of}", columns, rows, folded=True)

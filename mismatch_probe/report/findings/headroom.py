@@ -45,60 +45,60 @@ _LINES = {
 _KEPT = {"fp16": "FP16", "fp32": "FP32", "kernel": "inside a kernel, FP32"}
 
 
-def headroom_overview(found: Headroom) -> Overview:
+def headroom_overview(headroom: Headroom) -> Overview:
     return Overview(
         subject="headroom",
-        model=found.model,
-        headline=found.verdict.sentence,
-        badge=_BADGES[found.verdict.code],
-        facts=_facts(found),
-        advice=found.verdict.advice,
-        table=_table(found),
+        model=headroom.model,
+        headline=headroom.verdict.sentence,
+        badge=_BADGES[headroom.verdict.code],
+        facts=_facts(headroom),
+        advice=headroom.verdict.advice,
+        table=_table(headroom),
         footnote="Bits left: how often a magnitude can double before it passes 65,504, FP16's largest number.",
         contrasts=[],
-        figure=_figure(found),
+        figure=_figure(headroom),
     )
 
 
-def headroom_sections(found: Headroom) -> list[Section]:
+def headroom_sections(headroom: Headroom) -> list[Section]:
     """What stands under the overview, in the order in which it is to be read."""
-    evidence = Note("Seen, each in a run that was made:", found.verdict.evidence)
-    sections = [Section("headroom-evidence", "What shows it", "", [evidence]), _weights(found)]
-    if found.activations is not None:
-        sections.append(_activations(found.activations))
-    if found.gradients is not None and found.plain is not None and found.bf16 is not None:
-        sections.append(gradients(found.gradients, found.plain, found.bf16))
-        sections.append(_tried(found, found.plain, found.bf16))
+    evidence = Note("Seen, each in a run that was made:", headroom.verdict.evidence)
+    sections = [Section("headroom-evidence", "What shows it", "", [evidence]), _weights(headroom)]
+    if headroom.activations is not None:
+        sections.append(_activations(headroom.activations))
+    if headroom.gradients is not None and headroom.plain is not None and headroom.bf16 is not None:
+        sections.append(gradients(headroom.gradients, headroom.plain, headroom.bf16))
+        sections.append(_tried(headroom, headroom.plain, headroom.bf16))
     return sections
 
 
-def _facts(found: Headroom) -> list[str]:
-    if found.activations is None:
-        return [f"{write_count(found.weights.total.num_values)} weights; nothing was run"]
-    responses, tokens = found.activations.num_sequences, found.activations.num_tokens
+def _facts(headroom: Headroom) -> list[str]:
+    if headroom.activations is None:
+        return [f"{write_count(headroom.weights.total.num_values)} weights; nothing was run"]
+    responses, tokens = headroom.activations.num_sequences, headroom.activations.num_tokens
     return [
-        f"{write_count(found.weights.total.num_values)} weights",
-        f"{write_count(tokens)} tokens in {write_count(responses)} responses, sampled by {found.sampled_by}",
-        f"device {found.device}",
+        f"{write_count(headroom.weights.total.num_values)} weights",
+        f"{write_count(tokens)} tokens in {write_count(responses)} responses, sampled by {headroom.sampled_by}",
+        f"device {headroom.device}",
     ]
 
 
-def _table(found: Headroom) -> Table:
-    total = found.weights.total
-    largest = next((one.tensor for one in found.weights.worst if one.largest == total.largest), ABSENT)
+def _table(headroom: Headroom) -> Table:
+    total = headroom.weights.total
+    largest = next((tensor.tensor for tensor in headroom.weights.worst if tensor.largest == total.largest), ABSENT)
     rows: list[list[Cell]] = [["largest weight", _magnitude(total.largest), visible(largest)]]
-    if found.activations is not None:
+    if headroom.activations is not None:
         rows += [
-            ["largest result held in FP16", _magnitude(one.largest), _place(one)]
-            for one in found.activations.tightest[:1]
+            ["largest result held in FP16", _magnitude(operation.largest), _place(operation)]
+            for operation in headroom.activations.tightest[:1]
         ]
-    if found.plain is not None and found.bf16 is not None:
-        first, both = found.plain.first_nonfinite, (found.plain, found.bf16)
+    if headroom.plain is not None and headroom.bf16 is not None:
+        first, both = headroom.plain.first_nonfinite, (headroom.plain, headroom.bf16)
         rows += [
             ["every result finite", "yes" if first is None else "no", ABSENT if first is None else visible(first)],
-            ["error of log-probs, rms nats", *_versus([one.logprob_error_nats for one in both])],
-            ["error of the gradient", *_versus([one.gradient_error for one in both])],
-            ["loss scales that fit", fitting_scales(found.plain), ABSENT],
+            ["error of log-probs, rms nats", *_versus([trial.logprob_error_nats for trial in both])],
+            ["error of the gradient", *_versus([trial.gradient_error for trial in both])],
+            ["loss scales that fit", fitting_scales(headroom.plain), ABSENT],
         ]
     return Table("What was seen", ["", "FP16", "where, or BF16"], rows, text_columns=frozenset({2}), stacked=True)
 
@@ -115,27 +115,27 @@ def _versus(errors: Sequence[float | None]) -> list[Cell]:
     return [fp16, f"BF16: {bf16}"]
 
 
-def _place(one: OperationRange) -> Markup:
-    return Markup("<code>{}</code> ({})").format(visible(one.module or "the model"), visible(one.operation))
+def _place(operation: OperationRange) -> Markup:
+    return Markup("<code>{}</code> ({})").format(visible(operation.module or "the model"), visible(operation.operation))
 
 
-def _figure(found: Headroom) -> Figure | None:
-    if found.activations is None or found.gradients is None:
+def _figure(headroom: Headroom) -> Figure | None:
+    if headroom.activations is None or headroom.gradients is None:
         return None
-    fitting = found.plain is not None and found.plain.from_exponent is not None
+    fitting = headroom.plain is not None and headroom.plain.from_exponent is not None
     return Figure(
         "figure-headroom",
         "How to read it: on the left every point has to stay below the dotted line, and each factor of 2 below it is a "
         f"bit of room. On the right {'the shaded loss scales' if fitting else 'no loss scale'} fitted in a true run.",
-        [_layers_panel(found.activations.layers), underflow_panel(found.gradients, found.plain)],
-        [layers_table(found.activations.layers), underflow_table(found.gradients, found.plain)],
+        [_layers_panel(headroom.activations.layers), underflow_panel(headroom.gradients, headroom.plain)],
+        [layers_table(headroom.activations.layers), underflow_table(headroom.gradients, headroom.plain)],
         key=[*_LINES.items(), *GRADIENT_STYLES.items()],
     )
 
 
 def _layers_panel(layers: Sequence[LayerRange]) -> Panel:
     places = list(range(len(layers)))
-    curves = [[getattr(one, name) for one in layers] for name in ("residual", "mlp_product", "attention_scores")]
+    curves = [[getattr(layer, name) for layer in layers] for name in ("residual", "mlp_product", "attention_scores")]
     largest = [max((value for value in values if value is not None), default=0.0) for values in curves]
     heading = Heading(
         "plot-headroom-layers",
@@ -155,16 +155,16 @@ def _layers_panel(layers: Sequence[LayerRange]) -> Panel:
 def layers_table(layers: Sequence[LayerRange]) -> Table:
     rows: list[list[Cell]] = [
         [
-            one.layer,
-            write_number(one.residual),
-            ABSENT if one.margin_bits is None else f"{one.margin_bits:.1f}",
-            write_number(one.mlp_product),
-            write_number(one.attention_scores),
-            write_number(one.attention_logits),
-            write_number(one.outlier_ratio),
-            ABSENT if one.outlier_channel is None else write_count(one.outlier_channel),
+            layer.layer,
+            write_number(layer.residual),
+            ABSENT if layer.margin_bits is None else f"{layer.margin_bits:.1f}",
+            write_number(layer.mlp_product),
+            write_number(layer.attention_scores),
+            write_number(layer.attention_logits),
+            write_number(layer.outlier_ratio),
+            ABSENT if layer.outlier_channel is None else write_count(layer.outlier_channel),
         ]
-        for one in layers
+        for layer in layers
     ]
     columns = [
         "layer",
@@ -179,55 +179,55 @@ def layers_table(layers: Sequence[LayerRange]) -> Table:
     return Table("Largest magnitudes in FP32", columns, rows, stacked=True)
 
 
-def _weights(found: Headroom) -> Section:
-    total = found.weights.total
-    rows = [_weight_row(one) for one in (total, *found.weights.worst[:_MOST_TENSORS])]
+def _weights(headroom: Headroom) -> Section:
+    total = headroom.weights.total
+    rows = [_weight_row(tensor) for tensor in (total, *headroom.weights.worst[:_MOST_TENSORS])]
     columns = ["tensor", "largest", "overflow", "subnormal", "become zero", "relative error", "stored as"]
     return Section(
         "headroom-weights",
         "Weights",
-        f"Every one of {write_count(found.weights.num_tensors)} tensors was rounded to FP16; those that lose most are "
-        "listed.",
+        f"Every one of {write_count(headroom.weights.num_tensors)} tensors was rounded to FP16; "
+        "those that lose most are listed.",
         [Table("What rounding to FP16 does", columns, rows, text_columns=frozenset({6}))],
     )
 
 
-def _weight_row(one: WeightRange) -> list[Cell]:
-    shares = (one.num_overflowed, one.num_subnormal, one.num_flushed)
+def _weight_row(tensor: WeightRange) -> list[Cell]:
+    shares = (tensor.num_overflowed, tensor.num_subnormal, tensor.num_flushed)
     return [
-        visible(one.tensor),
-        _magnitude(one.largest),
-        *(write_share(count, one.num_values) if count else "0" for count in shares),
-        write_number(one.relative_error),
-        one.stored_as,
+        visible(tensor.tensor),
+        _magnitude(tensor.largest),
+        *(write_share(count, tensor.num_values) if count else "0" for count in shares),
+        write_number(tensor.relative_error),
+        tensor.stored_as,
     ]
 
 
-def _activations(found: ActivationFindings) -> Section:
-    blocks: list[Block] = [_operations("The results with the least room", found.tightest)]
-    if found.too_small:
-        blocks.append(_operations("Results too small for FP16 to hold as well as BF16 does", found.too_small))
+def _activations(activations: ActivationFindings) -> Section:
+    blocks: list[Block] = [_operations("The results with the least room", activations.tightest)]
+    if activations.too_small:
+        blocks.append(_operations("Results too small for FP16 to hold as well as BF16 does", activations.too_small))
     lede = "Every operation of the model's own code, by module; what it was in FP32, and how FP16 keeps it."
     return Section("headroom-activations", "Activations", lede, blocks)
 
 
-def _operations(caption: str, found: Sequence[OperationRange]) -> Table:
+def _operations(caption: str, operations: Sequence[OperationRange]) -> Table:
     rows: list[list[Cell]] = [
         [
-            _place(one),
-            _magnitude(one.largest),
-            "n/a" if one.relative_error is None else write_number(one.relative_error),
-            _KEPT[one.held_as],
-            {True: "yes", False: "no", None: ABSENT}[one.finite_in_fp16],
+            _place(operation),
+            _magnitude(operation.largest),
+            "n/a" if operation.relative_error is None else write_number(operation.relative_error),
+            _KEPT[operation.held_as],
+            {True: "yes", False: "no", None: ABSENT}[operation.finite_in_fp16],
         ]
-        for one in found
+        for operation in operations
     ]
     columns = ["operation", "largest", "rounding error", "kept in", "finite in FP16"]
     return Table(caption, columns, rows, text_columns=frozenset({3, 4}), stacked=True)
 
 
-def _tried(found: Headroom, plain: Trial, bf16: Trial) -> Section:
-    advised = [] if found.advised is None else [("FP16 as advised", found.advised)]
+def _tried(headroom: Headroom, plain: Trial, bf16: Trial) -> Section:
+    advised = [] if headroom.advised is None else [("FP16 as advised", headroom.advised)]
     rows: list[list[Cell]] = [
         [
             name,

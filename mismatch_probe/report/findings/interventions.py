@@ -16,10 +16,12 @@ _STYLES = {
 _DRAWN = 10
 
 
-def best_part(found: Localization) -> list[str]:
+def best_part(localization: Localization) -> list[str]:
     """What the foremost intervention removes, where it surely removes anything; it was measured, not promised."""
-    ranked = [] if found.interventions is None else found.interventions.ranked
-    sure = [one for one in ranked if one.removed.low is not None and one.removed.low > 0]
+    ranked = [] if localization.interventions is None else localization.interventions.ranked
+    sure = [
+        intervention for intervention in ranked if intervention.removed.low is not None and intervention.removed.low > 0
+    ]
     if not sure:
         return []
     best = sure[0]
@@ -29,14 +31,14 @@ def best_part(found: Localization) -> list[str]:
     ]
 
 
-def interventions(found: Interventions, key: str) -> Section:
+def interventions(findings: Interventions, key: str) -> Section:
     blocks: list[Block] = []
-    if found.ranked:
-        blocks.append(_figure(found, key))
-    if sentence := together_sentence(found):
+    if findings.ranked:
+        blocks.append(_figure(findings, key))
+    if sentence := together_sentence(findings):
         blocks.append(Note(f"Do the effects add up? {sentence}"))
-    if found.left_out:
-        blocks.append(Note("Not tried:", [f"{what}: {why}" for what, why in found.left_out.items()]))
+    if findings.left_out:
+        blocks.append(Note("Not tried:", [f"{what}: {why}" for what, why in findings.left_out.items()]))
     return Section(
         f"interventions-{key}",
         "What would mend it",
@@ -45,13 +47,13 @@ def interventions(found: Interventions, key: str) -> Section:
     )
 
 
-def together_sentence(found: Interventions) -> str:
+def together_sentence(findings: Interventions) -> str:
     """Empty where they were not tried together."""
-    if found.together is None or found.sum_of_removed is None:
+    if findings.together is None or findings.sum_of_removed is None:
         return ""
     return (
-        f"All parts of the training path together removed {write_removed(found.together.removed)}; one by one, "
-        f"{write_percent(found.sum_of_removed)} in all."
+        f"All parts of the training path together removed {write_removed(findings.together.removed)}; one by one, "
+        f"{write_percent(findings.sum_of_removed)} in all."
     )
 
 
@@ -62,31 +64,45 @@ def write_removed(share: Estimate) -> str:
     return f"{write_percent(share.value)} ({100 * share.low:.0f} to {100 * share.high:.0f})"
 
 
-def _figure(found: Interventions, key: str) -> Figure:
-    shown = found.ranked[:_DRAWN]
+def _figure(findings: Interventions, key: str) -> Figure:
+    shown = findings.ranked[:_DRAWN]
     best = shown[0]
     heading = Heading(
         f"plot-interventions-{key}",
         "Share of the token KL that each part removes",
         f"foremost {best.part} on {_whose(best)}: {write_removed(best.removed)}",
     )
-    more = f" The first {_DRAWN} of {len(found.ranked)} are drawn." if len(found.ranked) > _DRAWN else ""
-    rows = [(f"{one.part}: {write_removed(one.removed)}", one.removed, _STYLES[one.side]) for one in shown]
-    sides = dict.fromkeys(one.side for one in shown)
+    more = f" The first {_DRAWN} of {len(findings.ranked)} are drawn." if len(findings.ranked) > _DRAWN else ""
+    rows = [
+        (
+            f"{intervention.part}: {write_removed(intervention.removed)}",
+            intervention.removed,
+            _STYLES[intervention.side],
+        )
+        for intervention in shown
+    ]
+    sides = dict.fromkeys(intervention.side for intervention in shown)
     return Figure(
         f"figure-interventions-{key}",
         "How to read it: farther right removes more of the mismatch; bars are intervals clustered by prompt, paired on "
         f"the same tokens. A bar across 0 removes nothing for sure.{more}",
         [draw_shares(heading, rows)],
-        [tried_table(found)],
+        [tried_table(findings)],
         key=[(_SIDES[side], _STYLES[side]) for side in sides],
     )
 
 
-def tried_table(found: Interventions) -> Table:
-    tried = [*found.ranked, *([] if found.together is None else [found.together])]
+def tried_table(findings: Interventions) -> Table:
+    tried = [*findings.ranked, *([] if findings.together is None else [findings.together])]
     rows: list[list[Cell]] = [
-        [one.part, _SIDES[one.side], _removed(one.removed), _time(one), _weights(one.extra_bytes)] for one in tried
+        [
+            intervention.part,
+            _SIDES[intervention.side],
+            _removed(intervention.removed),
+            _time(intervention),
+            _weights(intervention.extra_bytes),
+        ]
+        for intervention in tried
     ]
     columns = ["in FP32, or otherwise", "side", "removes of KL", "time", "weights besides"]
     return Table("Every part that was tried", columns, rows, text_columns=frozenset({1}), stacked=True)
@@ -97,16 +113,16 @@ def _removed(share: Estimate) -> Written:
     return Written(value, f"({interval}" if interval else "")
 
 
-def _whose(one: Intervention) -> str:
-    return _SIDES[one.side] if one.side == "both" else f"the {_SIDES[one.side]}"
+def _whose(intervention: Intervention) -> str:
+    return _SIDES[intervention.side] if intervention.side == "both" else f"the {_SIDES[intervention.side]}"
 
 
-def _time(one: Intervention) -> str:
-    return f"{100 * one.slower:+.0f} %"
+def _time(intervention: Intervention) -> str:
+    return f"{100 * intervention.slower:+.0f} %"
 
 
-def _time_in_words(one: Intervention) -> str:
-    percent = round(100 * one.slower)
+def _time_in_words(intervention: Intervention) -> str:
+    percent = round(100 * intervention.slower)
     if not percent:
         return "as long as before"
     return f"{abs(percent)} % {'more' if percent > 0 else 'less'} time"

@@ -23,6 +23,8 @@ def made(document: Headroom | Localization) -> Section:
     )
 
 
-def cost(found: Localization) -> list[Block]:
-    memory = [f"{job} job: at most {write_bytes(size)} of memory" for job, size in found.peak_memory_bytes.items()]
-    return [Note("What it took:", [f"{write_bytes(found.stored_bytes)} of activations on disk", *memory])]
+def cost(localization: Localization) -> list[Block]:
+    memory = [
+        f"{job} job: at most {write_bytes(size)} of memory" for job, size in localization.peak_memory_bytes.items()
+    ]
+    return [Note("What it took:", [f"{write_bytes(localization.stored_bytes)} of activations on disk", *memory])]

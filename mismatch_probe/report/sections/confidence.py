@@ -27,7 +27,7 @@ def confidence(summary: Summary) -> Section:
             for pair in summary.pairs[:DETAILED_PAIRS]
             if pair.length
         ]
-        separated = [(pair, found) for pair, found in curves if found]
+        separated = [(pair, curve) for pair, curve in curves if curve]
         if separated:
             blocks.append(_by_position(by, separated))
     if len(summary.pairs) > DETAILED_PAIRS:
@@ -91,13 +91,13 @@ def _range(curve: ConfidenceCurve) -> str:
 def _table(pair: PairSummary) -> Table:
     rows: list[list[Cell]] = [
         [
-            drawing.bin_label(one),
-            write_count(one.num_tokens),
-            write_estimate(one.mean_abs_diff),
-            write_number(one.rms_error_pi),
-            write_number(one.rms_error_mu),
+            drawing.bin_label(bin_),
+            write_count(bin_.num_tokens),
+            write_estimate(bin_.mean_abs_diff),
+            write_number(bin_.rms_error_pi),
+            write_number(bin_.rms_error_mu),
         ]
-        for one in pair.confidence
+        for bin_ in pair.confidence
     ]
     columns = ["reference probability", "tokens", "mean |d|", "rms of e_pi", "rms of e_mu"]
     return Table(f"{pair_label(pair)} by reference probability", columns, rows)

@@ -62,7 +62,7 @@ def _heading(pair: PairSummary) -> Heading:
         for rule in pair.corrections
         if rule.name in drawing.STYLES and rule.by_length
     ]
-    longest = max(one.num_tokens for rule in pair.corrections for one in rule.by_length)
+    longest = max(bin_.num_tokens for rule in pair.corrections for bin_ in rule.by_length)
     return Heading(
         f"corrections-{pair_key(pair)}",
         f"{pair_label(pair)}, share left by length",
@@ -125,10 +125,10 @@ def _rules(pair: PairSummary) -> Table:
 
 def _by_length(pair: PairSummary) -> Table:
     """Effective share on the first tokens of every response that has as many."""
-    lengths = sorted({one.num_tokens for rule in pair.corrections for one in rule.by_length})
+    lengths = sorted({bin_.num_tokens for rule in pair.corrections for bin_ in rule.by_length})
     rows: list[list[Cell]] = []
     for rule in pair.corrections:
-        at = {one.num_tokens: drawing.share_left(one) for one in rule.by_length}
+        at = {bin_.num_tokens: drawing.share_left(bin_) for bin_ in rule.by_length}
         shares = [write_percent(at[length]) if length in at else ABSENT for length in lengths]
         rows.append([Markup("<code>{}</code>").format(visible(rule.name)), *shares])
     columns = ["rule", *(write_count(length) for length in lengths)]

@@ -39,17 +39,17 @@ def _side_by_side(summary: Summary) -> Table:
 def _settings(summary: Summary) -> Table:
     """What each side's own settings change."""
     told = [(pair, pair.settings_told_apart) for pair in summary.pairs]
-    names = list(dict.fromkeys(name for _, one in told if one is not None for name in one.ratios))
+    names = list(dict.fromkeys(name for _, contrast in told if contrast is not None for name in contrast.ratios))
     rows: list[list[Cell]] = [
         [
             pair_label(pair),
-            dtypes_label(*one.beside),
-            {"pi": "training path", "mu": "inference engine"}[one.side],
-            visible(", ".join(one.settings)),
-            *(write_estimate(one.ratios.get(name)) for name in names),
+            dtypes_label(*contrast.beside),
+            {"pi": "training path", "mu": "inference engine"}[contrast.side],
+            visible(", ".join(contrast.settings)),
+            *(write_estimate(contrast.ratios.get(name)) for name in names),
         ]
-        for pair, one in told
-        if one is not None
+        for pair, contrast in told
+        if contrast is not None
     ]
     columns = ["pair", "beside", "side", "what is set otherwise", *(f"{name}, times" for name in names)]
     return Table("What each side's own settings change", columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)

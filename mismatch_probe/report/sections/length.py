@@ -160,15 +160,15 @@ def bins_table(caption: str, first: str, bins: Sequence[CurveBin]) -> Table:
     """`first` names what the bins are of; bins of sums up to a token are named by that token."""
     rows: list[list[Cell]] = [
         [
-            write_count(round(one.high)) if first == _UP_TO else write_range(one),
-            write_estimate(one.mean),
-            write_number(one.p50),
-            write_number(one.p90),
-            write_number(one.p99),
-            write_count(one.mean.num_sequences),
-            write_count(one.mean.num_tokens),
+            write_count(round(bin_.high)) if first == _UP_TO else write_range(bin_),
+            write_estimate(bin_.mean),
+            write_number(bin_.p50),
+            write_number(bin_.p90),
+            write_number(bin_.p99),
+            write_count(bin_.mean.num_sequences),
+            write_count(bin_.mean.num_tokens),
         ]
-        for one in bins
+        for bin_ in bins
     ]
     return Table(caption, [first, "mean", "p50", "p90", "p99", "responses", "tokens"], rows)
 

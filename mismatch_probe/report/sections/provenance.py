@@ -77,14 +77,14 @@ def _preflight(summary: Summary) -> Table:
     order = ("error", "warning", "note")
     rows: list[list[Cell]] = [
         [
-            Markup("<code>{}</code>").format(visible(found.setting)),
-            found.level,
-            {"pi": "training path", "mu": "inference engine", None: "either"}[found.side],
-            visible(found.what),
-            visible(found.advice),
-            found.code or "",
+            Markup("<code>{}</code>").format(visible(finding.setting)),
+            finding.level,
+            {"pi": "training path", "mu": "inference engine", None: "either"}[finding.side],
+            visible(finding.what),
+            visible(finding.advice),
+            finding.code or "",
         ]
-        for found in sorted(summary.preflight, key=lambda found: order.index(found.level))
+        for finding in sorted(summary.preflight, key=lambda finding: order.index(finding.level))
     ]
     columns = ["setting", "level", "side to mend", "what differs", "advice", "cause it would produce"]
     return Table("What the settings alone say", columns, rows, text_columns=frozenset({1, 2, 3, 4, 5}), stacked=True)
@@ -119,7 +119,8 @@ def _two(mu: object, pi: object) -> tuple[Cell, Cell]:
     written = tuple(_ABSENT if value is None else _value(value) for value in (mu, pi))
     if mu is not None and pi is not None and mu != pi:
         return tuple(
-            Markup('<span class="differs">{}<span class="sr"> (differs)</span></span>').format(one) for one in written
+            Markup('<span class="differs">{}<span class="sr"> (differs)</span></span>').format(value)
+            for value in written
         )  # type: ignore[return-value]
     return written  # type: ignore[return-value]
 

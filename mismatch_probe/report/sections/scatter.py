@@ -30,23 +30,23 @@ def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]]) -> Figure:
             Heading(
                 f"scatter-{pair_key(pair)}",
                 pair_label(pair),
-                f"Map of token counts: {_off_diagonal(found)} of the tokens lie outside the cells that touch the "
+                f"Map of token counts: {_off_diagonal(points)} of the tokens lie outside the cells that touch the "
                 "diagonal.",
             ),
-            found,
+            points,
             drawing.MOST_BINS if len(shown) <= DETAILED_PAIRS else drawing.MOST_BINS // 2,
         )
-        for pair, found in shown
+        for pair, points in shown
     ]
     rows: list[list[Cell]] = [
         [
             pair_label(pair),
-            write_count(sum(count for _, _, count in found.cells)),
-            _off_diagonal(found),
+            write_count(sum(count for _, _, count in points.cells)),
+            _off_diagonal(points),
             write_estimate(pair.metrics.get("prob_abs_diff")),
             write_estimate(pair.metrics.get("prob_pearson")),
         ]
-        for pair, found in shown
+        for pair, points in shown
     ]
     columns = ["dtype", "tokens", "outside the diagonal's cells", "mean |pi - mu|", "correlation"]
     return Figure(
@@ -60,7 +60,7 @@ def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]]) -> Figure:
     )
 
 
-def _off_diagonal(found: ProbabilityScatter) -> str:
-    _, cells = drawing.coarser(found)
+def _off_diagonal(points: ProbabilityScatter) -> str:
+    _, cells = drawing.coarser(points)
     total = sum(cells.values())
     return write_share(total - sum(count for (x, y), count in cells.items() if abs(x - y) <= 1), total)

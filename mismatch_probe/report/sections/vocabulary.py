@@ -19,7 +19,7 @@ Checked = list[tuple[PairSummary, FullVocabularyCheck]]
 def vocabulary(summary: Summary) -> Section:
     checked = [(pair, pair.full_vocabulary) for pair in summary.pairs if pair.full_vocabulary]
     blocks: list[Block] = [_exact(checked), _sampled(checked)] if checked else []
-    disagreeing = [line for pair, found in checked for line in _disagreements(pair, found)]
+    disagreeing = [line for pair, check in checked for line in _disagreements(pair, check)]
     if disagreeing:
         blocks.append(
             Note(
@@ -48,10 +48,10 @@ def vocabulary(summary: Summary) -> Section:
 
 def _exact(checked: Checked) -> Table:
     rows: list[list[Cell]] = [
-        ["KL(mu || pi), nats", *(write_estimate(found.full_kl) for _, found in checked)],
-        ["total variation", *(write_estimate(found.full_tv) for _, found in checked)],
-        ["positions", *(write_count(found.full_kl.num_tokens) for _, found in checked)],
-        ["responses", *(write_count(found.full_kl.num_sequences) for _, found in checked)],
+        ["KL(mu || pi), nats", *(write_estimate(check.full_kl) for _, check in checked)],
+        ["total variation", *(write_estimate(check.full_tv) for _, check in checked)],
+        ["positions", *(write_count(check.full_kl.num_tokens) for _, check in checked)],
+        ["responses", *(write_count(check.full_kl.num_sequences) for _, check in checked)],
     ]
     columns = ["", *(pair_label(pair) for pair, _ in checked)]
     return Table("Exact, over the whole vocabulary", columns, rows, stacked=True)
@@ -61,11 +61,11 @@ def _sampled(checked: Checked) -> Table:
     rows: list[list[Cell]] = [
         [
             f"{pair_label(pair)}: {words}",
-            write_estimate(found.estimators[name].sampled),
-            write_estimate(found.estimators[name].difference),
-            "yes" if found.estimators[name].agrees else "no",
+            write_estimate(check.estimators[name].sampled),
+            write_estimate(check.estimators[name].difference),
+            "yes" if check.estimators[name].agrees else "no",
         ]
-        for pair, found in checked
+        for pair, check in checked
         for name, words in _ESTIMATORS.items()
     ]
     return Table(
@@ -77,9 +77,9 @@ def _sampled(checked: Checked) -> Table:
     )
 
 
-def _disagreements(pair: PairSummary, found: FullVocabularyCheck) -> list[str]:
+def _disagreements(pair: PairSummary, check: FullVocabularyCheck) -> list[str]:
     return [
-        f"{pair_label(pair)}, {_ESTIMATORS[name]}: {write_estimate(one.difference)} off"
-        for name, one in found.estimators.items()
-        if not one.agrees
+        f"{pair_label(pair)}, {_ESTIMATORS[name]}: {write_estimate(estimator.difference)} off"
+        for name, estimator in check.estimators.items()
+        if not estimator.agrees
     ]

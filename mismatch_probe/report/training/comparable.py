@@ -10,19 +10,21 @@ _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 """Tables of settings that decide what is sampled and learnt. Others say in which arithmetic, how far, what is kept."""
 
 
-def what_differs(one: TrainingManifest, other: TrainingManifest) -> list[str]:
+def what_differs(manifest: TrainingManifest, other: TrainingManifest) -> list[str]:
     """Model, problems and settings that are not the same, as `objective.name = grpo against gspo`; dtypes may differ.
 
     Runs of another seed draw other problems of the same task.
     """
-    found = [f"model = {one.model.name} against {other.model.name}"] if _model(one) != _model(other) else []
-    found += [
+    differing = (
+        [f"model = {manifest.model.name} against {other.model.name}"] if _model(manifest) != _model(other) else []
+    )
+    differing += [
         f"{name} = {_written(first)} against {_written(second)}"
-        for name, first, second in differences(_decisive(one), _decisive(other))
+        for name, first, second in differences(_decisive(manifest), _decisive(other))
     ]
-    if not found and one.settings.seed == other.settings.seed and _problems(one) != _problems(other):
-        found.append("the problems themselves")
-    return found
+    if not differing and manifest.settings.seed == other.settings.seed and _problems(manifest) != _problems(other):
+        differing.append("the problems themselves")
+    return differing
 
 
 def _decisive(manifest: TrainingManifest) -> dict[str, Any]:

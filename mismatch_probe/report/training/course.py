@@ -83,7 +83,7 @@ def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
         BrokenRecord: a file cannot be read by this version.
     """
     manifests = [directory.read_training_manifest() for directory in directories]
-    dtypes = [(one.settings.train_dtype, one.settings.infer_dtype) for one in manifests]
+    dtypes = [(manifest.settings.train_dtype, manifest.settings.infer_dtype) for manifest in manifests]
     same = not any(what_differs(manifests[0], other) for other in manifests[1:])
     by_dtypes = same and len(set(dtypes)) == len(dtypes)
     folders = _folders(directories)

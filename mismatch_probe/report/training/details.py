@@ -70,13 +70,13 @@ def _every_metric(label: str, summary: TrainingSummary) -> Table:
     rows: list[list[Cell]] = [
         [
             Markup('<code>{}</code><span class="meaning">{}</span>').format(visible(name), MEANINGS.get(name, "")),
-            write_number(one.first),
-            write_number(one.last),
-            _at(one.lowest, one.lowest_step),
-            _at(one.highest, one.highest_step),
-            write_count(one.nonfinite_steps),
+            write_number(metric.first),
+            write_number(metric.last),
+            _at(metric.lowest, metric.lowest_step),
+            _at(metric.highest, metric.highest_step),
+            write_count(metric.nonfinite_steps),
         ]
-        for name, one in summary.metrics.items()
+        for name, metric in summary.metrics.items()
     ]
     ends = [f"{end} {steps_averaged(summary.window)}" for end in ("first", "last")]
     columns = ["metric", *ends, "lowest", "highest", "steps not finite"]

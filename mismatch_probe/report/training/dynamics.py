@@ -96,22 +96,22 @@ def _events(plot: Plot, course: Course) -> Events:
 
 def _legend(curves: Sequence[Curve], plot: Plot) -> list[str]:
     """What the marks mean, where there are any."""
-    found = []
+    entries = []
     if any(not np.isfinite(curve.values).all() for curve in curves):
-        found.append("Crosses at the top: not finite.")
+        entries.append("Crosses at the top: not finite.")
     if plot.scale == "log" and any((curve.values <= 0).any() for curve in curves):
-        found.append("Circles at the foot: exactly 0.")
-    return found
+        entries.append("Circles at the foot: exactly 0.")
+    return entries
 
 
 def _description(plot: Plot, courses: Sequence[Course]) -> str:
     sentences = []
     for course in courses:
         values = course.metric(plot.metrics[0])
-        found = metric_course(course.steps, values, window_of(len(course.steps)))
+        metric = metric_course(course.steps, values, window_of(len(course.steps)))
         sentences.append(
-            f"{course.label} goes from {write_number(found.first)} to {write_number(found.last)}, lowest "
-            f"{write_number(found.lowest)}, highest {write_number(found.highest)}"
+            f"{course.label} goes from {write_number(metric.first)} to {write_number(metric.last)}, lowest "
+            f"{write_number(metric.lowest)}, highest {write_number(metric.highest)}"
         )
     return "; ".join(sentences)
 

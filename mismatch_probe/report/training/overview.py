@@ -42,7 +42,7 @@ def overview(runs: Runs) -> Overview:
         ],
         table=_table(runs),
         footnote=_footnote(runs),
-        contrasts=[sentence for one, other in combinations(courses, 2) for sentence in _contrast(one, other)],
+        contrasts=[sentence for first, other in combinations(courses, 2) for sentence in _contrast(first, other)],
         figure=figure(
             "overview",
             "dashed red lines are steps at which a guard changed the run, diamonds the values on which one fired."
@@ -80,11 +80,11 @@ def headline(summary: TrainingSummary) -> Markup:
 
 def events(summary: TrainingSummary) -> list[str]:
     """Why a run stopped, and each guard that fired."""
-    found = [summary.diagnosis] if summary.diagnosis else []
-    return found + [
-        f"Guard {one.guard} fired {times(one.firings)}, first at step {one.first_step}: {one.sentence} "
-        f"({', '.join(one.actions)})."
-        for one in summary.guards
+    sentences = [summary.diagnosis] if summary.diagnosis else []
+    return sentences + [
+        f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
+        f"({', '.join(guard.actions)})."
+        for guard in summary.guards
     ]
 
 
@@ -109,17 +109,17 @@ def _from_to(course: MetricCourse) -> Markup:
 
 def _facts(runs: Runs) -> list[str]:
     """What all runs share."""
-    found = [
+    described = [
         (
-            f"{one.objective} on {one.task}",
-            f"train {one.train_dtype.upper()} / infer {one.infer_dtype.upper()}",
-            f"seed {one.seed}",
-            f"{write_count(one.num_tokens)} response tokens",
-            write_seconds(one.seconds),
+            f"{manifest.objective} on {manifest.task}",
+            f"train {manifest.train_dtype.upper()} / infer {manifest.infer_dtype.upper()}",
+            f"seed {manifest.seed}",
+            f"{write_count(manifest.num_tokens)} response tokens",
+            write_seconds(manifest.seconds),
         )
-        for _, one in runs
+        for _, manifest in runs
     ]
-    return [facts[0] for facts in zip(*found, strict=True) if len(set(facts)) == 1]
+    return [facts[0] for facts in zip(*described, strict=True) if len(set(facts)) == 1]
 
 
 def _table(runs: Runs) -> Table:
@@ -184,21 +184,21 @@ def _footnote(runs: Runs) -> str:
     )
 
 
-def _contrast(one: Course, other: Course) -> list[str]:
+def _contrast(course: Course, other: Course) -> list[str]:
     """How many times the mismatch of one run is that of the other, at the steps that both have, or why that is open."""
-    differing = what_differs(one.manifest, other.manifest)
+    differing = what_differs(course.manifest, other.manifest)
     if differing:
         return [
-            f"{one.label} and {other.label} do not learn the same, so their mismatch is given no ratio: "
+            f"{course.label} and {other.label} do not learn the same, so their mismatch is given no ratio: "
             + "; ".join(differing)
         ]
-    _, rows, other_rows = np.intersect1d(one.steps, other.steps, return_indices=True)
-    first, second = one.metric(MISMATCH)[rows], other.metric(MISMATCH)[other_rows]
+    _, rows, other_rows = np.intersect1d(course.steps, other.steps, return_indices=True)
+    first, second = course.metric(MISMATCH)[rows], other.metric(MISMATCH)[other_rows]
     usable = (first > 0) & (second > 0) & np.isfinite(first) & np.isfinite(second)
     if not usable.any():
         return []
     ratios = first[usable] / second[usable]
-    larger, smaller = one.label, other.label
+    larger, smaller = course.label, other.label
     if np.median(ratios) < 1:
         ratios, larger, smaller = 1 / ratios, smaller, larger
     middle, low, high = (write_number(float(value)) for value in (np.median(ratios), ratios.min(), ratios.max()))

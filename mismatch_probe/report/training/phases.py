@@ -39,7 +39,7 @@ class _Phases:
 
     def __str__(self) -> str:
         return (
-            f"{self.course.label}: {', '.join(f'{name} {write_number(one)} s' for name, one in self.seconds.items())}"
+            f"{self.course.label}: {', '.join(f'{name} {write_number(time)} s' for name, time in self.seconds.items())}"
         )
 
 

@@ -99,19 +99,19 @@ def _outcome(recorded: str) -> tuple[Outcome, str | None]:
 
 def _guards(firings: Sequence[Firing]) -> list[GuardFirings]:
     """One entry a guard, in the order in which they first fired."""
-    by_guard = groupby(sorted(firings, key=lambda one: one.guard), key=lambda one: one.guard)
-    found = []
+    by_guard = groupby(sorted(firings, key=lambda firing: firing.guard), key=lambda firing: firing.guard)
+    guards = []
     for guard, group in by_guard:
         fired = list(group)
-        found.append(
+        guards.append(
             GuardFirings(
                 guard=guard,
                 metric=fired[0].metric,
                 firings=len(fired),
                 first_step=fired[0].step,
                 last_step=fired[-1].step,
-                actions=list(dict.fromkeys(action for one in fired for action in one.actions)),
+                actions=list(dict.fromkeys(action for firing in fired for action in firing.actions)),
                 sentence=fired[0].sentence,
             )
         )
-    return sorted(found, key=lambda one: one.first_step)
+    return sorted(guards, key=lambda fired_guard: fired_guard.first_step)

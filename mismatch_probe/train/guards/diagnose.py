@@ -71,7 +71,7 @@ class Window:
 
     def before(self, step: int) -> "Window":
         """The steps older than that one."""
-        return Window({one: values for one, values in self.history.items() if one < step}, ())
+        return Window({metric: values for metric, values in self.history.items() if metric < step}, ())
 
     def last(self, name: str) -> float | None:
         """The newest step's value; None where it has none."""
@@ -97,7 +97,7 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
         _sampling,
         _precision_drift,
     )
-    return next((found for signature in signatures if (found := signature(window))), _unexplained(window))
+    return next((cause for signature in signatures if (cause := signature(window))), _unexplained(window))
 
 
 def _fp16_dead(window: Window) -> Diagnosis | None:

@@ -90,9 +90,9 @@ def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
     rule = table.get("rule")
     if not isinstance(rule, str) or rule not in RULES:
         near = get_close_matches(rule, RULES, n=1) if isinstance(rule, str) else []
-        found = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
+        problem = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
         raise UsageError(
-            f"{where} {found}; " + (f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(RULES)}")
+            f"{where} {problem}; " + (f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(RULES)}")
         )
     try:
         return parse_settings(RULES[rule], table)

@@ -112,7 +112,7 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
         raise ValueError(f"{tuple(logprobs_T.shape)} log-probs for responses with {len(tokens)} tokens")
     dtype = torch.promote_types(logprobs_T.dtype, torch.float32)
     kept_T = plan.corrected.kept_T[tokens].to(device)
-    found = surrogate(
+    loss = surrogate(
         plan.objective.ratio,
         logprobs_T.to(dtype),
         batch.old_logprobs_T[tokens].to(device, dtype),
@@ -121,8 +121,8 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
     )
     coefficients_T = update.coefficients_T[tokens].to(device, dtype)
     return LossResult(
-        loss=-torch.where(kept_T, coefficients_T * found.values_T, 0.0).sum(),
-        num_clipped=(found.clipped_T & kept_T).sum(),
+        loss=-torch.where(kept_T, coefficients_T * loss.values_T, 0.0).sum(),
+        num_clipped=(loss.clipped_T & kept_T).sum(),
         num_tokens=kept_T.sum(),
     )
 

@@ -89,7 +89,7 @@ def _rope(model: PreTrainedModel, stack: ExitStack) -> int:
 
     def in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         rotated = rotate(query.float(), key.float(), cos, sin, *args, **kwargs)
-        return tuple(one.to(query.dtype) for one in rotated)
+        return tuple(tensor.to(query.dtype) for tensor in rotated)
 
     vars(module)["apply_rotary_pos_emb"] = in_fp32
     stack.callback(vars(module).__setitem__, "apply_rotary_pos_emb", rotate)
@@ -133,7 +133,7 @@ _PARTS: Final[dict[str, Callable[[PreTrainedModel, ExitStack], int]]] = {
 
 def _in_fp32(module: Any, stack: ExitStack, *, keep_output: bool = False) -> int:
     """A module's weights and inputs in FP32, and its output rounded unless it is kept; the bytes of the copies."""
-    dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), None)
+    dtype = next((parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()), None)
     extra_bytes = 0
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
@@ -163,9 +163,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_cast(one, dtype) for one in value)
+        return type(value)(_cast(item, dtype) for item in value)
     if type(value) is dict:
-        return {name: _cast(one, dtype) for name, one in value.items()}
+        return {name: _cast(item, dtype) for name, item in value.items()}
     return value
 
 

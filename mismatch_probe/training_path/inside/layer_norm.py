@@ -17,5 +17,5 @@ def let_layer_norms_widen(model: torch.nn.Module) -> list[Callable[[], object]]:
 
 
 def _forward(norm: torch.nn.LayerNorm, hidden: Tensor) -> Tensor:
-    weight, bias = (None if one is None else one.to(hidden.dtype) for one in (norm.weight, norm.bias))
+    weight, bias = (None if parameter is None else parameter.to(hidden.dtype) for parameter in (norm.weight, norm.bias))
     return layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)

@@ -140,8 +140,8 @@ class PlaceWatch:
 
             def again(tensors: Sequence[Tensor]) -> Tensor:
                 heads_first = [tensor.transpose(1, 2) for tensor in tensors]
-                found: Tensor = function(module, *heads_first, *args[3:], **kwargs)[0]
-                return found
+                result: Tensor = function(module, *heads_first, *args[3:], **kwargs)[0]
+                return result
 
             given = [tensor.transpose(1, 2) for tensor in args[:3]]
             self._visit(Visit(self._layer, ATTENTION, given, output, again))
@@ -166,8 +166,8 @@ class PlaceWatch:
 
             def again(tensors: Sequence[Tensor]) -> Tensor:
                 heads_first = tensors[0].transpose(1, 2)
-                found: Tensor = rotate(heads_first, heads_first, cos, sin)[0]
-                return found.transpose(1, 2)
+                result: Tensor = rotate(heads_first, heads_first, cos, sin)[0]
+                return result.transpose(1, 2)
 
             rotated = rotated_BHSD.transpose(1, 2)
             self._visit(Visit(self._layer, place, [rotated], rotated, again))
@@ -208,6 +208,6 @@ def _again(
         args = (*args[:where], tensors[0], *args[where + 1 :])
     elif isinstance(where, str):
         kwargs = {**kwargs, where: tensors[0]}
-    found = first_tensor(module(*args, **kwargs))
-    assert found is not None
-    return found
+    result = first_tensor(module(*args, **kwargs))
+    assert result is not None
+    return result

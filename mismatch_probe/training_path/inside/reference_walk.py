@@ -68,7 +68,7 @@ class ReferenceWalk:
             numbers = batch.first_sequence + torch.arange(len(batch.sequences))
             self._sequence_T = torch.repeat_interleave(numbers, torch.tensor(batch.rows_per_sequence))
             self._first_T = torch.tensor(
-                [self._is_first(one) for sequence in batch.sequences for one in _prefixes(sequence)]
+                [self._is_first(prefix) for sequence in batch.sequences for prefix in _prefixes(sequence)]
             )
             self._stream: dict[str, Tensor] = {
                 side: self._read(side, None, [key(BLOCK, "in0")])[0] for side in self._sides
@@ -99,7 +99,7 @@ class ReferenceWalk:
         if not self._layout.fits(visit.returned):
             return
         target_TC = self._layout.pack(visit.returned)
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         by_channel: dict[str, Tensor] = {}
         for side in self._sides:
@@ -107,15 +107,15 @@ class ReferenceWalk:
             if recorded is None:
                 return
             given, returned, router_logits = recorded
-            padded = [self._layout.unpack(one, like) for one, like in zip(given, visit.given, strict=True)]
+            padded = [self._layout.unpack(tensor, like) for tensor, like in zip(given, visit.given, strict=True)]
             self._watch.router_logits = None
             own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
-            found[side] = returned.to(target_TC.device, torch.float32)
+            tensors[side] = returned.to(target_TC.device, torch.float32)
             decided = None if is_router(visit.place) else router_logits
             by_channel[side] = self._first_T & self._same_experts(decided, len(target_TC))
-        self._add((visit.layer, visit.place), self._sequence_T, target_TC, found, own_targets, by_channel)
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, by_channel)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
-            self._add_router(visit.layer, target_TC, found, self._top_k)
+            self._add_router(visit.layer, target_TC, tensors, self._top_k)
 
     def _recorded(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
@@ -130,7 +130,7 @@ class ReferenceWalk:
             keys = keys if visit.given else []
             if not {*keys, out} <= names:
                 return None
-            return [tensors.get_tensor(one) for one in keys], tensors.get_tensor(out), router_logits
+            return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out), router_logits
 
     def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
         """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
@@ -148,14 +148,14 @@ class ReferenceWalk:
                     return
         hidden_TD = done.hidden_rows(self._layout)
         target_TV = done.head.logits(hidden_TD[rows])
-        found: dict[str, Tensor] = {}
+        logits: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
         for side in self._sides:
             given, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_targets[side] = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
-            found[side] = returned.to(target_TV.device, torch.float32)[:, : target_TV.shape[1]]
+            logits[side] = returned.to(target_TV.device, torch.float32)[:, : target_TV.shape[1]]
         by_channel = dict.fromkeys(self._sides, self._first_T[rows])
-        self._add((None, HEAD), self._sequence_T[rows], target_TV, found, own_targets, by_channel)
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, by_channel)
 
     def _is_first(self, prefix: int) -> bool:
         """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
@@ -168,7 +168,7 @@ class ReferenceWalk:
         place: Place,
         sequence_T: Tensor,
         target_TC: Tensor,
-        found: dict[str, Tensor],
+        tensors: dict[str, Tensor],
         own_targets: dict[str, Tensor],
         by_channel: dict[str, Tensor],
     ) -> None:
@@ -176,17 +176,17 @@ class ReferenceWalk:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
         for side, totals in self._places[place].items():
-            totals.add(sequence_T, found[side], target_TC, own_targets[side], by_channel[side])
+            totals.add(sequence_T, tensors[side], target_TC, own_targets[side], by_channel[side])
         first, second = self._sides
-        self._between[place].add(sequence_T, found[second], found[first])
+        self._between[place].add(sequence_T, tensors[second], tensors[first])
 
-    def _add_router(self, layer: int, target_TE: Tensor, found: dict[str, Tensor], top_k: int) -> None:
+    def _add_router(self, layer: int, target_TE: Tensor, tensors: dict[str, Tensor], top_k: int) -> None:
         sums = self._routers.setdefault(layer, {})
         first, second = self._sides
         shares = {
             "tokens": torch.ones(len(target_TE)),
-            **{side: other_experts(found[side], target_TE, top_k) for side in self._sides},
-            "sides": other_experts(found[first], found[second], top_k),
+            **{side: other_experts(tensors[side], target_TE, top_k) for side in self._sides},
+            "sides": other_experts(tensors[first], tensors[second], top_k),
         }
         for name, share_T in shares.items():
             total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))
@@ -197,7 +197,7 @@ class ReferenceWalk:
 
     def _read(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
         with self._open(side, layer) as tensors:
-            return [tensors.get_tensor(one) for one in keys]
+            return [tensors.get_tensor(row_key) for row_key in keys]
 
 
 def _prefixes(sequence: TokenSequence) -> Iterator[int]:

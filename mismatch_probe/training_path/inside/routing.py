@@ -59,9 +59,9 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
 def _keeping(chosen: dict[int, Choice], layer: int) -> Any:
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        ids = next((one for one in tensors if not one.is_floating_point() and one.dim() == 2), None)
+        ids = next((tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() == 2), None)
         if ids is not None:
-            weights = (one for one in tensors if one.is_floating_point() and one.shape == ids.shape)
+            weights = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.shape == ids.shape)
             chosen[layer] = ids.detach().clone(), next(weights).detach().clone()
 
     return keep

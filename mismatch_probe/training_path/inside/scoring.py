@@ -54,5 +54,6 @@ def score_pass(done: BatchPass, *, log_softmax_dtype: torch.dtype = torch.float3
     )
     logprobs = scores.logprobs_T.cpu().split(done.padded.response_lengths)
     return [
-        ScoredSequence(sequence.id, one.numpy()) for sequence, one in zip(done.batch.sequences, logprobs, strict=True)
+        ScoredSequence(sequence.id, values.numpy())
+        for sequence, values in zip(done.batch.sequences, logprobs, strict=True)
     ]

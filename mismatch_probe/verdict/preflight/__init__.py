@@ -46,11 +46,11 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
 
 def preflight(sides: Sides) -> list[SettingFinding]:
     """What the settings of one pair make of it, most serious first."""
-    found = [finding for rule in RULES for finding in rule(sides)]
-    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+    findings = [finding for rule in RULES for finding in rule(sides)]
+    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
 
 
 def preflight_of_run(pairs: Iterable[Sides]) -> list[SettingFinding]:
     """The findings of every pair, each once, most serious first."""
-    found = list(dict.fromkeys(finding for sides in pairs for finding in preflight(sides)))
-    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+    findings = list(dict.fromkeys(finding for sides in pairs for finding in preflight(sides)))
+    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))

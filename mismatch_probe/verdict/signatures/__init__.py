@@ -30,10 +30,10 @@ SHAPED: tuple[Signature, ...] = (positions, prompt_prefix, stale_weights)
 """Told apart by where in the context the deviation lies, once it is settled that there is a bug."""
 
 
-def signatures(found: Disagreement) -> list[Cause]:
+def signatures(disagreement: Disagreement) -> list[Cause]:
     """The foremost cause that this pair's data shows, or none."""
     for test in (*DISTINCT, *SHAPED):
-        cause = test(found)
+        cause = test(disagreement)
         if cause is not None:
             return [cause]
     return []

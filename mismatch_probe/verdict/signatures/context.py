@@ -38,37 +38,37 @@ class Course:
     first_place: int
 
 
-def course_of(found: Disagreement) -> Course | None:
+def course_of(disagreement: Disagreement) -> Course | None:
     """The course, None where the prompts' starts were not recorded, are too few, too short or too certain."""
-    start = found.probe
+    start = disagreement.probe
     if start is None:
         return None
     along = profile_along(start)
     first = (start.places == 1) & start.uncertain
     early = (start.places >= EARLY[0]) & (start.places <= EARLY[1]) & start.uncertain
-    if along is None or first.sum() < LEAST_STARTS or not early.any() or not found.uncertain.any():
+    if along is None or first.sum() < LEAST_STARTS or not early.any() or not disagreement.uncertain.any():
         return None
     level = float(along.levels.mean())
-    far = [part.places[part.beyond(FAR_BEYOND) & part.uncertain] for part in (start, found)]
+    far = [part.places[part.beyond(FAR_BEYOND) & part.uncertain] for part in (start, disagreement)]
     return Course(
         at_first=float(start.beyond(FAR_BEYOND)[first].mean()),
         early=_size(start, early) / level,
-        later=_size(found, found.uncertain) / level,
-        last=_last_over_first(found),
+        later=_size(disagreement, disagreement.uncertain) / level,
+        last=_last_over_first(disagreement),
         along=along,
         first_place=int(min((places.min() for places in far if places.size), default=0)),
     )
 
 
-def _size(found: Disagreement, chosen: Mask) -> float:
-    return float(np.exp(np.log(found.logit_errors[chosen]).mean()))
+def _size(disagreement: Disagreement, chosen: Mask) -> float:
+    return float(np.exp(np.log(disagreement.logit_errors[chosen]).mean()))
 
 
-def _last_over_first(found: Disagreement) -> float:
-    places = found.places[found.uncertain]
+def _last_over_first(disagreement: Disagreement) -> float:
+    places = disagreement.places[disagreement.uncertain]
     if places.max() < LEAST_SPAN * places.min():
         return 1.0
     low, high = np.quantile(places, (0.25, 0.75))
-    return _size(found, found.uncertain & (found.places >= high)) / _size(
-        found, found.uncertain & (found.places <= low)
+    return _size(disagreement, disagreement.uncertain & (disagreement.places >= high)) / _size(
+        disagreement, disagreement.uncertain & (disagreement.places <= low)
     )

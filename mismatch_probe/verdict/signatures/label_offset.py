@@ -28,11 +28,11 @@ TOP1_LOST = 0.6
 """Shares of positions with equal arg-max tokens: at least with the shift, at most without."""
 
 
-def label_offset(found: Disagreement) -> Cause | None:
+def label_offset(disagreement: Disagreement) -> Cause | None:
     """The cause where a shift within each response restores agreement."""
-    if found.is_rounding:
+    if disagreement.is_rounding:
         return None
-    pair = found.pair
+    pair = disagreement.pair
     advice = [
         "The log-prob of token t comes from the logits at position t - 1: check the shift between logits and labels on "
         "the training side, and how responses are cut out of prompt and response."
@@ -40,11 +40,11 @@ def label_offset(found: Disagreement) -> Cause | None:
     for shift in SHIFTS:
         here, there = shifted(pair.sequences, shift)
         left = difference(pair.log_pi[there], pair.log_mu[here])
-        closer = (np.abs(left) < pair.abs_diff[here])[found.uncertain[here]]
+        closer = (np.abs(left) < pair.abs_diff[here])[disagreement.uncertain[here]]
         comes_closer = closer.size >= LEAST_TOKENS and closer.mean() >= RESTORED_SHARE
-        if comes_closer and root_mean_square(left) <= RESTORED_RMS * found.rms:
+        if comes_closer and root_mean_square(left) <= RESTORED_RMS * disagreement.rms:
             evidence = [
-                f"shifting one side by {shift:+d} takes the rms deviation from {write_number(found.rms)} to "
+                f"shifting one side by {shift:+d} takes the rms deviation from {write_number(disagreement.rms)} to "
                 f"{write_number(root_mean_square(left))} nats and brings {write_percent(closer.mean())} of the "
                 "uncertain tokens closer"
             ]

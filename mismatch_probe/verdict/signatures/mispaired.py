@@ -21,19 +21,19 @@ LEAST_RESTORED = 0.8
 LEAST_OVERLAP = 8
 
 
-def mispaired(found: Disagreement) -> Cause | None:
+def mispaired(disagreement: Disagreement) -> Cause | None:
     """The cause where the responses that disagree fit other responses' scores."""
-    if found.is_rounding:
+    if disagreement.is_rounding:
         return None
-    sequences = found.pair.sequences
-    own = found.rms_by_sequence
-    off = np.flatnonzero(own > max(10 * found.floor, RESTORED_RMS * own.max()))
+    sequences = disagreement.pair.sequences
+    own = disagreement.rms_by_sequence
+    off = np.flatnonzero(own > max(10 * disagreement.floor, RESTORED_RMS * own.max()))
     if off.size < 2:
         return None
     examined = off[np.linspace(0, off.size - 1, min(off.size, MOST_EXAMINED)).astype(np.int64)]
-    log_pi, log_mu = (_heads(leg, sequences) for leg in (found.pair.log_pi, found.pair.log_mu))
-    has_floor = found.pair.log_ref is not None
-    most = RESTORED_FLOORS * found.floor if has_floor else RESTORED_RMS * float(np.median(own[off]))
+    log_pi, log_mu = (_heads(leg, sequences) for leg in (disagreement.pair.log_pi, disagreement.pair.log_mu))
+    has_floor = disagreement.pair.log_ref is not None
+    most = RESTORED_FLOORS * disagreement.floor if has_floor else RESTORED_RMS * float(np.median(own[off]))
     partners = [_partner(row, off, log_pi, log_mu, most) for row in examined]
     distinct = {partner for partner in partners if partner is not None}
     if len(distinct) < LEAST_RESTORED * examined.size:

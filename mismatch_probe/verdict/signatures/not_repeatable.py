@@ -30,9 +30,9 @@ SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
 
 
-def not_repeatable(found: Disagreement) -> Cause | None:
+def not_repeatable(disagreement: Disagreement) -> Cause | None:
     """The cause for the first side that contradicts itself by far more than rounding."""
-    for side, what, twice, floor, advice in _repetitions(found):
+    for side, what, twice, floor, advice in _repetitions(disagreement):
         size = root_mean_square(twice)
         if size > BEYOND_ROUNDING * floor:
             return Code.NOT_REPEATABLE.cause(
@@ -46,16 +46,16 @@ def not_repeatable(found: Disagreement) -> Cause | None:
     return None
 
 
-def _own_floor(found: Disagreement, first: Reals, second: Reals) -> float:
+def _own_floor(disagreement: Disagreement, first: Reals, second: Reals) -> float:
     """What rounding gives this side: in 16 bit no less than the smaller of its own two errors."""
-    reference = found.pair.log_ref
-    if reference is None or found.is_exact:
-        return found.floor
-    return max(found.floor, min(root_mean_square(difference(leg, reference)) for leg in (first, second)))
+    reference = disagreement.pair.log_ref
+    if reference is None or disagreement.is_exact:
+        return disagreement.floor
+    return max(disagreement.floor, min(root_mean_square(difference(leg, reference)) for leg in (first, second)))
 
 
-def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, float, str]]:
-    pair = found.pair
+def _repetitions(disagreement: Disagreement) -> Iterator[tuple[str, str, Floats, float, str]]:
+    pair = disagreement.pair
     one_at_a_time = (
         "Switch off prefix caching, chunked prefill, speculative decoding and cascade attention one at a time, and "
         "reset the prefix cache after every weight update."
@@ -68,19 +68,21 @@ def _repetitions(found: Disagreement) -> Iterator[tuple[str, str, Floats, float,
         if name in pair.repeats:
             of_pi = name.startswith("pi_")
             side, advice = ("The training path", still) if of_pi else ("The engine", one_at_a_time)
-            yield side, what, pair.repeats[name].diff, found.floor, advice
-    if pair.log_mu_prefill is not None and found.repeats_decode:
+            yield side, what, pair.repeats[name].diff, disagreement.floor, advice
+    if pair.log_mu_prefill is not None and disagreement.repeats_decode:
         yield (
             "The engine",
             "decoding and prefill give the same tokens other log-probs",
             difference(pair.log_mu, pair.log_mu_prefill),
-            _own_floor(found, pair.log_mu, pair.log_mu_prefill),
+            _own_floor(disagreement, pair.log_mu, pair.log_mu_prefill),
             one_at_a_time,
         )
-    if pair.log_ref is not None and found.is_exact:
+    if pair.log_ref is not None and disagreement.is_exact:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
-        if all(root_mean_square(error) > BEYOND_ROUNDING * found.floor for error in errors) and not _alike(*errors):
-            twice, floor = difference(pair.log_pi, pair.log_ref), found.floor
+        if all(root_mean_square(error) > BEYOND_ROUNDING * disagreement.floor for error in errors) and not _alike(
+            *errors
+        ):
+            twice, floor = difference(pair.log_pi, pair.log_ref), disagreement.floor
             yield "The training path", "two FP32 passes over the same tokens differ", twice, floor, still
 
 

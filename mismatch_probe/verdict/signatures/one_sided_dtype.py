@@ -31,32 +31,36 @@ FP32_OCTAVES = 8.0
 """An error this far below what 16 bits give is that of FP32, whose own size is set by how log-probs are stored."""
 
 
-def one_sided_dtype(found: Disagreement) -> Cause | None:
+def one_sided_dtype(disagreement: Disagreement) -> Cause | None:
     """The cause where the errors' ratio is that of another format than was asked for.
 
     Between 16-bit formats the ratio is only read once FP32 has shown that no bug is there to make it.
     """
-    if found.errors is None or not (found.train_dtype.is_16_bit and found.infer_dtype.is_16_bit):
+    if disagreement.errors is None or not (disagreement.train_dtype.is_16_bit and disagreement.infer_dtype.is_16_bit):
         return None
-    if found.uncertain.sum() < LEAST_UNCERTAIN:
+    if disagreement.uncertain.sum() < LEAST_UNCERTAIN:
         return None
-    median_pi, median_mu = found.errors
-    rounds_pi, rounds_mu = median_pi / found.train_dtype.round_off, median_mu / found.infer_dtype.round_off
+    median_pi, median_mu = disagreement.errors
+    rounds_pi, rounds_mu = (
+        median_pi / disagreement.train_dtype.round_off,
+        median_mu / disagreement.infer_dtype.round_off,
+    )
     octaves = _octaves(rounds_pi, rounds_mu)
     if abs(octaves) < LEAST_OCTAVES:
         return None
     too_exact = min(rounds_pi, rounds_mu) < BELOW_ROUNDING
-    for what, expected in _alternatives(found.train_dtype, found.infer_dtype):
+    for what, expected in _alternatives(disagreement.train_dtype, disagreement.infer_dtype):
         if abs(expected) >= FP32_OCTAVES:
             matches = too_exact and abs(octaves) >= FP32_OCTAVES and expected * octaves > 0
         else:
-            matches = found.formats_alone and abs(octaves - expected) <= MATCH_OCTAVES
+            matches = disagreement.formats_alone and abs(octaves - expected) <= MATCH_OCTAVES
         if matches:
             return Code.ONE_SIDED_DTYPE.cause(
                 what=what,
                 evidence=[
                     f"median error against the reference: training path {write_number(median_pi)}, engine "
-                    f"{write_number(median_mu)} nats; asked for {found.train_dtype} and {found.infer_dtype}",
+                    f"{write_number(median_mu)} nats; asked for {disagreement.train_dtype} and "
+                    f"{disagreement.infer_dtype}",
                 ],
                 advice=[
                     "Read back which format really multiplies on that side: autocast, a cast at load, quantisation."

@@ -32,13 +32,13 @@ ADVICE = [
 ]
 
 
-def positions(found: Disagreement) -> Cause | None:
+def positions(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides agree at the start of the context and part with the place in it."""
-    if not found.settled or found.is_rounding or found.breadth < BROAD:
+    if not disagreement.settled or disagreement.is_rounding or disagreement.breadth < BROAD:
         return None
-    course = course_of(found)
+    course = course_of(disagreement)
     if course is None:
-        profile = profile_along(found)
+        profile = profile_along(disagreement)
         if profile is None or not profile.surely_above(LEAST_SLOPE):
             return None
         return _cause("part with the place in the context", f"deviation for equal uncertainty grows as {profile}")

@@ -37,30 +37,32 @@ class Profile:
         return f"place^{self.slope:.2f} (standard error {self.error:.2f})"
 
 
-def profile_along(found: Disagreement) -> Profile | None:
+def profile_along(disagreement: Disagreement) -> Profile | None:
     """The profile of abs(d) over the context; None for one prompt, or places that span less than a factor of 8.
 
     Levels are geometric means, so that flips between experts and rare tokens do not make the profile.
     """
-    chosen = found.uncertain
+    chosen = disagreement.uncertain
     if not chosen.any():
         return None
-    places = np.log(found.places[chosen])
+    places = np.log(disagreement.places[chosen])
     if places.max() - places.min() < LEAST_SPAN:
         return None
     edges = np.linspace(places.min(), places.max() + 1e-9, NUM_BINS + 1)
     bins = np.clip(np.searchsorted(edges, places, side="right") - 1, 0, NUM_BINS - 1)
     kept = np.bincount(bins, minlength=NUM_BINS) >= LEAST_TOKENS
-    sequences = found.pair.sequences
+    sequences = disagreement.pair.sequences
     if kept.sum() < LEAST_BINS or sequences.num_clusters < 2:
         return None
     cells = sequences.spread(sequences.cluster_index % GROUPS)[chosen] * NUM_BINS + bins
-    sizes = np.log(found.logit_errors[chosen])
+    sizes = np.log(disagreement.logit_errors[chosen])
     count, size, place = (_sums(cells, values)[:, kept] for values in (np.ones_like(places), sizes, places))
     centers, levels = place.sum(axis=0) / count.sum(axis=0), size.sum(axis=0) / count.sum(axis=0)
     rest = count.sum(axis=0) - count
     full = (rest > 0).all(axis=1) & (count > 0).any(axis=1)
-    without = np.array([_slope(centers, one) for one in ((size.sum(axis=0) - size) / np.maximum(rest, 1))[full]])
+    without = np.array(
+        [_slope(centers, others_size) for others_size in ((size.sum(axis=0) - size) / np.maximum(rest, 1))[full]]
+    )
     error = float(np.sqrt((without.size - 1) / without.size * np.square(without - without.mean()).sum()))
     return Profile(np.exp(centers), np.exp(levels), _slope(centers, levels), error)
 

@@ -22,11 +22,11 @@ STEEP_SLOPE = -0.5
 """A slope that only other text was seen to give."""
 
 
-def prompt_prefix(found: Disagreement) -> Cause | None:
+def prompt_prefix(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is there from the start of the context and fades along it."""
-    if not found.settled or found.is_rounding:
+    if not disagreement.settled or disagreement.is_rounding:
         return None
-    course = course_of(found)
+    course = course_of(disagreement)
     if course is not None:
         if not _fades(course):
             return None
@@ -35,7 +35,7 @@ def prompt_prefix(found: Disagreement) -> Cause | None:
             f"{course.later:.2g} times that, and at their ends {course.last:.2g} times that of their beginnings"
         )
     else:
-        profile = profile_along(found)
+        profile = profile_along(disagreement)
         if profile is None or not profile.surely_below(STEEP_SLOPE):
             return None
         evidence = f"deviation for equal uncertainty falls as {profile}"

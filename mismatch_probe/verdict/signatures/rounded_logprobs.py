@@ -17,9 +17,9 @@ COARSEST_FIRST = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
 """A log-prob that is exact in BF16 is exact in FP16 too."""
 
 
-def rounded_logprobs(found: Disagreement) -> Cause | None:
+def rounded_logprobs(disagreement: Disagreement) -> Cause | None:
     """The cause where the log-probs of exactly one side lie on the grid of a 16-bit format."""
-    legs = {"training path": found.pair.log_pi, "engine": found.pair.log_mu}
+    legs = {"training path": disagreement.pair.log_pi, "engine": disagreement.pair.log_mu}
     for dtype in COARSEST_FIRST:
         rounded = [side for side, leg in legs.items() if is_on_grid(leg, dtype)]
         if len(rounded) == 1:
@@ -27,7 +27,7 @@ def rounded_logprobs(found: Disagreement) -> Cause | None:
                 what=f"the {rounded[0]}'s log-probs are rounded to {dtype}",
                 evidence=[
                     f"every log-prob of the {rounded[0]} is exact in {dtype}, the other side's are not",
-                    f"mean d {write_number(float(found.pair.diff.mean()))} nats",
+                    f"mean d {write_number(float(disagreement.pair.diff.mean()))} nats",
                 ],
                 advice=["Compute log-softmax in FP32 on both sides, and keep log-probs in FP32 on the way."],
             )

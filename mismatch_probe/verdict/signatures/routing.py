@@ -15,11 +15,11 @@ HEAVY = 0.3
 """Share of the sum of d^2 in the largest hundredth of tokens; 0.08 for a Gaussian."""
 
 
-def routing(found: Disagreement) -> Cause | None:
+def routing(disagreement: Disagreement) -> Cause | None:
     """The cause for a mixture of experts whose deviation lies in a heavy tail."""
-    if not found.has_experts:
+    if not disagreement.has_experts:
         return None
-    squares = np.sort(found.pair.diff**2)[::-1]
+    squares = np.sort(disagreement.pair.diff**2)[::-1]
     total = float(squares.sum())
     share = float(squares[: max(1, round(TAIL * squares.size))].sum()) / total if total else 0.0
     if share < HEAVY:
@@ -28,8 +28,8 @@ def routing(found: Disagreement) -> Cause | None:
         what=f"{write_percent(share)} of the squared deviation lies in 1 % of the tokens, as flips of experts make it",
         evidence=[
             "the checkpoint is a mixture of experts, whose choice of experts is sensitive to rounding",
-            f"median abs(d) {write_number(float(np.median(found.pair.abs_diff)))}, largest "
-            f"{write_number(float(found.pair.abs_diff.max()))} nats",
+            f"median abs(d) {write_number(float(np.median(disagreement.pair.abs_diff)))}, largest "
+            f"{write_number(float(disagreement.pair.abs_diff.max()))} nats",
         ],
         advice=["Keep the router in FP32 on both sides, or replay the engine's expert choices while training."],
     )

@@ -21,21 +21,21 @@ LATER = (0.75, 4.0)
 """Size in the responses over that in the prompts' starts: weights gave 0.8 to 3 on small models."""
 
 
-def stale_weights(found: Disagreement) -> Cause | None:
+def stale_weights(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is everywhere; None where the start of the context was not recorded."""
-    if not found.settled or found.is_rounding:
+    if not disagreement.settled or disagreement.is_rounding:
         return None
-    course = course_of(found)
-    if course is None or min(course.at_first, found.breadth) < BROAD:
+    course = course_of(disagreement)
+    if course is None or min(course.at_first, disagreement.breadth) < BROAD:
         return None
     if not SLOPES[0] < course.along.slope < SLOPES[1] or not LATER[0] < course.later < LATER[1]:
         return None
     if course.last < LATER[0]:
         return None
     return Code.STALE_WEIGHTS.cause(
-        size=write_number(found.rms),
+        size=write_number(disagreement.rms),
         evidence=[
-            f"{write_percent(found.breadth)} of uncertain tokens deviate by more than rounding, "
+            f"{write_percent(disagreement.breadth)} of uncertain tokens deviate by more than rounding, "
             f"{write_percent(course.at_first)} at the first place of the context",
             f"deviation for equal uncertainty goes as {course.along} over the prompts' starts; the responses have "
             f"{course.later:.2g} times that: neither other text nor positions",

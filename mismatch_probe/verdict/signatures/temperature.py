@@ -26,10 +26,10 @@ LEAST_TOKENS = 32
 """A line through three numbers a token fits any few of them."""
 
 
-def temperature(found: Disagreement) -> Cause | None:
+def temperature(disagreement: Disagreement) -> Cause | None:
     """The cause where d follows the logit scale; None elsewhere, for few tokens, and without pi's entropy."""
-    pair = found.pair
-    if pair.entropy_pi is None or found.is_rounding or pair.sequences.num_tokens < LEAST_TOKENS:
+    pair = disagreement.pair
+    if pair.entropy_pi is None or disagreement.is_rounding or pair.sequences.num_tokens < LEAST_TOKENS:
         return None
     entropy = pair.entropy_pi.astype(np.float64)
     columns = temperature_columns(pair.log_pi, entropy)
@@ -38,7 +38,8 @@ def temperature(found: Disagreement) -> Cause | None:
     left = root_mean_square(pair.diff - fit.fitted)
     ratio = float(1 - fit.coefficients[0])
     explains = (
-        left <= max(UNEXPLAINED_RMS * found.rms, 2 * found.floor) and root_mean_square(fit.fitted) > 2 * found.floor
+        left <= max(UNEXPLAINED_RMS * disagreement.rms, 2 * disagreement.floor)
+        and root_mean_square(fit.fitted) > 2 * disagreement.floor
     )
     own = 1 - left**2 / root_mean_square(without) ** 2
     if not explains or own < OWN_SHARE or not RATIOS[0] < ratio < RATIOS[1] or not _halves_agree(columns, pair.diff):
@@ -47,7 +48,7 @@ def temperature(found: Disagreement) -> Cause | None:
         ratio=ratio,
         evidence=[
             f"d follows the logit scale: a temperature ratio of {ratio:.4g} explains "
-            f"{write_percent(1 - left**2 / found.rms**2)} of its square and leaves {write_number(left)} nats",
+            f"{write_percent(1 - left**2 / disagreement.rms**2)} of its square and leaves {write_number(left)} nats",
             _sampled_from(columns[:, 0]),
         ],
         advice=[

@@ -30,28 +30,28 @@ FAR_OUTSIDE = 8.0
 """Standard errors by which the mean weight must miss 1."""
 
 
-def truncated_support(found: Disagreement) -> Cause | None:
+def truncated_support(disagreement: Disagreement) -> Cause | None:
     """The cause where d is one-signed and the weights' mean is the kept mass.
 
     The engine's own prefill, which covers the whole vocabulary, stands in for pi where it was recorded, so that
     nothing else which differs between the sides can hide it.
     """
-    pair = found.pair
+    pair = disagreement.pair
     own = [] if pair.log_mu_prefill is None else [difference(pair.log_mu_prefill, pair.log_mu)]
     for d in (*own, pair.diff):
-        cause = _one_signed(found, d, -1.0, "The engine")
+        cause = _one_signed(disagreement, d, -1.0, "The engine")
         if cause is not None:
             return cause
-    return _one_signed(found, pair.diff, 1.0, "The training path")
+    return _one_signed(disagreement, pair.diff, 1.0, "The training path")
 
 
-def _one_signed(found: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
-    d, tolerance = sign * diff, 6 * found.floor
+def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
+    d, tolerance = sign * diff, 6 * disagreement.floor
     wrong, truncated = float(np.mean(d < -tolerance)), float(np.mean(d > tolerance))
-    least = min(VARIATION_IN_FLOORS * found.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
+    least = min(VARIATION_IN_FLOORS * disagreement.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
     if wrong > WRONG_SIGN or truncated < LEAST_TRUNCATED or np.std(d) < least:
         return None
-    weight = Estimator(found.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
+    weight = Estimator(disagreement.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
     if weight is None or weight.low is None or weight.high is None:
         return None
     error = (weight.high - weight.low) / 4
