@@ -90,7 +90,8 @@ def read_json(path: Path, *, constants: bool = False) -> Any:
 
 
 def parse_json(text: str, *, constants: bool = False) -> Any:
-    """What a JSON text means. `constants` lets NaN and Infinity pass, which JSON lacks and Python's writer writes.
+    """What a JSON text means. `constants` lets NaN and Infinity pass, which JSON lacks and Python's writer writes, and
+    so a number too large to be told from it.
 
     Raises:
         Unreadable: it is malformed or cut off, names a key twice, nests too deep, or holds a number that is none.
@@ -100,7 +101,7 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
             text,
             object_pairs_hook=each_once,
             parse_constant=None if constants else _no_number,
-            parse_float=_finite,
+            parse_float=None if constants else _finite,
         )
     except Unreadable:
         raise

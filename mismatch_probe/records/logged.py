@@ -16,6 +16,7 @@ class LoggedResponse:
     or a template. log_mu is the sampler's, log_pi the trainer's, log_ref that of a reference policy: None where the
     log has no such column, NaN where it has no number for a token. step: of training. weight_version: of the weights
     that sampled it. group: what the responses to one prompt have in common, None where the log does not say.
+    num_padding: tokens of padding that the log has around it, and that are left out here.
     """
 
     where: str
@@ -31,3 +32,4 @@ class LoggedResponse:
     temperature: float | None = None
     group: str | None = None
     finish_reason: str | None = None
+    num_padding: int = 0

@@ -1,0 +1,85 @@
+"""A format: what writes it, what it holds, how it is recognised and read."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.files import Source, files_of, step_in_name
+from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.look import Look, look_at
+from mismatch_probe.records.logged import LoggedResponse
+
+
+class Holds(StrEnum):
+    """Whose log-probs a format can hold, the most telling first."""
+
+    BOTH_SIDES = "both sides"
+    SAMPLER = "the sampler's side"
+    PROMPTS = "prompts only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How one system writes its rollouts.
+
+    title: how a sentence names it. fits: whether a file is of this format, told from its content. responses: those of
+    one file, in order. why_prompts_only: why a format that holds nothing else can hold nothing else.
+    """
+
+    name: str
+    title: str
+    holds: Holds
+    fits: Callable[[Look], bool]
+    responses: Callable[[Path, Tell], Iterator[LoggedResponse]]
+    why_prompts_only: str | None = None
+    step_of: Callable[[Path], int | None] = step_in_name
+    complete: Callable[[Path], bool | None] = lambda path: None
+
+    def files(self, path: Path) -> list[Path]:
+        """The files at or below `path` that are of this format; a single file is taken at its word.
+
+        Raises:
+            UsageError: nothing is there, or none of the files is of this format.
+        """
+        there = files_of(path)
+        if there == [path]:
+            return there
+        fitting = [file for file in there if self.fits(look_at(file))]
+        if not fitting:
+            raise UsageError(f"none of the {len(there)} files below {path} is {self.title}; give --format another")
+        return fitting
+
+    def sources(self, path: Path) -> list[Source]:
+        """What `read` reads, in that order. Raises as `files`."""
+        return [self._source(file) for file in self.files(path)]
+
+    def read(self, path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+        """The responses of every file at or below `path`, a few at a time in memory; `tell` hears what is left out.
+
+        Raises:
+            UsageError: as `files`; the format holds prompts only; a file is not what it should be.
+        """
+        if self.why_prompts_only:
+            raise UsageError(f"{path} is {self.title}, usable for its prompts only: {self.why_prompts_only}")
+        for source in self.sources(path):
+            if source.complete is False:
+                tell(_unfinished(source))
+            yield from self.responses(source.path, tell)
+
+    def _source(self, file: Path) -> Source:
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise UsageError(f"the log {file} cannot be read ({error.strerror}); put it back") from error
+        return Source(file, status.st_size, status.st_mtime, self.step_of(file), self.complete(file))
+
+
+def _unfinished(source: Source) -> LogFinding:
+    return LogFinding(
+        code="unfinished_step",
+        sentence=f"{source.path} is of a step that its system did not declare finished: rows of it may be missing",
+        level=Level.WARNING,
+        evidence={"file": str(source.path), "step": source.step},
+    )

@@ -1,0 +1,80 @@
+"""Our own format: JSON lines or parquet, a response a row (`docs/logs.md`)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.lines import read_lines
+from mismatch_probe.logs.look import Kind, Look, look_at
+from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.tables import read_table
+from mismatch_probe.records.logged import LoggedResponse
+
+NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
+OPTIONAL: Final = (
+    "train_logprobs",
+    "ref_logprobs",
+    "entropy",
+    "mask",
+    "step",
+    "weight_version",
+    "temperature",
+    "group",
+    "finish_reason",
+)
+
+
+def _fits(look: Look) -> bool:
+    return look.lines_with(*NEEDED) or look.table_with(*NEEDED)
+
+
+def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    look = look_at(path)
+    if unread := sorted(look.keys.difference(NEEDED, OPTIONAL)):
+        tell(_unread(path, unread))
+    rows = read_table(path, NEEDED + OPTIONAL) if look.kind == Kind.PARQUET else read_lines(path, tell)
+    for row in rows:
+        yield _response(row)
+
+
+def _response(row: Row) -> LoggedResponse:
+    token_ids = row.ids("token_ids")
+    length = token_ids.size
+    return LoggedResponse(
+        where=row.where,
+        prompt_token_ids=row.ids("prompt_token_ids"),
+        token_ids=token_ids,
+        sampled=row.flags("mask", length) if row.has("mask") else np.ones(length, np.bool_),
+        log_mu=row.optional_numbers("logprobs", length),
+        log_pi=row.optional_numbers("train_logprobs", length),
+        log_ref=row.optional_numbers("ref_logprobs", length),
+        entropy_nats=row.optional_numbers("entropy", length),
+        step=row.whole("step"),
+        weight_version=row.text("weight_version"),
+        temperature=row.number("temperature"),
+        group=row.text("group"),
+        finish_reason=row.text("finish_reason"),
+    )
+
+
+def _unread(path: Path, columns: list[str]) -> LogFinding:
+    return LogFinding(
+        code="unread_columns",
+        sentence=f"{path} has columns that are not read: {', '.join(columns)}",
+        level=Level.NOTE,
+        evidence={"file": str(path), "columns": columns},
+    )
+
+
+PLAIN: Final = Format(
+    name="plain",
+    title="the plain format of this tool",
+    holds=Holds.BOTH_SIDES,
+    fits=_fits,
+    responses=_responses,
+    step_of=lambda path: None,
+)

@@ -1,0 +1,64 @@
+"""JSON lines, one at a time, of a length that has a limit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.row import Row
+from mismatch_probe.reading import Unreadable, as_object, opened, parse_json
+
+LONGEST_LINE_BYTES: Final = 256 * 2**20
+
+
+def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
+    """Each whole line of the file; blank ones are skipped. What was still being written at the end is told and left.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is too long or no JSON object.
+    """
+    number = 0
+    try:
+        with opened(path) as file:
+            while line := file.readline(LONGEST_LINE_BYTES + 1):
+                number += 1
+                if len(line) > LONGEST_LINE_BYTES:
+                    raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
+                if not line.strip():
+                    continue
+                try:
+                    columns = as_object(parse_line(line))
+                except Unreadable:
+                    if line.endswith(b"\n"):
+                        raise
+                    tell(_half_written(path, number))
+                    return
+                yield Row(f"line {number} of {path}", columns)
+    except FileNotFoundError as error:
+        raise UsageError(f"the log {path} does not exist") from error
+    except Unreadable as error:
+        where = f"line {number} of {path}" if number else f"the log {path}"
+        raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
+
+
+def parse_line(line: bytes) -> Any:
+    """What a line means. NaN and Infinity pass, as Python writes them.
+
+    Raises:
+        Unreadable: it is no JSON in UTF-8.
+    """
+    try:
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"it is not UTF-8 text ({error.reason})") from error
+    return parse_json(text, constants=True)
+
+
+def _half_written(path: Path, number: int) -> LogFinding:
+    return LogFinding(
+        code="half_written",
+        sentence=f"line {number}, the last of {path}, is cut off: the lines before it are read, and it is left out",
+        level=Level.WARNING,
+        evidence={"file": str(path), "line": number},
+    )

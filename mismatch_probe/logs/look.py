@@ -1,0 +1,84 @@
+"""A look at the start of a file, by which formats are told apart. It keeps names, never values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, parse_line
+from mismatch_probe.reading import Unreadable, opened
+
+
+class Kind(StrEnum):
+    LINES = "JSON lines"
+    PARQUET = "parquet"
+    TORCH = "PyTorch file"
+    PICKLE = "pickle"
+    OTHER = "other"
+
+
+_MAGIC: Final = {b"PAR1": Kind.PARQUET, b"PK\x03\x04": Kind.TORCH, b"\x80": Kind.PICKLE}
+
+
+@dataclass(frozen=True)
+class Look:
+    """keys: of the first object, or the columns of the table. inside: keys of the objects that stand in these."""
+
+    kind: Kind
+    keys: frozenset[str] = frozenset()
+    inside: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def lines_with(self, *keys: str) -> bool:
+        """Whether the file is JSON lines whose first object has all of `keys`."""
+        return self.kind == Kind.LINES and self.keys.issuperset(keys)
+
+    def table_with(self, *columns: str) -> bool:
+        return self.kind == Kind.PARQUET and self.keys.issuperset(columns)
+
+
+def look_at(path: Path) -> Look:
+    """What the start of the file says of it; nothing where it cannot be read."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return Look(Kind.OTHER)
+    return _look_at(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=2**16)
+def _look_at(path: Path, size: int, modified: int) -> Look:
+    """A file is looked at again when it has changed."""
+    try:
+        with opened(path) as file:
+            start = file.read(8)
+            file.seek(0)
+            kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
+            return Look(kind) if kind in (Kind.TORCH, Kind.PICKLE) else _LOOKS[kind](file)
+    except (FileNotFoundError, Unreadable, pa.ArrowException):
+        return Look(Kind.OTHER)
+
+
+def _lines(file: IO[bytes]) -> Look:
+    while (line := file.readline(LONGEST_LINE_BYTES)) and not line.strip():
+        pass
+    found = parse_line(line)
+    if not isinstance(found, dict):
+        return Look(Kind.OTHER)
+    return Look(Kind.LINES, frozenset(found), {key: _keys(value) for key, value in found.items()})
+
+
+def _keys(value: Any) -> frozenset[str]:
+    first = value[0] if isinstance(value, list) and value else value
+    return frozenset(first) if isinstance(first, dict) else frozenset()
+
+
+def _table(file: IO[bytes]) -> Look:
+    return Look(Kind.PARQUET, frozenset(pq.read_schema(file).names))
+
+
+_LOOKS: Final = {Kind.LINES: _lines, Kind.PARQUET: _table}

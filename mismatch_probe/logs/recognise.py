@@ -1,0 +1,44 @@
+"""Which format a log is in, told from its content."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.files import files_of
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.formats import FORMATS
+from mismatch_probe.logs.look import look_at
+
+_MOST_TELLING_FIRST: Final = tuple(Holds)
+
+
+def recognise(path: Path, name: str | None = None) -> Format:
+    """The format of the file or the folder `path`; of several in a folder, the one that holds most. name: insists.
+
+    Raises:
+        UsageError: nothing is there, no format has this name, none fits, or two that hold as much do.
+    """
+    if name is not None:
+        return _named(name)
+    there = files_of(path)
+    counts = Counter(known.name for file in there for known in FORMATS.values() if known.fits(look_at(file)))
+    if not counts:
+        what = f"none of the {len(there)} files below {path} is" if there != [path] else f"{path} is not"
+        raise UsageError(f"{what} a log of a known format ({_names()}); name one with --format, see docs/logs.md")
+    best = min(_MOST_TELLING_FIRST.index(FORMATS[found].holds) for found in counts)
+    first, *others = [found for found in counts if FORMATS[found].holds == _MOST_TELLING_FIRST[best]]
+    if others:
+        told = " and ".join(f"{FORMATS[found].title} ({counts[found]} files)" for found in (first, *others))
+        raise UsageError(f"{path} holds {told}; name one with --format {'|'.join((first, *others))}")
+    return FORMATS[first]
+
+
+def _named(name: str) -> Format:
+    if name not in FORMATS:
+        raise UsageError(f"--format {name} is none of the known formats; give one of {_names()}")
+    return FORMATS[name]
+
+
+def _names() -> str:
+    return ", ".join(FORMATS)
