@@ -1,11 +1,17 @@
 """Settings that change what an engine computes, each on real vLLM."""
 
+import gc
+import weakref
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.effective import check_applied
+from mismatch_probe.engines.vllm.frozen_heap import frozen_heap
+from mismatch_probe.engines.vllm.kernels import register_kernels
 from mismatch_probe.errors import EngineError, OutOfMemory, UsageError
 from tests.engines.conftest import CONTEXT, gaps, requests, same
 from tests.tiny_models import FAMILIES, make_checkpoint
@@ -166,3 +172,43 @@ def test_a_dtype_vllm_lacks_is_named(start, checkpoint):
 def test_a_temperature_vllm_would_change_is_refused(start, checkpoint):
     with pytest.raises(UsageError, match="silently sample at"):
         start(checkpoint, temperature=0.001)
+
+
+@pytest.mark.parametrize("froze_before", [True, False])
+def test_an_engine_that_ends_is_collected_and_what_the_process_froze_stays_frozen(start, checkpoint, froze_before):
+    """vLLM alone would thaw all that imports made, and look at each of its objects four times."""
+    if not froze_before:
+        gc.unfreeze()
+    try:
+        frozen = gc.get_freeze_count()
+        engine = start(checkpoint)
+        [model] = engine.llm.apply_model(weakref.ref)
+        engine.close()
+        assert model() is None
+        assert gc.get_freeze_count() == pytest.approx(frozen, rel=0.01)
+    finally:
+        gc.freeze()
+
+
+def test_an_engine_that_froze_itself_is_thawed_by_vllm_as_it_ends():
+    gc.unfreeze()
+    try:
+        keep_frozen = frozen_heap()
+        gc.freeze()
+        with keep_frozen():
+            gc.unfreeze()
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+
+
+def test_kernels_of_the_processor_are_put_in_place_once(monkeypatch):
+    platform = import_module("vllm.platforms").current_platform
+    blocks = import_module("vllm.v1.worker.block_table").ComputeSlotMappingKernel
+    name = "register_triton_kernel_overrides"
+    monkeypatch.setattr(type(platform), name, vars(type(platform))[name])
+    register_kernels()
+    kernel = blocks.kernel
+    assert type(kernel).__name__ == "KernelOverride"
+    platform.register_triton_kernel_overrides()
+    assert blocks.kernel is kernel

@@ -1,5 +1,6 @@
 """What the started engine says of itself: the settings that ran, not those that were asked for."""
 
+from contextlib import suppress
 from importlib import metadata
 from typing import Any, Final
 
@@ -93,8 +94,11 @@ def _end_ids(llm: Any) -> list[int]:
 
 
 def _versions() -> dict[str, str]:
-    installed = {package.metadata["Name"]: package.version for package in metadata.distributions()}
-    return {name: installed[name] for name in _PACKAGES if name in installed}
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.adapters import serve_adapter, served_facts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
+from mismatch_probe.engines.vllm.frozen_heap import KeepFrozen, frozen_heap
 from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.progress import FinishedRequests
@@ -42,8 +43,10 @@ def start_vllm(
     from vllm import LLM
 
     meet_without_a_file()
+    keep_frozen = frozen_heap()
     try:
-        llm = LLM(**launch.arguments)
+        with keep_frozen():
+            llm = LLM(**launch.arguments)
     except Exception as error:
         raise start_failure(error, checkpoint, dtype, engine.args) from error
     start = {
@@ -51,7 +54,7 @@ def start_vllm(
         "chosen_by_probe": launch.choices,
         "environment": launch.environment,
     }
-    started = VllmEngine(llm, checkpoint, sampling, start, products)
+    started = VllmEngine(llm, checkpoint, sampling, start, products, keep_frozen)
     try:
         if launch.adapter is not None:
             started.serve(launch.adapter)
@@ -78,9 +81,11 @@ class VllmEngine(Engine):
         sampling: SamplingSettings,
         start: dict[str, Any],
         products: Products = nullcontext,
+        keep_frozen: KeepFrozen = nullcontext,
     ) -> None:
         self.llm = llm
         self._products = products
+        self._keep_frozen = keep_frozen
         self._checkpoint = checkpoint
         self._sampling = sampling
         self._longest: int = llm.model_config.max_model_len - 1
@@ -187,9 +192,10 @@ class VllmEngine(Engine):
             return
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        self.llm.llm_engine.engine_core.shutdown()
-        self.llm = None
-        cleanup_dist_env_and_memory()
+        with self._keep_frozen():
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = None
+            cleanup_dist_env_and_memory()
 
     def _score(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
         """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""
