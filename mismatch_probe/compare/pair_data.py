@@ -18,7 +18,7 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
-from mismatch_probe.stats.sequences import Reals, Sequences, TokenPair, is_missing, is_usable
+from mismatch_probe.stats.sequences import Mask, Reals, Sequences, TokenPair, is_missing, is_usable
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
 
 MOST_ROUNDED_UP: Final = 0.25
@@ -47,6 +47,13 @@ class PairData:
     def row_ids(self) -> list[str]:
         """Id of each usable row."""
         return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
+
+    def position_in_response(self, row: int, position: int) -> int:
+        """Where in the response of usable row `row` the token lies that is the `position`-th that was sampled."""
+        if "sampled" not in self.rollouts.column_names:
+            return position
+        mask = np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool)
+        return int(np.flatnonzero(mask)[position])
 
     @property
     def prompt_lengths(self) -> npt.NDArray[np.int64]:
@@ -98,7 +105,7 @@ class RunReader:
     def _names(self, pi: Side, mu: Side) -> dict[str, str]:
         """The pair's legs by what they are to it; those that a pair can do without, where they are recorded."""
         sampling = self._manifest.stages.get(mu.stage("sample"))
-        is_rescored = sampling is not None and sampling.state == "skipped"
+        is_rescored = sampling is not None and sampling.state == "skipped" and not mu.logged
         legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
         optional = {} if is_rescored else {"mu_prefill": mu.leg("prefill")}
         reference = self._manifest.settings.reference_of(pi)
@@ -131,15 +138,16 @@ class RunReader:
             raise BrokenRecord(
                 f"leg {name} has no row for response {error}: remove the file and continue with --resume"
             ) from error
-        offsets = _offsets(table["logprobs"])
-        values = _flat(table["logprobs"])
         lengths = np.diff(_offsets(rollouts["token_ids"]))
         scored = np.asarray(table["ids_key"].to_numpy())
-        foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(offsets) != lengths)
+        foreign = (scored != np.asarray(keys, dtype=np.uint64)) | (np.diff(_offsets(table["logprobs"])) != lengths)
+        masks = None
+        if "sampled" in rollouts.column_names:
+            masks = [mask.astype(bool) for mask in _rows(rollouts["sampled"])]
         return _Leg(
-            logprobs=np.split(values, offsets[1:-1]),
-            top1=_beside_logprobs(name, table, "top1_ids"),
-            entropy=_beside_logprobs(name, table, "entropy_nats"),
+            logprobs=_sampled(_rows(table["logprobs"]), masks),
+            top1=_beside_logprobs(name, table, "top1_ids", masks),
+            entropy=_beside_logprobs(name, table, "entropy_nats", masks),
             starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=scored,
             foreign=foreign,
@@ -244,12 +252,19 @@ def _rows(column: pa.ChunkedArray) -> list[Reals]:
     return np.split(_flat(column), _offsets(column)[1:-1])
 
 
+def _sampled(values: list[npt.NDArray[Any]], masks: list[Mask] | None) -> list[npt.NDArray[Any]]:
+    """Of each response [T] the tokens that the policy sampled; a row of other ids stays as it is."""
+    if masks is None:
+        return values
+    return [row[mask] if row.size == mask.size else row for row, mask in zip(values, masks, strict=True)]
+
+
 def _flat(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(pa.compute.list_flatten(column).to_numpy())
 
 
-def _beside_logprobs(leg: str, table: pa.Table, name: str) -> list[npt.NDArray[Any]] | None:
-    """The lists of a column; None where it is absent or has gaps.
+def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | None) -> list[npt.NDArray[Any]] | None:
+    """The lists of a column, of the tokens that were sampled; None where it is absent or has gaps.
 
     Raises:
         BrokenRecord: it has more or fewer values than there are log-probs.
@@ -260,7 +275,7 @@ def _beside_logprobs(leg: str, table: pa.Table, name: str) -> list[npt.NDArray[A
         raise BrokenRecord(
             f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
         )
-    return _rows(table[name])
+    return _sampled(_rows(table[name]), masks)
 
 
 def _of_rows(values: list[npt.NDArray[Any]] | None, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:

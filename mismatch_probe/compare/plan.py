@@ -222,12 +222,12 @@ def make_plan(settings: CompareSettings) -> Plan:
     for mu in settings.infer_sides:
         assert mu.engine is not None
         stages: tuple[Stage, ...] = (SampleStage(mu),)
-        if mu.engine.prefill:
+        if mu.engine.prefill and not mu.logged:
             stages += (ReplayStage(mu),)
             if settings.floors.num_sequences:
                 stages += (EngineFloorStage(mu, "alone"),)
                 stages += (EngineFloorStage(mu, "cached"),) if mu.engine.prefix_caching else ()
-        if settings.full_vocabulary.positions:
+        if settings.full_vocabulary.positions and not mu.logged:
             stages += (DistributionsStage(mu),)
         jobs.append(Job(mu.job, stages))
     jobs.append(Job(TRAINING_PATH, tuple(_training_stages(settings))))
@@ -242,8 +242,10 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
         engines = [settings.mu(infer) for train, infer in settings.pairs if train == pi.name]
         samplers = tuple(mu.sampler for mu in engines)
         stages.append(ScoreStage(pi, samplers))
+        if pi.logged:
+            continue
         if settings.full_vocabulary.positions:
-            stages += [FullVocabularyStage(pi, mu) for mu in engines]
+            stages += [FullVocabularyStage(pi, mu) for mu in engines if not mu.logged]
         if settings.floors.num_sequences:
             stages += [FloorStage(pi, samplers, change) for change in get_args(FloorChange)]
     return stages

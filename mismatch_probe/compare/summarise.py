@@ -98,6 +98,7 @@ def _pair_summary(
         legs_say_whose_they_are=data.legs_say_whose_they_are,
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_sides=_in_fp32(manifest.settings, name),
+        is_logged=manifest.settings.pi(name[0]).logged and manifest.settings.mu(name[1]).logged,
     )
     return PairSummary(
         train=name[0],
@@ -151,7 +152,7 @@ def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
     for worst in worst_tokens(pair, WORST_TOKENS):
         row = int(data.rows[worst.row])
         texts = data.rollouts["token_texts"][row].as_py()
-        position = worst.position
+        position = data.position_in_response(worst.row, worst.position)
         tokens.append(
             TokenInContext(
                 sequence_id=data.rollouts["id"][row].as_py(),

@@ -98,13 +98,13 @@ class CompareSettings(Settings):
         """The engine's side of that name."""
         declared = next((side for side in self.infer if side.name == name), None)
         said = declared or InferSide(name=name, dtype=Dtype.parse(name))
-        return Side(name, "mu", said.dtype, self._model(said), engine=said.over(self.engine))
+        return Side(name, "mu", said.dtype, self._model(said), engine=said.over(self.engine), logged=said.logged)
 
     def pi(self, name: str) -> Side:
         """The training path's side of that name."""
         declared = next((side for side in self.train if side.name == name), None)
         said = declared or TrainSide(name=name, dtype=Dtype.parse(name))
-        return Side(name, "pi", said.dtype, self._model(said), training=said.over(self.training))
+        return Side(name, "pi", said.dtype, self._model(said), training=said.over(self.training), logged=said.logged)
 
     def reference_of(self, pi: Side, rounded_to: Dtype | None = None) -> Side | None:
         """The reference for a side of the training path: its weights, as given or rounded; None where the run has none.

@@ -50,12 +50,14 @@ class DeclaredSide(Settings):
     """A side as a user says it; what is left out is as the run's own settings say.
 
     checkpoint: a folder or hub id of its own, for instance last week's weights. adapter: the folder of a LoRA adapter.
+    logged: its numbers are those of an imported log, and nothing is computed for it.
     """
 
     name: SideName
     dtype: DtypeField
     checkpoint: Place | None = None
     adapter: Place | None = None
+    logged: bool = False
 
 
 class InferSide(DeclaredSide):
@@ -85,7 +87,7 @@ class TrainSide(DeclaredSide):
         Raises:
             ValueError: they do not go together.
         """
-        given = self.model_dump(exclude={"name", "dtype", "checkpoint"}, exclude_none=True)
+        given = self.model_dump(exclude={"name", "dtype", "checkpoint", "logged"}, exclude_none=True)
         return TrainingPathSettings.model_validate(training.model_dump() | given)
 
 
@@ -93,7 +95,8 @@ class TrainSide(DeclaredSide):
 class Side:
     """A policy and how it is computed: `engine` of mu, `training` of pi and of the reference.
 
-    model: the checkpoint it loads. rounded_to: the reference computes with weights rounded to this dtype.
+    model: the checkpoint it loads. rounded_to: the reference computes with weights rounded to this dtype. logged: its
+    numbers come from a log.
     """
 
     name: str
@@ -103,6 +106,7 @@ class Side:
     engine: EngineSettings | None = None
     training: TrainingPathSettings | None = None
     rounded_to: Dtype | None = None
+    logged: bool = False
 
     @property
     def adapter(self) -> str | None:

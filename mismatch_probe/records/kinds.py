@@ -18,6 +18,7 @@ class Kind(Enum):
     """How a sentence names it, and what takes it."""
 
     COMPARISON = "a comparison", "`compare --resume` continues it"
+    IMPORTED = "an imported log", "`report` shows it, `score` and `explain` compute on its token ids"
     EVALUATION = "an evaluation", "`evaluate --resume` continues it"
     TRAINING = "a training run", "`report` shows it, `train --resume` continues it"
     SANITY = "a sanity test", "`report` shows it, `sanity --resume` continues it"
@@ -29,8 +30,8 @@ class Kind(Enum):
         self.takers = takers
 
 
-COMPARISONS: Final = (Kind.COMPARISON, Kind.EVALUATION)
-"""An evaluation is a comparison and what its responses earned."""
+COMPARISONS: Final = (Kind.COMPARISON, Kind.EVALUATION, Kind.IMPORTED)
+"""An evaluation is a comparison and what its responses earned; of an imported log, both sides were logged."""
 TRAININGS: Final = (Kind.TRAINING, Kind.SANITY)
 FINDINGS: Final = (Kind.HEADROOM, Kind.LOCALIZATION)
 
@@ -55,6 +56,8 @@ def kind_of(folder: Path) -> Kind | None:
     keys = manifest.get("content_keys")
     if "training_version" in manifest:
         return Kind.SANITY if isinstance(keys, dict) and "sanity" in keys else Kind.TRAINING
+    if manifest.get("log") is not None:
+        return Kind.IMPORTED
     if "manifest_version" in manifest:
         return Kind.EVALUATION if is_there(folder / EVALUATION) else Kind.COMPARISON
     raise BrokenRecord(f"{path} cannot be read (it has no version); give another run, or make it again")

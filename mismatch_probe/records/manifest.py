@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.records.log_origin import LogOrigin
 
 MANIFEST_VERSION = 1
 
@@ -83,8 +84,9 @@ class Manifest(Entry):
 
     checkpoints: of the sides that load another than the run's, by the path they name. environment: variables that can
     have to do with what is computed. extended_from: how many prompts the run had before each time that a gate asked for
-    more. growing: stages that work through the responses of added sides, each as it was before. run_key: another for
-    every run, and in every leg of it; empty in a run made before there were any.
+    more. log: what the run was imported from, None where its responses were sampled. growing: stages that work through
+    the responses of added sides, each as it was before. run_key: another for every run, and in every leg of it; empty
+    in a run made before there were any.
     """
 
     manifest_version: int = MANIFEST_VERSION
@@ -100,6 +102,7 @@ class Manifest(Entry):
     environment: dict[str, str] = {}
     git: dict[str, Any] | None
     run_key: str = ""
+    log: LogOrigin | None = None
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []
     continued: list[Continuation] = []

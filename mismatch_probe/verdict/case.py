@@ -17,7 +17,7 @@ class Case:
     exact_sides: flags that give the same two sides in FP32. name: of the training side and of the engine's.
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
-    and were found to be the run's own.
+    and were found to be the run's own. is_logged: both sides are those of a log.
     """
 
     name: tuple[str, str]
@@ -36,6 +36,7 @@ class Case:
     legs_say_whose_they_are: bool = False
     takes_dtypes: bool = True
     exact_sides: tuple[str, ...] = ()
+    is_logged: bool = False
 
     @property
     def is_of_dtypes(self) -> bool:

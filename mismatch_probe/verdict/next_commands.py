@@ -13,7 +13,12 @@ RUN: Final = "RUN"
 
 GO_ON: Final = f"mismatch-probe compare --out {RUN} --resume"
 ADD_EXACT_PAIR: Final = f"{GO_ON} --dtype fp32"
+EXPLAIN: Final = f"mismatch-probe explain {RUN} --model CHECKPOINT"
 HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
+
+_TRY_CAUSES: Final = (
+    "With the checkpoint that sampled these responses, each suspected cause is computed and set against the log"
+)
 
 _INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Code.STALE_WEIGHTS)
 """Bugs whose place is a module. The others lie in ids, prompts, labels and sampling, where no module is at fault."""
@@ -30,6 +35,8 @@ def localize_command(train: Dtype, infer: Dtype) -> str:
 
 
 def _commands(case: Case, verdict: Verdict) -> list[str]:
+    if case.is_logged:
+        return [] if verdict.kind in ("clean", "broken") else [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
         return [f"FP32 against FP32 decides between precision and a bug: `{command}`"]

@@ -1,0 +1,38 @@
+"""`mismatch-probe import SOURCE`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatch_probe.cli import options
+
+
+def import_log(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A log: a file, or a folder of them.")],
+    out: Annotated[Path, typer.Option(help="Run directory to make.")],
+    format: Annotated[str | None, typer.Option(help="Of the log; recognised by its content unless given.")] = None,
+    train_dtype: Annotated[str | None, typer.Option(help="The trainer computed in: bf16, fp16, fp32.")] = None,
+    infer_dtype: Annotated[str | None, typer.Option(help="The sampler computed in.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Both sides' log-probs are those of, where the log does not say.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Analyse so many sampled tokens, of whole prompts chosen at random.")
+    ] = None,
+    json_output: options.JsonOutput = False,
+) -> None:
+    """Make a run directory of a log that another system wrote: `report`, `gate` and `diff` read it.
+
+    Nothing of the log is run. What it lacks, `score` computes on its token ids.
+    """
+    from mismatch_probe.cli.import_command import run_import
+
+    code = run_import(
+        source,
+        out,
+        format,
+        {"train_dtype": train_dtype, "infer_dtype": infer_dtype, "temperature": temperature, "most_tokens": max_tokens},
+        json_output=json_output,
+    )
+    raise typer.Exit(int(code))

@@ -1,0 +1,44 @@
+"""What a log holds, counted while it is read."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mismatch_probe.records.logged import LoggedResponse
+
+
+@dataclass
+class Census:
+    """Sums over the responses seen so far. tokens_of: sampled tokens by prompt."""
+
+    num_responses: int = 0
+    num_tokens: int = 0
+    num_sampled_tokens: int = 0
+    longest_response: int = 0
+    has_mu: bool = False
+    has_pi: bool = False
+    has_ref: bool = False
+    temperatures: set[float] = field(default_factory=set)
+    tokens_of: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[bytes, str] = field(default_factory=dict)
+
+    def add(self, response: LoggedResponse) -> str:
+        """Count a response; returns the id of its prompt, which responses to the same token ids share."""
+        prompt_id = self._prompt_id(response)
+        sampled = int(response.sampled.sum())
+        self.num_responses += 1
+        self.num_tokens += response.token_ids.size
+        self.num_sampled_tokens += sampled
+        self.longest_response = max(self.longest_response, response.token_ids.size)
+        self.has_mu |= response.log_mu is not None
+        self.has_pi |= response.log_pi is not None
+        self.has_ref |= response.log_ref is not None
+        if response.temperature is not None:
+            self.temperatures.add(response.temperature)
+        self.tokens_of[prompt_id] = self.tokens_of.get(prompt_id, 0) + sampled
+        return prompt_id
+
+    def _prompt_id(self, response: LoggedResponse) -> str:
+        key = hashlib.blake2b(np.asarray(response.prompt_token_ids, dtype="<i4").tobytes(), digest_size=12).digest()
+        return self._numbers.setdefault(key, f"prompt-{len(self._numbers)}")

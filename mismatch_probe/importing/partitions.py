@@ -1,0 +1,65 @@
+"""The whole log as parquet files, one folder a step, written and read in bounded memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from mismatch_probe.records.log_tables import log_table
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.tables import read_table, write_table
+
+_TOKENS_A_FILE: Final = 1_000_000
+_TOKENS_HELD: Final = 4_000_000
+"""Of all steps together; a log whose steps are mixed is written in more files."""
+
+
+class Partitions:
+    """`RUN/log/step-000003/00000.parquet`, or `RUN/log/no-step/...` where the log has no steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[int | None, list[tuple[str, LoggedResponse]]] = {}
+        self._tokens: dict[int | None, int] = {}
+        self._files: dict[int | None, int] = {}
+
+    def add(self, prompt_id: str, response: LoggedResponse) -> None:
+        """
+        Raises:
+            StorageError: the disk refused.
+        """
+        step = response.step
+        self._waiting.setdefault(step, []).append((prompt_id, response))
+        num_tokens = response.prompt_token_ids.size + response.token_ids.size
+        self._tokens[step] = self._tokens.get(step, 0) + num_tokens
+        if self._tokens[step] >= _TOKENS_A_FILE:
+            self._write(step)
+        elif sum(self._tokens.values()) >= _TOKENS_HELD:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write what waits. Raises as `add`."""
+        for step in list(self._waiting):
+            self._write(step)
+
+    def _write(self, step: int | None) -> None:
+        prompt_ids, responses = zip(*self._waiting.pop(step), strict=True)
+        self._tokens.pop(step)
+        number = self._files.get(step, 0)
+        self._files[step] = number + 1
+        write_table(self._folder / _name(step) / f"{number:05d}.parquet", log_table(prompt_ids, responses))
+
+
+def partitions(folder: Path, step: int | None = None) -> Iterator[pa.Table]:
+    """The tables of a log, in the order of its steps; of one step alone where `step` is given.
+
+    Raises:
+        BrokenRecord: a file cannot be read.
+    """
+    for path in sorted(folder.glob("*/*.parquet" if step is None else f"{_name(step)}/*.parquet")):
+        yield read_table(path)
+
+
+def _name(step: int | None) -> str:
+    return "no-step" if step is None else f"step-{step:06d}"

@@ -1,0 +1,94 @@
+"""From the parquet files of a log to the responses and legs of a run."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_probe.config.sides import Side
+from mismatch_probe.records.rows import ids_key
+from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.tables import ROLLOUTS, leg_schema
+
+LOGGED_ROLLOUTS: Final = pa.schema(
+    [
+        *ROLLOUTS,
+        pa.field("sampled", pa.list_(pa.bool_()), nullable=False),
+        pa.field("step", pa.int64()),
+        pa.field("weight_version", pa.string()),
+        pa.field("where", pa.string(), nullable=False),
+    ]
+)
+"""Of an imported run: which tokens the policy sampled, and where each response comes from."""
+
+_NOT_SEEDED: Final = -1
+
+
+def chosen_rows(tables: Iterable[pa.Table], prompt_ids: set[str]) -> pa.Table:
+    """The rows of these prompts."""
+    wanted = pa.array(sorted(prompt_ids))
+    return pa.concat_tables([table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables])
+
+
+def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
+    """Each prompt once, in the order of the log; no text is known."""
+    found: dict[str, EncodedPrompt] = {}
+    for prompt_id, token_ids in zip(
+        *(rows[name].to_pylist() for name in ("prompt_id", "prompt_token_ids")), strict=True
+    ):
+        found.setdefault(prompt_id, EncodedPrompt(prompt_id, token_ids, text=""))
+    return list(found.values())
+
+
+def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
+    """Rows of `rollouts.parquet`, with the ids that the side of the log makes."""
+    counts: dict[str, int] = {}
+    ids = []
+    for prompt_id in rows["prompt_id"].to_pylist():
+        sample = counts.get(prompt_id, 0)
+        counts[prompt_id] = sample + 1
+        ids.append(mu.row_id(prompt_id, sample))
+    lengths = pc.list_value_length(rows["token_ids"]).to_pylist()
+    columns: dict[str, Any] = {
+        "id": ids,
+        "prompt_id": rows["prompt_id"],
+        "sampler": [mu.sampler] * rows.num_rows,
+        "seed": [_NOT_SEEDED] * rows.num_rows,
+        "prompt_token_ids": rows["prompt_token_ids"],
+        "token_ids": rows["token_ids"],
+        "token_texts": [[""] * length for length in lengths],
+        "finish_reason": pc.fill_null(rows["finish_reason"], ""),
+        "sampled": rows["mask"],
+        "step": rows["step"],
+        "weight_version": rows["weight_version"],
+        "where": rows["where"],
+    }
+    return pa.table(columns, schema=LOGGED_ROLLOUTS).combine_chunks()
+
+
+def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str) -> pa.Table:
+    """Rows of a leg from a column of the log; a response without one has no log-prob: NaN for each token."""
+    prompts, responses = rows["prompt_token_ids"].to_pylist(), rows["token_ids"].to_pylist()
+    keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    logprobs = [
+        [float("nan")] * len(response) if values is None else values
+        for values, response in zip(rows[column].to_pylist(), responses, strict=True)
+    ]
+    absent = pa.nulls(rows.num_rows)
+    columns: dict[str, Any] = {
+        "id": ids,
+        "ids_key": pa.array(keys, type=pa.uint64()),
+        "logprobs": logprobs,
+        "top1_ids": absent,
+        "entropy_nats": rows["entropy"] if column == "train_logprobs" else absent,
+        "start_logprobs": absent,
+    }
+    schema = leg_schema(double=True)
+    return pa.table(
+        {
+            name: pa.array(v, schema.field(name).type) if isinstance(v, list) else v.cast(schema.field(name).type)
+            for name, v in columns.items()
+        },
+        schema=schema,
+    )

@@ -1,0 +1,221 @@
+"""A log becomes a run directory that `report`, `gate` and `diff` read."""
+
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from mismatch_probe import __version__
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.config.comparison import CompareSettings, PairName
+from mismatch_probe.config.model import (
+    FloorSettings,
+    FullVocabularySettings,
+    ModelSettings,
+    PromptSettings,
+    ReferenceSettings,
+    SamplingSettings,
+)
+from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+from mismatch_probe.importing.census import Census
+from mismatch_probe.importing.partitions import Partitions, partitions
+from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollouts, prompts_in
+from mismatch_probe.importing.selection import chosen_prompts
+from mismatch_probe.provenance.keys import RESPONSES, content_key
+from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.log_origin import LogFile, LogNote, LogOrigin
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
+from mismatch_probe.records.rows import prompts_table
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import write_table
+
+LOG_SIDE: Final = "log"
+"""Name of the sides whose numbers a log gives."""
+LOG_FOLDER: Final = "log"
+MOST_TOKENS: Final = 2_000_000
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """What a log does not say of itself. most_tokens: how many sampled tokens are analysed."""
+
+    train_dtype: Dtype | None = None
+    infer_dtype: Dtype | None = None
+    temperature: float | None = None
+    most_tokens: int = MOST_TOKENS
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log that was recognised, ready to be read once. notes: what was seen in it, known once it is read."""
+
+    source: str
+    format: str
+    files: Sequence[LogFile]
+    responses: Iterable[LoggedResponse]
+    notes: Callable[[], Sequence[LogNote]]
+
+
+def import_log(log: Log, settings: LogSettings, out: Path, on_response: Callable[[int], None]) -> RunDirectory:
+    """Make the run directory of a log, and its summary where both sides are recorded.
+
+    `on_response` is told how many tokens each response has. Nothing stays behind where the log cannot be used.
+
+    Raises:
+        UsageError: the log holds nothing that could be used, or cannot be read.
+        RunDirectoryError: `out` is in use.
+        StorageError: the disk refused.
+    """
+    run = RunDirectory(out)
+    with run.created():
+        try:
+            manifest = _written(run, log, settings, on_response)
+        except BaseException:
+            run.remove()
+            raise
+        if log_pair(manifest) is not None:
+            run.write_summary(summarise(run, manifest))
+    return run
+
+
+def log_pair(manifest: Manifest) -> PairName | None:
+    """The pair of an imported run's two logged sides; None where the log has no log-probs of the trainer."""
+    pair = (LOG_SIDE, LOG_SIDE)
+    return pair if pair in manifest.settings.pairs and manifest.log is not None else None
+
+
+def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Callable[[int], None]) -> Manifest:
+    census, whole = Census(), Partitions(run.path / LOG_FOLDER)
+    for response in log.responses:
+        whole.add(census.add(response), response)
+        on_response(response.token_ids.size)
+    whole.finish()
+    notes = list(log.notes())
+    _require_usable(log, census)
+    rows = chosen_rows(
+        partitions(run.path / LOG_FOLDER), chosen_prompts(census.tokens_of, given.most_tokens)
+    ).combine_chunks()
+    settings, assumed = _settings(log, census, given)
+    mu = settings.mu(LOG_SIDE)
+    rollouts, prompts = logged_rollouts(rows, mu), prompts_in(rows)
+    origin = LogOrigin(
+        format=log.format,
+        files=list(log.files),
+        num_responses=census.num_responses,
+        num_tokens=census.num_tokens,
+        num_sampled_tokens=census.num_sampled_tokens,
+        analysed_responses=rows.num_rows,
+        analysed_tokens=pa.compute.sum(pa.compute.list_flatten(rows["mask"]).cast(pa.int64())).as_py() or 0,
+        assumed=assumed,
+        notes=notes,
+    )
+    manifest = _manifest(log, settings, origin, rollouts)
+    legs = Legs(run, manifest.run_key)
+    write_table(run.prompts_path, prompts_table(prompts))
+    write_table(run.rollouts_path, rollouts)
+    legs.write(mu.leg("decode"), logged_leg(rows, rollouts["id"], "logprobs"))
+    if census.has_pi:
+        pi = settings.pi(LOG_SIDE)
+        legs.write(pi.leg(), logged_leg(rows, rollouts["id"], "train_logprobs"))
+        reference = settings.reference_of(pi)
+        if reference is not None:
+            legs.write(reference.leg(), logged_leg(rows, rollouts["id"], "ref_logprobs"))
+    run.write_manifest(manifest)
+    return manifest
+
+
+def _require_usable(log: Log, census: Census) -> None:
+    if not census.num_responses:
+        raise UsageError(f"{log.source} holds no response, so there is nothing to import; give a log of {log.format}")
+    if not census.has_mu:
+        raise UsageError(
+            f"{log.source} holds no log-probs of the sampler, so there is nothing to compare; switch them on where it "
+            "is written (docs/logs.md says how)"
+        )
+    if not census.num_sampled_tokens:
+        raise UsageError(
+            f"{log.source} marks no token as sampled by the policy, so there is nothing to compare; mend its mask"
+        )
+
+
+def _settings(log: Log, census: Census, given: LogSettings) -> tuple[CompareSettings, dict[str, str]]:
+    """The settings of the run, and what had to be assumed."""
+    assumed = {
+        name: f"{Dtype.BF16}, because the log does not say; give --{name.replace('_', '-')}"
+        for name, dtype in (("train_dtype", given.train_dtype), ("infer_dtype", given.infer_dtype))
+        if dtype is None
+    }
+    temperature = given.temperature
+    if temperature is None and len(census.temperatures) == 1:
+        temperature = next(iter(census.temperatures))
+    if temperature is None:
+        temperature = 1.0
+        assumed["temperature"] = "1, because the log does not say; give --temperature"
+    train_dtype, infer_dtype = given.train_dtype or Dtype.BF16, given.infer_dtype or Dtype.BF16
+    train = LOG_SIDE if census.has_pi else train_dtype.value
+    settings = CompareSettings(
+        model=ModelSettings(path=log.source),
+        infer=(InferSide(name=LOG_SIDE, dtype=infer_dtype, logged=True),),
+        train=(TrainSide(name=LOG_SIDE, dtype=train_dtype, logged=True),) if census.has_pi else (),
+        pairs=((train, LOG_SIDE),),
+        prompts=PromptSettings(source=log.source),
+        sampling=SamplingSettings(temperature=temperature, max_new_tokens=max(1, census.longest_response)),
+        reference=ReferenceSettings(
+            dtype=Dtype.FP32 if census.has_pi and census.has_ref else "none", rounded_weights=False
+        ),
+        floors=FloorSettings(num_sequences=0),
+        full_vocabulary=FullVocabularySettings(positions=0),
+    )
+    return settings, assumed
+
+
+def _stage(log: Log, side: Side, origin: LogOrigin) -> StageRecord:
+    """What is recorded of a side; of a logged one nothing can be read back but what its importer said."""
+    if not side.logged and side.role != "ref":
+        return StageRecord()
+    name = "train_dtype" if side.role == "pi" else "infer_dtype"
+    said = "assumed" if name in origin.assumed else "given at the import"
+    return StageRecord(
+        state="skipped",
+        note=f"logged in {log.source}",
+        effective_settings={} if side.role == "ref" else {"dtype": side.dtype, "dtype_is": said},
+    )
+
+
+def _manifest(log: Log, settings: CompareSettings, origin: LogOrigin, rollouts: pa.Table) -> Manifest:
+    stages = {stage.name: _stage(log, stage.side, origin) for stage in make_plan(settings).stages}
+    return Manifest(
+        tool_version=__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=["mismatch-probe", *sys.argv[1:]],
+        settings=settings,
+        model=ModelIdentity(
+            name=f"the policy of {Path(log.source).name}",
+            folder="",
+            fingerprint="",
+            architecture="not said by the log",
+            context_length=None,
+            checkpoint_dtype=None,
+            weight_bytes=0,
+            has_tokenizer=False,
+        ),
+        content_keys={
+            "settings": content_key(settings.model_dump(mode="json")),
+            RESPONSES: content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist()),
+        },
+        versions={"mismatch-probe": __version__},
+        hardware={},
+        git=None,
+        run_key=secrets.token_hex(8),
+        log=origin,
+        stages=stages,
+    )

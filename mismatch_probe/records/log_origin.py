@@ -1,0 +1,47 @@
+"""What an imported run says of the log that it was made from."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LogFile(Entry):
+    """A file of the log as it was read. complete: what its writer says of that, None where it has no such sign."""
+
+    path: str
+    size_bytes: int
+    modified_at: str
+    step: int | None = None
+    complete: bool | None = None
+
+
+class LogNote(Entry):
+    """Something that was seen in the log before any number was computed."""
+
+    level: Literal["error", "warning", "note"]
+    code: str
+    sentence: str
+    evidence: list[str] = []
+
+
+class LogOrigin(Entry):
+    """Where an imported run's responses and log-probs come from.
+
+    num_responses, num_tokens: of the whole log; num_sampled_tokens: those that the policy sampled. analysed_responses,
+    analysed_tokens: what the statistics are computed from, whole prompts chosen at random where the log is larger.
+    assumed: what the log does not say, by name, as it was taken to be.
+    """
+
+    format: str
+    files: list[LogFile]
+    num_responses: int
+    num_tokens: int
+    num_sampled_tokens: int
+    analysed_responses: int
+    analysed_tokens: int
+    assumed: dict[str, str] = {}
+    notes: list[LogNote] = []
