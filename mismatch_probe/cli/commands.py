@@ -8,7 +8,21 @@ import typer
 from typer.main import get_command
 
 from mismatch_probe import __version__
-from mismatch_probe.cli import compare, diff, doctor, evaluate, gate, headroom, localize, report, sanity, schema, train
+from mismatch_probe.cli import (
+    compare,
+    diff,
+    doctor,
+    evaluate,
+    gate,
+    headroom,
+    import_log,
+    localize,
+    report,
+    sanity,
+    schema,
+    score,
+    train,
+)
 from mismatch_probe.cli.interrupts import interruption_that_came
 from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
@@ -46,6 +60,8 @@ app.command("sanity", context_settings=_PASS_THROUGH)(sanity.sanity)
 app.command("evaluate", context_settings=_PASS_THROUGH)(evaluate.evaluate)
 app.command("headroom")(headroom.headroom)
 app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
+app.command("import")(import_log.import_log)
+app.command("score", context_settings=_PASS_THROUGH)(score.score)
 app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.add_typer(gate.app, name="gate")

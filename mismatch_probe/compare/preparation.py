@@ -47,11 +47,11 @@ class Preparation:
         return model_length(self.prompts, self.manifest.settings, self.manifest.model.context_length)
 
 
-def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparation:
+def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are_given: bool = False) -> Preparation:
     """Resolve and check everything that can be checked without loading the model.
 
     `rehearsed` has the engine configured in a process of its own as well, which takes seconds; a run that starts one
-    right away finds out by that.
+    right away finds out by that. `responses_are_given`: the caller brings them, and the numbers of logged sides.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -59,6 +59,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
     _require_packages()
+    if not responses_are_given:
+        _require_computed(settings)
     settings = with_typed_engines(settings)
     check_sides(settings)
     folder = resolve_model(settings.model)
@@ -66,7 +68,11 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False) -> Preparatio
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
     engine_configured = rehearsal(
-        [(str(folders[mu.model.path]), mu.dtype, mu.engine) for mu in settings.infer_sides if mu.engine is not None],
+        [
+            (str(folders[mu.model.path]), mu.dtype, mu.engine)
+            for mu in settings.infer_sides
+            if mu.engine is not None and not mu.logged
+        ],
         settings.sampling,
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
@@ -149,6 +155,15 @@ def _require_room(settings: CompareSettings, prompts: list[EncodedPrompt], conte
     for mu in settings.infer_sides:
         assert mu.engine is not None
         check_room(mu.engine, longest.label, len(longest.token_ids))
+
+
+def _require_computed(settings: CompareSettings) -> None:
+    logged = next((side for side in (*settings.infer, *settings.train) if side.logged), None)
+    if logged is not None:
+        raise UsageError(
+            f"the side {logged.name} is one of a log, and a comparison computes its sides: leave logged out, or make a "
+            "run of a log with `import`"
+        )
 
 
 def _require_packages() -> None:

@@ -54,7 +54,8 @@ def open_rescoring(
     _check_same_prompts(first, preparation, responses.path, settings_of.path)
     _check_same_packages(second, preparation.manifest, settings_of.path)
     rollouts = _rollouts(read_table(responses.rollouts_path), sources)
-    manifest = _without_sampling(preparation.manifest, responses.path, rollouts)
+    note = f"the responses are those of {responses.path}, and mu's log-probs those of a prefill"
+    manifest = without_sampling(preparation.manifest, note, rollouts)
     preparation = Preparation(manifest, preparation.prompts)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     write_table(run.rollouts_path, rollouts)
@@ -70,6 +71,8 @@ def rescore(run: RunDirectory, listener: Listener) -> Summary:
     with run.locked():
         manifest = advance(run, listener)
         for mu in manifest.settings.infer_sides:
+            if mu.logged:
+                continue
             replayed = manifest.stages[mu.stage("replay")].effective_settings
             manifest.stages[mu.stage("sample")].effective_settings = replayed
         run.write_manifest(manifest)
@@ -128,20 +131,23 @@ def _check_same_packages(second: Manifest, now: Manifest, settings_of: Path) -> 
 
 def _rollouts(recorded: pa.Table, sources: Sequence[tuple[Side, Side]]) -> pa.Table:
     """The responses of each source under the name of the engine that is to score them."""
-    tables = []
-    for mu, source in sources:
-        rows = recorded.filter(pc.equal(recorded["sampler"], source.sampler))
-        ids = [mu.row_of(response_of(row_id)) for row_id in rows["id"].to_pylist()]
-        columns = {"id": pa.array(ids), "sampler": pa.array([mu.sampler] * rows.num_rows)}
-        for name, column in columns.items():
-            rows = rows.set_column(rows.schema.get_field_index(name), recorded.schema.field(name), column)
-        tables.append(rows)
+    tables = [
+        rows_of_side(recorded.filter(pc.equal(recorded["sampler"], source.sampler)), mu) for mu, source in sources
+    ]
     return pa.concat_tables(tables).combine_chunks()
 
 
-def _without_sampling(manifest: Manifest, responses: Path, rollouts: pa.Table) -> Manifest:
+def rows_of_side(rows: pa.Table, mu: Side) -> pa.Table:
+    """Responses under the name of another engine's side, which is to score them."""
+    ids = [mu.row_of(response_of(row_id)) for row_id in rows["id"].to_pylist()]
+    columns = {"id": pa.array(ids), "sampler": pa.array([mu.sampler] * rows.num_rows)}
+    for name, column in columns.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
+    return rows
+
+
+def without_sampling(manifest: Manifest, note: str, rollouts: pa.Table) -> Manifest:
     """The manifest of a run that is given its responses."""
-    note = f"the responses are those of {responses}, and mu's log-probs those of a prefill"
     sampled = {mu.stage("sample"): StageRecord(state="skipped", note=note) for mu in manifest.settings.infer_sides}
     key = content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist())
     return manifest.model_copy(

@@ -151,9 +151,11 @@ class CompareSettings(Settings):
 
     def exact_counterpart(self, pair: PairName) -> PairName | None:
         """The pair that differs from this one in its dtypes alone, FP32 or better on both sides; None where none was
-        asked for.
+        asked for. What a log's side computed with is not known, so that none differs from it in its dtype alone.
         """
         pi, mu = self.pi(pair[0]), self.mu(pair[1])
+        if pi.logged or mu.logged:
+            return None
         for train, infer in self.pairs:
             exact_pi, exact_mu = self.pi(train), self.mu(infer)
             is_exact = not (exact_pi.dtype.is_16_bit or exact_mu.dtype.is_16_bit)

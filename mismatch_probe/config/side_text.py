@@ -25,7 +25,7 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
     name, colon, rest = text.partition(":")
     side: dict[str, Any] = {"name": name, "dtype": name}
     args: dict[str, Any] = {}
-    fields = _KINDS[kind].model_fields
+    fields = _KINDS[kind].model_fields.keys() - {"logged"}
     for key, value in _settings(kind, text, rest) if colon else ():
         if key in args or (key in side and (key != "dtype" or side["dtype"] != name)) or key in ("name", "args"):
             raise UsageError(f"--{kind} {text!r} gives {key} twice, or by a name that is taken; give it once")

@@ -1,6 +1,6 @@
 """What an imported run says of the log that it was made from."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,12 +20,18 @@ class LogFile(Entry):
 
 
 class LogNote(Entry):
-    """Something that was seen in the log before any number was computed."""
+    """Something that was seen in the log before any number was computed.
 
-    level: Literal["error", "warning", "note"]
+    level: broken, no number may be computed; missing, the values it names were not recorded and are left out; warning,
+    numbers may mean something else than they seem to; note, they are not touched. column: what it is about (`log_mu`,
+    `log_pi`), None for the rows.
+    """
+
+    level: Literal["broken", "missing", "warning", "note"]
     code: str
     sentence: str
-    evidence: list[str] = []
+    column: str | None = None
+    evidence: dict[str, Any] = {}
 
 
 class LogOrigin(Entry):

@@ -1,0 +1,146 @@
+"""What `import` and `score` do once their flags are parsed; imported only then, because it loads the heavy parts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.rescoring import rescore
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.importing.run import Log, LogSettings, import_log
+from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
+from mismatch_probe.logs import Format, LogFinding, Source, recognise
+from mismatch_probe.notation import write_count
+from mismatch_probe.records.log_origin import LogFile, LogNote
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import render_terminal, write_report
+
+
+def run_import(
+    source: Path, out: Path, format_name: str | None, given: Mapping[str, Any], *, json_output: bool
+) -> ExitCode:
+    """Read the log, make the run directory, and show what it says where both sides are recorded.
+
+    Raises:
+        MismatchProbeError: the log cannot be used, as one sentence.
+    """
+    console = people()
+    settings = LogSettings(**_with_dtypes(given))
+    RunDirectory(out).require_free()
+    known = recognise(source, format_name)
+    console.print(f"Format: {known.title}", soft_wrap=True)
+    with _counting(console) as count:
+        run = import_log(_log(known, source), settings, out, count)
+    manifest = run.read_manifest()
+    origin = manifest.log
+    assert origin is not None
+    console.print(
+        f"{write_count(origin.num_responses)} responses of {write_count(origin.num_tokens)} tokens, "
+        f"{write_count(origin.num_sampled_tokens)} sampled by the policy; analysed: "
+        f"{write_count(origin.analysed_responses)} responses, {write_count(origin.analysed_tokens)} tokens",
+        soft_wrap=True,
+    )
+    for note in origin.notes:
+        console.print(f"{note.level}: {note.sentence}", soft_wrap=True)
+    for name, what in origin.assumed.items():
+        console.print(f"assumed: {name.replace('_', ' ')} {what}", soft_wrap=True)
+    if not run.summary_path.exists():
+        console.print(
+            "The log has no log-probs of the trainer, so there is nothing to compare yet. Compute them: mismatch-probe "
+            f"score {run.path} --model CHECKPOINT --out SCORED",
+            soft_wrap=True,
+        )
+        return ExitCode.INCONCLUSIVE
+    return _shown(run, console, json_output=json_output)
+
+
+def run_score(
+    imported: Path, out: Path, flags: dict[str, Any], given: Mapping[str, Any], *, json_output: bool
+) -> ExitCode:
+    """Score, summarise, and show.
+
+    Raises:
+        MismatchProbeError: anything that stops it, as one sentence; what was computed stays.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    console = people()
+    if "model" not in flags:
+        raise UsageError("no model to score with; give --model the checkpoint that sampled these responses")
+    run = open_scoring(RunDirectory(imported), out, ScoreRequest(**_with_dtypes(given)), flags)
+    try:
+        with progress_listener(console, run) as listener:
+            rescore(run, listener)
+    except (KeyboardInterrupt, MismatchProbeError):
+        console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
+        raise
+    return _shown(run, console, json_output=json_output)
+
+
+def _shown(run: RunDirectory, console: Console, *, json_output: bool) -> ExitCode:
+    path, summary = write_report(run), run.read_summary()
+    render_terminal(summary, console, run.path)
+    console.print(f"Report: {path}", soft_wrap=True)
+    if json_output:
+        print_json(summary)
+    return summary.exit_code
+
+
+def _log(known: Format, source: Path) -> Log:
+    found: list[LogFinding] = []
+    return Log(
+        source=str(source),
+        format=known.name,
+        files=[_file(one) for one in known.sources(source)],
+        responses=known.read(source, found.append),
+        notes=lambda: [_note(one) for one in found],
+    )
+
+
+def _file(source: Source) -> LogFile:
+    modified = datetime.fromtimestamp(source.modified, UTC).isoformat(timespec="seconds")
+    return LogFile(
+        path=str(source.path),
+        size_bytes=source.size_bytes,
+        modified_at=modified,
+        step=source.step,
+        complete=source.complete,
+    )
+
+
+def _note(finding: LogFinding) -> LogNote:
+    return LogNote(
+        level=finding.level.value,
+        code=finding.code,
+        sentence=finding.sentence,
+        column=finding.column,
+        evidence=dict(finding.evidence),
+    )
+
+
+def _with_dtypes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given, dtypes parsed."""
+    there = {name: value for name, value in given.items() if value is not None}
+    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in there.items()}
+
+
+@contextmanager
+def _counting(console: Console) -> Iterator[Callable[[int], None]]:
+    """Shows how many responses and tokens were read; nothing where there is no terminal to show it on."""
+    columns = (TextColumn("reading: {task.fields[said]}", markup=False),)
+    responses = tokens = 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", said="")
+
+        def count(num_tokens: int) -> None:
+            nonlocal responses, tokens
+            responses, tokens = responses + 1, tokens + num_tokens
+            progress.update(task, said=f"{write_count(responses)} responses, {write_count(tokens)} tokens")
+
+        yield count

@@ -1,0 +1,147 @@
+"""What a log lacks, computed on its own token ids: pi and the engine's prefill in dtypes of choice, and the reference.
+
+Nothing is sampled. The log's sides stay as they were logged, and stand in the new run beside those that are computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.compare.rescoring import rows_of_side, without_sampling
+from mismatch_probe.compare.run import resume_run, start_run
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.nested import merged
+from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+from mismatch_probe.importing.run import LOG_SIDE
+from mismatch_probe.provenance.keys import content_key
+from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.rows import prompts_of
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table, write_table
+
+_EXACT_PAIR: Final = (Dtype.FP32.value, Dtype.FP32.value)
+"""It decides between precision and a bug, of the sides that are computed."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What to compute. train_dtype, infer_dtype: those that the log's sides have unless given; the engine is left out
+    where `with_engine` is false. step: responses of this step alone.
+    """
+
+    train_dtype: Dtype | None = None
+    infer_dtype: Dtype | None = None
+    with_engine: bool = True
+    step: int | None = None
+
+
+def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, given: dict[str, Any]) -> RunDirectory:
+    """Make, or continue, the run at `path`: an imported run's responses, to be scored with a checkpoint.
+
+    `given` are settings of the command line: the model, and how it is computed.
+
+    Raises:
+        UsageError: the checkpoint or the settings cannot be used, or do not fit the responses.
+        RunDirectoryError: a run is not there, or `path` holds something else.
+        BrokenRecord: the log's records cannot be read.
+    """
+    first = imported.read_manifest()
+    if first.log is None:
+        raise UsageError(
+            f"{imported.path} was not imported from a log; to score its responses with other settings, give "
+            "`diff A B --rescore`"
+        )
+    rollouts = _of_step(read_table(imported.rollouts_path), imported.path, request.step)
+    settings = _settings(first, imported, request, given)
+    preparation = prepare(settings, responses_are_given=True)
+    preparation = _with_recorded_ids(preparation, imported, rollouts)
+    scored_by = [mu for mu in settings.infer_sides if not mu.logged]
+    log_mu = settings.mu(LOG_SIDE)
+    copies = [rollouts, *(rows_of_side(rollouts, mu) for mu in scored_by)]
+    everything = pa.concat_tables(copies).combine_chunks()
+    manifest = without_sampling(preparation.manifest, f"the responses are those of {imported.path}", everything)
+    logged = [side for side in (log_mu, *settings.train_sides) if side.logged]
+    manifest = manifest.model_copy(update={"log": first.log, "stages": manifest.stages | _stages(first, logged)})
+    preparation = Preparation(manifest, preparation.prompts)
+    run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
+    write_table(run.rollouts_path, everything)
+    _copy_legs(Legs(imported, first.run_key), Legs(run, run.read_manifest().run_key), logged, rollouts["id"])
+    return run
+
+
+def _of_step(rollouts: pa.Table, run: Path, step: int | None) -> pa.Table:
+    """The responses of a step, of the only one where none is named.
+
+    Raises:
+        UsageError: there are several and none is named, or none of that number.
+    """
+    steps = sorted(pc.unique(rollouts["step"]).drop_null().to_pylist())
+    if step is None:
+        if len(steps) > 1:
+            raise UsageError(
+                f"{run} has responses of {len(steps)} steps ({steps[0]} to {steps[-1]}), and one checkpoint has the "
+                "weights of one: give --step"
+            )
+        return rollouts
+    if step not in steps:
+        raise UsageError(f"{run} has no response of step {step}; its steps are {_written(steps)}: mend --step")
+    return rollouts.filter(pc.equal(rollouts["step"], step)).combine_chunks()
+
+
+def _written(steps: Sequence[int]) -> str:
+    return "not known" if not steps else f"{steps[0]} to {steps[-1]}"
+
+
+def _settings(first: Manifest, imported: RunDirectory, request: ScoreRequest, given: dict[str, Any]) -> CompareSettings:
+    """The log's sides and pair, and the sides that are computed, each set against what tells something of it."""
+    was = first.settings
+    mu = was.mu(LOG_SIDE)
+    log_pi = next((side for side in was.train_sides if side.logged), None)
+    train = request.train_dtype or was.train_sides[0].dtype
+    infer = request.infer_dtype or mu.dtype
+    pairs = [] if log_pi is None else [(LOG_SIDE, LOG_SIDE)]
+    pairs.append((train.value, LOG_SIDE))
+    if request.with_engine:
+        pairs += [(train.value, infer.value), _EXACT_PAIR]
+    num_prompts = read_table(imported.prompts_path, columns=["prompt_id"]).num_rows
+    own = {
+        "infer": (InferSide(name=LOG_SIDE, dtype=mu.dtype, logged=True),),
+        "train": () if log_pi is None else (TrainSide(name=LOG_SIDE, dtype=log_pi.dtype, logged=True),),
+        "pairs": tuple(dict.fromkeys(pairs)),
+        "prompts": {"source": str(imported.prompts_path), "num_prompts": num_prompts, "chat_template": "never"},
+        "sampling": was.sampling.model_dump(),
+        "full_vocabulary": {"positions": 0},
+    }
+    return CompareSettings.model_validate(merged(own, given))
+
+
+def _with_recorded_ids(preparation: Preparation, imported: RunDirectory, rollouts: pa.Table) -> Preparation:
+    """The prompts by the names that the imported run gave them, those alone that the responses answer."""
+    recorded = {tuple(prompt.token_ids): prompt.prompt_id for prompt in prompts_of(read_table(imported.prompts_path))}
+    answered = set(rollouts["prompt_id"].to_pylist())
+    named = [replace(prompt, prompt_id=recorded[tuple(prompt.token_ids)]) for prompt in preparation.prompts]
+    prompts = [prompt for prompt in named if prompt.prompt_id in answered]
+    key = content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts])
+    keys = preparation.manifest.content_keys | {"prompts": key}
+    return Preparation(preparation.manifest.model_copy(update={"content_keys": keys}), prompts)
+
+
+def _stages(first: Manifest, logged: Sequence[Side]) -> dict[str, StageRecord]:
+    """The records of the logged sides' stages, as they were imported."""
+    names = [side.stage("sample" if side.role == "mu" else "score") for side in logged]
+    return {name: first.stages[name] for name in names}
+
+
+def _copy_legs(old: Legs, new: Legs, logged: Sequence[Side], ids: pa.ChunkedArray) -> None:
+    for side in logged:
+        leg = side.leg("decode" if side.role == "mu" else "")
+        table = old.read(leg)
+        new.write(leg, table.filter(pc.is_in(table["id"], value_set=ids.combine_chunks())).combine_chunks())
