@@ -4,6 +4,7 @@ from itertools import permutations
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.closer_measurements import full_vocabulary_of
+from mismatch_probe.compare.over_steps import over_steps
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.told_apart import settings_told_apart
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
@@ -115,6 +116,7 @@ def _pair_summary(
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),
         worst_tokens=[] if pair is None else _worst(data, pair),
+        steps=over_steps(data, manifest.settings.confidence),
         corrections=[] if pair is None else simulate_corrections(pair, level=manifest.settings.confidence),
         verdict=judge(case),
     )

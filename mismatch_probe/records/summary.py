@@ -117,6 +117,14 @@ class SettingsToldApart(Record):
     ratios: dict[str, Estimate]
 
 
+class StepSummary(Record):
+    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say."""
+
+    step: int | None
+    weight_version: str | None
+    metrics: dict[str, Estimate]
+
+
 class PairSummary(Record):
     """One side of the training path against an engine's, on responses sampled by the latter.
 
@@ -140,6 +148,7 @@ class PairSummary(Record):
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
+    steps: list[StepSummary] = []
     verdict: Verdict
 
     @property

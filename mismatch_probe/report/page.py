@@ -23,9 +23,11 @@ from mismatch_probe.report.sections.counts import counts
 from mismatch_probe.report.sections.dtypes import dtypes
 from mismatch_probe.report.sections.errors import errors
 from mismatch_probe.report.sections.length import length
+from mismatch_probe.report.sections.log import log
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
 from mismatch_probe.report.sections.scatter import scatter
+from mismatch_probe.report.sections.steps import steps
 from mismatch_probe.report.sections.verdicts import verdicts
 from mismatch_probe.report.sections.vocabulary import vocabulary
 from mismatch_probe.report.sections.worst import most_tokens, worst
@@ -55,6 +57,7 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Headroo
         verdicts(summary),
         dtypes(summary),
         scatter(summary),
+        steps(summary),
         length(summary),
         errors(summary),
         vocabulary(summary),
@@ -62,6 +65,7 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Headroo
         corrections(summary),
         worst(summary, has_text=manifest.model.has_tokenizer),
         *map(findings_section, findings),
+        log(manifest),
         counts(summary),
         settings(summary, manifest),
         provenance(manifest),
@@ -71,7 +75,7 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Headroo
         "report.html.j2",
         tool_version=manifest.tool_version,
         overview=overview(summary, manifest),
-        sections=sections,
+        sections=[section for section in sections if section is not None],
         sources=["summary.json", "manifest.json", *map(file_name, findings)],
         summary_json=inert_json(_embedded(summary)),
     )

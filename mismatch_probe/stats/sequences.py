@@ -1,7 +1,7 @@
 """The ragged arrays every statistic reads: response tokens of many sequences, one after another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final
 
@@ -151,8 +151,7 @@ class TokenPair:
     repeats: Mapping[str, Repeat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        legs = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        for name, values in legs.items():
+        for name, values in self._legs.items():
             if values.shape != (self.sequences.num_tokens,):
                 raise ValueError(f"{name} has shape {values.shape}; there are {self.sequences.num_tokens} tokens")
             if np.issubdtype(values.dtype, np.floating):
@@ -162,6 +161,19 @@ class TokenPair:
                     raise ValueError(f"{name} lacks log-probs; leave those rows out, and count them")
                 if name != "entropy_pi" and values.max() > HIGHEST_LOG_PROB:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
+
+    def of_tokens(self, chosen: Mask) -> "TokenPair | None":
+        """The pair on some of its tokens [T], without what was computed twice; None where none is chosen."""
+        lengths = self.sequences.sum_by_sequence(chosen).astype(np.int64)
+        if not lengths.any():
+            return None
+        sequences = Sequences.of_lengths(lengths[lengths > 0], self.sequences.clusters[lengths > 0])
+        return TokenPair(sequences, **{name: values[chosen] for name, values in self._legs.items()})
+
+    @property
+    def _legs(self) -> dict[str, Array]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @cached_property
     def diff(self) -> Floats:
