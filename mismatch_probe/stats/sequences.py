@@ -1,7 +1,7 @@
 """The ragged arrays every statistic reads: response tokens of many sequences, one after another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -168,7 +168,7 @@ class TokenPair:
         if not lengths.any():
             return None
         sequences = Sequences.of_lengths(lengths[lengths > 0], self.sequences.clusters[lengths > 0])
-        return TokenPair(sequences, **{name: values[chosen] for name, values in self._legs.items()})
+        return replace(self, sequences=sequences, repeats={}, **{name: leg[chosen] for name, leg in self._legs.items()})
 
     @property
     def _legs(self) -> dict[str, Array]:
