@@ -107,7 +107,7 @@ def _file(source: Source) -> LogFile:
     modified = datetime.fromtimestamp(source.modified, UTC).isoformat(timespec="seconds")
     return LogFile(
         path=str(source.path),
-        size_bytes=source.size_bytes,
+        size_bytes=source.num_bytes,
         modified_at=modified,
         step=source.step,
         complete=source.complete,

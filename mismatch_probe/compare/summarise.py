@@ -82,6 +82,7 @@ def _pair_summary(
     pair = data.pair
     law = None if pair is None else length_law(pair, level=manifest.settings.confidence)
     found_blame = None if pair is None else blame(pair, level=manifest.settings.confidence)
+    is_logged = manifest.settings.pi(name[0]).logged and manifest.settings.mu(name[1]).logged
     case = Case(
         name=name,
         train_dtype=sides.train_dtype,
@@ -99,7 +100,7 @@ def _pair_summary(
         legs_say_whose_they_are=data.legs_say_whose_they_are,
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_sides=_in_fp32(manifest.settings, name),
-        is_logged=manifest.settings.pi(name[0]).logged and manifest.settings.mu(name[1]).logged,
+        is_logged=is_logged,
     )
     return PairSummary(
         train=name[0],
@@ -116,6 +117,7 @@ def _pair_summary(
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),
         worst_tokens=[] if pair is None else _worst(data, pair),
+        is_logged=is_logged,
         steps=over_steps(data, manifest.settings.confidence),
         corrections=[] if pair is None else simulate_corrections(pair, level=manifest.settings.confidence),
         verdict=judge(case),

@@ -128,7 +128,7 @@ class StepSummary(Record):
 class PairSummary(Record):
     """One side of the training path against an engine's, on responses sampled by the latter.
 
-    train, infer: names of the sides; before sides had names, those of their dtypes.
+    train, infer: names of the sides; before sides had names, those of their dtypes. is_logged: both were logged.
     """
 
     train: SideName
@@ -149,6 +149,7 @@ class PairSummary(Record):
     full_vocabulary: FullVocabularyCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
     steps: list[StepSummary] = []
+    is_logged: bool = False
     verdict: Verdict
 
     @property

@@ -25,16 +25,20 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
     if verdict.kind == "clean" or not measures_precision(verdict):
         return verdict.sentence
     worst = max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
-    parts = [f"{_name(worst)} differs from the engine by KL {write_estimate(worst.metrics['kl_k3']).value} a token"]
+    sides = "the log's sides differ" if worst.is_logged else f"{_name(worst)} differs from the engine"
+    parts = [f"{sides} by KL {write_estimate(worst.metrics['kl_k3']).value} a token"]
     length = worst.length
     if length is not None and length.budget_tokens is not None:
         parts.append(
             f"the length budget at ESS {length.budget_ess:g} is {write_tokens(length.budget_tokens).value} tokens, "
             f"the median response here {write_token_count(length.median_response)}"
         )
-    parts.append(
-        "no bug found: FP32 agrees" if verdict.kind == "precision" else "no FP32 pair was run to rule out a bug"
-    )
+    if verdict.kind == "precision":
+        parts.append("no bug found: FP32 agrees")
+    elif worst.is_logged:
+        parts.append("`explain` with the checkpoint tells whether it is a bug")
+    else:
+        parts.append("no FP32 pair was run to rule out a bug")
     best = max(
         (contrast for contrast in contrasts if contrast.metric == "kl_k3" and contrast.of == _key(worst)),
         key=lambda contrast: contrast.ratio.value,
@@ -42,7 +46,8 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
     )
     if best is not None and best.ratio.low is not None and best.ratio.low > 1:
         parts.append(f"{best.over.upper()} is {write_estimate(best.ratio).value} times closer")
-    return "; ".join(parts) + "."
+    sentence = "; ".join(parts) + "."
+    return sentence[0].upper() + sentence[1:] if worst.is_logged else sentence
 
 
 def _key(pair: PairSummary) -> str:

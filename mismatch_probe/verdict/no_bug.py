@@ -36,7 +36,7 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
         undecided = Code.UNEXPLAINED.cause(
             shown,
             _length_advice(case),
-            what=f"The sides differ by KL {write_estimate(kl).value} a token; without an FP32 pair it may be a bug.",
+            what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **undecided.model_dump())
     shown.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
@@ -44,6 +44,12 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())
+
+
+def _what_is_open(case: Case) -> str:
+    if case.is_logged:
+        return "a log alone does not tell rounding from a small bug"
+    return "without an FP32 pair it may be a bug"
 
 
 def _length_evidence(case: Case) -> list[str]:
