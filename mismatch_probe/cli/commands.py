@@ -13,6 +13,7 @@ from mismatch_probe.cli import (
     diff,
     doctor,
     evaluate,
+    explain,
     gate,
     headroom,
     import_log,
@@ -61,6 +62,7 @@ app.command("evaluate", context_settings=_PASS_THROUGH)(evaluate.evaluate)
 app.command("headroom")(headroom.headroom)
 app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
 app.command("import")(import_log.import_log)
+app.command("explain")(explain.explain)
 app.command("score", context_settings=_PASS_THROUGH)(score.score)
 app.command("report")(report.report)
 app.command("diff")(diff.diff)

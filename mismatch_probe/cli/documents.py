@@ -16,6 +16,7 @@ from mismatch_probe.gate.result import GateResult
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.evaluation import Evaluation
 from mismatch_probe.records.examination import Examination
+from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.sanity_run import SanityRecord
@@ -35,6 +36,7 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "evaluation": Evaluation,
     "headroom": Headroom,
     "localize": Localization,
+    "explain": Explanation,
 }
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -21,6 +21,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, headroom.json",
     "localize": "localize --json, localize-TRAIN-INFER.json",
+    "explain": "explain --json, RUN/explain.json",
 }
 """Each document and where it is found."""
 

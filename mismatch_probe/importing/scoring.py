@@ -20,6 +20,7 @@ from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
+from mismatch_probe.importing.steps import of_step
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -59,7 +60,7 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
             f"{imported.path} was not imported from a log; to score its responses with other settings, give "
             "`diff A B --rescore`"
         )
-    rollouts = _of_step(read_table(imported.rollouts_path), imported.path, request.step)
+    rollouts = of_step(read_table(imported.rollouts_path), imported.path, request.step)
     settings = _settings(first, imported, request, given)
     preparation = prepare(settings, responses_are_given=True)
     preparation = _with_recorded_ids(preparation, imported, rollouts)
@@ -75,29 +76,6 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
     write_table(run.rollouts_path, everything)
     _copy_legs(Legs(imported, first.run_key), Legs(run, run.read_manifest().run_key), logged, rollouts["id"])
     return run
-
-
-def _of_step(rollouts: pa.Table, run: Path, step: int | None) -> pa.Table:
-    """The responses of a step, of the only one where none is named.
-
-    Raises:
-        UsageError: there are several and none is named, or none of that number.
-    """
-    steps = sorted(pc.unique(rollouts["step"]).drop_null().to_pylist())
-    if step is None:
-        if len(steps) > 1:
-            raise UsageError(
-                f"{run} has responses of {len(steps)} steps ({steps[0]} to {steps[-1]}), and one checkpoint has the "
-                "weights of one: give --step"
-            )
-        return rollouts
-    if step not in steps:
-        raise UsageError(f"{run} has no response of step {step}; its steps are {_written(steps)}: mend --step")
-    return rollouts.filter(pc.equal(rollouts["step"], step)).combine_chunks()
-
-
-def _written(steps: Sequence[int]) -> str:
-    return "not known" if not steps else f"{steps[0]} to {steps[-1]}"
 
 
 def _settings(first: Manifest, imported: RunDirectory, request: ScoreRequest, given: dict[str, Any]) -> CompareSettings:

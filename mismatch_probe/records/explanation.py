@@ -3,6 +3,7 @@
 from typing import Literal
 
 from mismatch_probe.config.explain import ExplainSettings, LoggedSide
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.summary import Record, Verdict
 
 EXPLANATION_VERSION = 1
@@ -53,13 +54,22 @@ class SideExplanation(Record):
 
 
 class Explanation(Record):
-    """Each logged side, and the verdict on the log: that of the side with the graver one."""
+    """Each logged side, and the verdict on the log: that of the side with the graver one.
+
+    step: of training, whose responses were looked at; None for those of the whole log.
+    """
 
     schema_version: int = EXPLANATION_VERSION
     tool_version: str
+    step: int | None = None
     settings: ExplainSettings
     num_responses: int
     num_tokens: int
     sides: list[SideExplanation]
     verdict: Verdict
     seconds: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What `explain` ends with: data that cannot be explained because it is broken is never a pass."""
+        return ExitCode.ENVIRONMENT if self.verdict.kind == "broken" else ExitCode.PASS

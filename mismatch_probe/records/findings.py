@@ -1,4 +1,4 @@
-"""What `headroom` and `localize` found: documents in a folder of their own, or filed in the directory of a run."""
+"""What `headroom`, `localize` and `explain` found: documents in a folder of their own, or filed in that of a run."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -7,17 +7,21 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.explanation import EXPLANATION_VERSION, Explanation
 from mismatch_probe.records.headroom import HEADROOM_VERSION, Headroom
-from mismatch_probe.records.kinds import HEADROOM_FILE, LOCALIZATIONS
+from mismatch_probe.records.kinds import EXPLANATIONS, HEADROOM_FILE, LOCALIZATIONS
 from mismatch_probe.records.localize import LOCALIZE_VERSION, Localization
 from mismatch_probe.records.regular_files import require_regular
 
-_Document = TypeVar("_Document", Headroom, Localization)
-_VERSIONS = {Headroom: HEADROOM_VERSION, Localization: LOCALIZE_VERSION}
+Document = Headroom | Localization | Explanation
+_Document = TypeVar("_Document", Headroom, Localization, Explanation)
+_VERSIONS = {Headroom: HEADROOM_VERSION, Localization: LOCALIZE_VERSION, Explanation: EXPLANATION_VERSION}
 
 
 class Findings:
-    """`headroom.json`, and `localize-TRAIN-INFER.json` for each pair of dtypes that was looked into."""
+    """`headroom.json`, `localize-TRAIN-INFER.json` for each pair of dtypes that was looked into, and `explain.json` or
+    `explain-step-N.json` of a log.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,12 +43,16 @@ class Findings:
         """Of every pair of dtypes that was looked into; raises as `headroom`."""
         return [_read(path, Localization) for path in self._localizations()]
 
-    def documents(self) -> list[Headroom | Localization]:
+    def explanations(self) -> list[Explanation]:
+        """Of a log, and of each of its steps that was explained; raises as `headroom`."""
+        return [_read(path, Explanation) for path in sorted(self.folder.glob(EXPLANATIONS))]
+
+    def documents(self) -> list[Document]:
         """All there is; raises as `headroom`."""
         headroom = self.headroom()
-        return [*([] if headroom is None else [headroom]), *self.localizations()]
+        return [*([] if headroom is None else [headroom]), *self.localizations(), *self.explanations()]
 
-    def write(self, document: Headroom | Localization) -> None:
+    def write(self, document: Document) -> None:
         """File a document where there is none of its kind.
 
         Raises:
@@ -59,11 +67,17 @@ class Findings:
         return sorted(self.folder.glob(LOCALIZATIONS))
 
 
-def file_name(document: Headroom | Localization) -> str:
+def file_name(document: Document) -> str:
     """Of the file that holds a document."""
     if isinstance(document, Headroom):
         return HEADROOM_FILE
+    if isinstance(document, Explanation):
+        return explain_file(document.step)
     return localize_file(document.settings.train_dtype, document.settings.infer_dtype)
+
+
+def explain_file(step: int | None) -> str:
+    return "explain.json" if step is None else f"explain-step-{step}.json"
 
 
 def localize_file(train: Dtype, infer: Dtype) -> str:

@@ -12,6 +12,7 @@ MANIFEST: Final = "manifest.json"
 EVALUATION: Final = "evaluation.json"
 HEADROOM_FILE: Final = "headroom.json"
 LOCALIZATIONS: Final = "localize-*-*.json"
+EXPLANATIONS: Final = "explain*.json"
 
 
 class Kind(Enum):

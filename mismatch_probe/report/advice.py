@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.summary import Summary, Verdict
-from mismatch_probe.verdict.next_commands import HEADROOM, RUN, localize_command
+from mismatch_probe.verdict.next_commands import EXPLAIN, HEADROOM, RUN, localize_command
 
 
-def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Headroom | Localization]) -> Summary:
+def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
     """The summary of the run in the folder `run`, in which `filed` lies."""
     done = [_command(document) for document in filed]
     pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run, done)}) for pair in summary.pairs]
@@ -23,10 +24,12 @@ def _to_follow(verdict: Verdict, run: Path, done: Sequence[str]) -> Verdict:
     return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in left]})
 
 
-def _command(document: Headroom | Localization) -> str:
+def _command(document: Document) -> str:
     """What files such a document."""
     if isinstance(document, Headroom):
         return HEADROOM
+    if isinstance(document, Explanation):
+        return EXPLAIN
     return localize_command(document.settings.train_dtype, document.settings.infer_dtype)
 
 
@@ -35,4 +38,4 @@ def _asks_for(command: str, advice: str) -> bool:
 
 
 def _in_folder(advice: str, run: Path) -> str:
-    return re.sub(rf"(--run|--out) {RUN}\b", lambda match: f"{match[1]} {shlex.quote(str(run))}", advice)
+    return re.sub(rf"(--run|--out|explain) {RUN}\b", lambda match: f"{match[1]} {shlex.quote(str(run))}", advice)

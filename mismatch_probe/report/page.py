@@ -6,9 +6,7 @@ from typing import Any
 
 from mismatch_probe.inert import shortened
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.findings import Findings, file_name
-from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.localize import Localization
+from mismatch_probe.records.findings import Document, Findings, file_name
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
@@ -49,9 +47,9 @@ def write_report(run: RunDirectory) -> Path:
     return run.report_path
 
 
-def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Headroom | Localization] = ()) -> str:
-    """The page, with a section for each result of `headroom` and `localize` that was filed in the run; the same records
-    give the same bytes.
+def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Document] = ()) -> str:
+    """The page, with a section for each result of `headroom`, `localize` and `explain` that was filed in the run; the
+    same records give the same bytes.
     """
     sections = [
         verdicts(summary),

@@ -6,9 +6,16 @@ from typing import Self
 
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.findings import Findings, file_name
+from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.findings import Document, Findings, file_name
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
+from mismatch_probe.report.findings.explain import (
+    explain_anchor,
+    explain_overview,
+    explain_sections,
+    explain_title,
+)
 from mismatch_probe.report.findings.headroom import headroom_overview, headroom_sections
 from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
 from mismatch_probe.report.findings.settings import made
@@ -25,7 +32,7 @@ def write_findings_report(findings: Findings) -> Path:
         BrokenRecord: it cannot be read.
         StorageError: the disk refused the write.
     """
-    documents = findings.documents()
+    documents = [one for one in findings.documents() if not isinstance(one, Explanation)]
     if len(documents) != 1:
         raise RunDirectoryError(
             f"{findings.folder} holds {len(documents)} results of headroom and localize, and a page shows one; give "
@@ -49,7 +56,7 @@ def render_document(document: Headroom | Localization) -> str:
     )
 
 
-def findings_section(document: Headroom | Localization) -> Section:
+def findings_section(document: Document) -> Section:
     """The document on the page of the run that it is filed in."""
     return _Answer.of(document).as_section()
 
@@ -62,9 +69,12 @@ class _Answer:
     sections: list[Section]
 
     @classmethod
-    def of(cls, document: Headroom | Localization) -> Self:
+    def of(cls, document: Document) -> Self:
         if isinstance(document, Headroom):
             return cls("headroom", "Does it fit FP16", headroom_overview(document), headroom_sections(document))
+        if isinstance(document, Explanation):
+            overview, sections = explain_overview(document), explain_sections(document)
+            return cls(explain_anchor(document), explain_title(document), overview, sections)
         anchor, title = f"localize-{localize_key(document)}", f"Which layer: {localize_label(document)}"
         return cls(anchor, title, localize_overview(document), localize_sections(document))
 

@@ -1,0 +1,74 @@
+"""What `explain` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.config.explain import ExplainSettings
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.nested import merged
+from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.importing.explaining import MOST_RESPONSES, explain_log
+from mismatch_probe.records.findings import Findings, explain_file, require_absent
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import write_report
+from mismatch_probe.report.findings.explain import render_explanation
+
+_ADAPTER = "adapter_config.json"
+_LONGEST_WAIT_SECONDS = 600.0
+
+
+def run_explain_command(
+    path: Path,
+    flags: dict[str, Any],
+    *,
+    step: int | None,
+    weights: Sequence[str],
+    temperature: float | None,
+    num_responses: int | None,
+    json_output: bool,
+) -> ExitCode:
+    """Parse, explain, file the result in the run, show it.
+
+    Raises:
+        MismatchProbeError: anything that stops it, as one sentence.
+    """
+    console = people()
+    if "model" not in flags:
+        raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
+    run = RunDirectory(path)
+    values = merged(_declared(run.read_manifest(), temperature), flags | {"weights": [*map(_weights, weights)]})
+    settings = parse_settings(ExplainSettings, values)
+    name = explain_file(step)
+    with run.reserved(name):
+        require_absent(path / name)
+        explanation = explain_log(run, settings, step, num_responses or MOST_RESPONSES)
+        with run.locked(_LONGEST_WAIT_SECONDS):
+            Findings(path).write(explanation)
+            report = write_report(run) if run.summary_path.exists() else None
+    render_explanation(explanation, console)
+    if report is not None:
+        console.print(f"Report: {report}", soft_wrap=True)
+    if json_output:
+        print_json(explanation)
+    return explanation.exit_code
+
+
+def _declared(manifest: Manifest, temperature: float | None) -> dict[str, Any]:
+    """Both sides as the import says they are."""
+    mu, pi = manifest.settings.infer_sides[0], manifest.settings.train_sides[0]
+    said = manifest.settings.sampling.temperature if temperature is None else temperature
+    return {
+        "mu": {"dtype": mu.dtype.value, "temperature": said},
+        "pi": {"dtype": pi.dtype.value, "temperature": said},
+    }
+
+
+def _weights(text: str) -> dict[str, str]:
+    version, equals, folder = text.partition("=")
+    if not equals or not version or not folder:
+        raise UsageError(f"--weights {text!r} is not written as VERSION=FOLDER; write for instance --weights 9=ckpt/9")
+    kind = "adapter" if (Path(folder) / _ADAPTER).exists() else "checkpoint"
+    return {"version": version, kind: folder}
