@@ -21,7 +21,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom.run import examine
+from mismatch_probe.headroom.run import measure_headroom
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.tasks import resolve_model
@@ -121,7 +121,7 @@ def examined(folder: Path) -> Headroom:
         prompts=HeadroomPrompts(source="sums:easy", num_prompts=4),
         sampling=HeadroomSampling(samples_per_prompt=4, max_new_tokens=24),
     )
-    return examine(settings, lambda line: None)
+    return measure_headroom(settings, lambda line: None)
 
 
 def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path) -> Trained:

@@ -52,7 +52,7 @@ def theirs(work: argparse.Namespace, folder: Path) -> list[float]:
 
 def run_trl(work: argparse.Namespace, folder: Path) -> None:
     """GRPOTrainer with colocated vLLM; writes when training began and when each step ended."""
-    host.prepare()
+    host.prepare_process()
     from functools import partial
 
     from datasets import Dataset

@@ -13,7 +13,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = {_M_MMAP_THRESHOLD: 32 * 2**20, _M_TRIM_THRESHOLD: 256 * 2**20}
 
 
-def prepare() -> None:
+def prepare_process() -> None:
     """Call at the start of a process, before torch is imported; what a user has set of it stays.
 
     Waiting threads spin for a fraction of a millisecond, then sleep: ones that spin for long starve each other on a

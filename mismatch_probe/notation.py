@@ -145,7 +145,7 @@ def _rough(number: float) -> str:
     return f"{round(number, -place):g}" if place < 0 else f"{round(number, -place):.0f}"
 
 
-def write_bytes(num_bytes: int) -> str:
+def write_size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.children import preloads
-from mismatch_probe.host import prepare
+from mismatch_probe.host import prepare_process
 
 ROOT = Path(__file__).parents[1]
 
-prepare()
+prepare_process()
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """nohup has it ignored, and what commands do at it is tested."""
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

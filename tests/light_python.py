@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.children.wire import read_number, receive, send, write_number
+from mismatch_probe.children.wire import read_number, receive, send, send_number
 
 ROOT: Final = Path(__file__).parents[1]
 STANDARD: Final = {0: "stdin", 1: "stdout", 2: "stderr"}
@@ -69,7 +69,7 @@ def _forked(control: socket.socket, ended: int) -> bool:
             return True
         for descriptor in descriptors:
             os.close(descriptor)
-        write_number(ended, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        send_number(ended, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     return False
 
 

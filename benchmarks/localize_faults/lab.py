@@ -35,7 +35,7 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations as record_training
 from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
-from mismatch_probe.training_path.precision import decoder_layers, load_reference_model, load_training_model
+from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 
 NUM_PROMPTS = 12
 NEW_TOKENS = 56
@@ -134,7 +134,7 @@ def _training(scratch: Path) -> None:
     for number, fault in enumerate(faults):
         with in_transformers(fault, model, weights, _mean_square(fault, store, TRAIN)):
             record_training(model, arithmetic, batches, store, modules=True, side=f"train-{number}")
-    layers = decoder_layers(model)
+    layers = undivided_modules(model)
     paths = [path for path, module in model.named_modules() if module in layers]
     names = Names.of({"layer_paths": paths}, told["layout"])
     reference = load_reference_model(

@@ -13,7 +13,7 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest
 from mismatch_probe.tasks.rewards import Reward
-from mismatch_probe.train.guards.diagnose import Cause
+from mismatch_probe.train.guards.diagnose import EndCause
 from mismatch_probe.train.parts import TrainingParts
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -37,7 +37,7 @@ class Fault:
     strength: str
     inject: Inject
     guards: tuple[str, ...]
-    causes: tuple[Cause, ...]
+    causes: tuple[EndCause, ...]
     usual: bool = True
     lasts: int | None = None
     dtypes: tuple[Dtype, ...] = TRAINED
@@ -216,7 +216,7 @@ def at_strengths(
     inject: Callable[..., None],
     strengths: Mapping[str, dict[str, float]],
     guards: tuple[str, ...],
-    causes: tuple[Cause, ...],
+    causes: tuple[EndCause, ...],
     usual: Sequence[str] = (),
 ) -> Iterator[Fault]:
     """A fault at each of its strengths; all are usual unless `usual` names some."""
@@ -225,14 +225,14 @@ def at_strengths(
 
 
 FAULTS: Final[tuple[Fault, ...]] = (
-    Fault("sync skipped", "every sync", sync_skipped, ("stale-engine",), (Cause.STALE_SYNC,)),
-    Fault("sync skipped", "once", first_sync_skipped, ("stale-engine",), (Cause.STALE_SYNC,)),
+    Fault("sync skipped", "every sync", sync_skipped, ("stale-engine",), (EndCause.STALE_SYNC,)),
+    Fault("sync skipped", "once", first_sync_skipped, ("stale-engine",), (EndCause.STALE_SYNC,)),
     *at_strengths(
         "engine samples at another temperature",
         sampling_temperature,
         {f"{value:g} for 1": {"temperature": value} for value in (0.8, 1.05, 1.2)},
         ("temperature",),
-        (Cause.TEMPERATURE,),
+        (EndCause.TEMPERATURE,),
         usual=("0.8 for 1", "1.2 for 1"),
     ),
     *at_strengths(
@@ -240,7 +240,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         hidden_sampling_temperature,
         {f"{value:g} for 1": {"temperature": value} for value in (0.5, 1.5, 2.0)},
         ("sampling",),
-        (Cause.TEMPERATURE,),
+        (EndCause.TEMPERATURE,),
         usual=("1.5 for 1", "2 for 1"),
     ),
     *at_strengths(
@@ -248,14 +248,14 @@ FAULTS: Final[tuple[Fault, ...]] = (
         training_temperature,
         {f"{value:g} for 1": {"temperature": value} for value in (0.8, 1.2)},
         ("temperature",),
-        (Cause.TEMPERATURE,),
+        (EndCause.TEMPERATURE,),
     ),
     *at_strengths(
         "one layer perturbed on its way to the engine",
         layer_perturbed,
         {f"noise of {value:.0%}": {"noise": value} for value in (0.01, 0.05, 0.2)},
         ("engine-weights", "engine-layer"),
-        (Cause.ENGINE_WEIGHTS,),
+        (EndCause.ENGINE_WEIGHTS,),
         usual=("noise of 20%",),
     ),
     Fault(
@@ -263,29 +263,29 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "one response in 8",
         reward_nan,
         ("reward-nonfinite",),
-        (Cause.REWARD_NAN,),
+        (EndCause.REWARD_NAN,),
     ),
-    Fault("reward NaN", "one step only", reward_nan, ("reward-nonfinite",), (Cause.REWARD_NAN,), lasts=1),
+    Fault("reward NaN", "one step only", reward_nan, ("reward-nonfinite",), (EndCause.REWARD_NAN,), lasts=1),
     *at_strengths(
         "learning rate, as scheduled",
         scheduled_rate,
         {f"x {value:g}": {"factor": value} for value in (100.0,)},
         ("learning-rate-jump",),
-        (Cause.LEARNING_RATE,),
+        (EndCause.LEARNING_RATE,),
     ),
     *at_strengths(
         "learning rate, applied unseen",
         applied_rate,
         {f"x {value:g}": {"factor": value} for value in (100.0,)},
         ("update-size", "update-jump"),
-        (Cause.LEARNING_RATE,),
+        (EndCause.LEARNING_RATE,),
     ),
     Fault(
         "loss-scale overflow",
         "scale of 2^60",
         loss_scale,
         ("overflow",),
-        (Cause.FP16_DEAD,),
+        (EndCause.FP16_DEAD,),
         lasts=1,
         dtypes=(Dtype.FP16,),
     ),
@@ -294,7 +294,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "last norm x 1e6",
         activations,
         ("loss-nonfinite", "mismatch-nonfinite"),
-        (Cause.FP16_DEAD, Cause.NONFINITE_GRADIENT),
+        (EndCause.FP16_DEAD, EndCause.NONFINITE_GRADIENT),
         dtypes=(Dtype.FP16,),
     ),
 )

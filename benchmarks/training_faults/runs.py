@@ -20,7 +20,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import prepare_training
@@ -43,7 +43,7 @@ class Seen:
 
     weights: dict[int, str] = field(default_factory=dict)
     moments: dict[int, str] = field(default_factory=dict)
-    decisions: dict[int, Decision] = field(default_factory=dict)
+    decisions: dict[int, StepFirings] = field(default_factory=dict)
     assembled: list[Adjustments] = field(default_factory=list)
 
 
@@ -81,7 +81,7 @@ def run_with(
         preparation = replace(preparation, guards=tuple(guards))
     now, seen = now or Now(settings.steps + 1), Seen()
 
-    def watch(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def watch(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         seen.decisions[step] = decision
         now.step = step + 1
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn, Self
 
 from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, described, write
-from mismatch_probe.host import prepare
+from mismatch_probe.host import prepare_process
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Request:
         return cls(**json.loads(text))
 
 
-def run(request: Request, messages: int) -> int:
+def run_function(request: Request, messages: int) -> int:
     """Call the function; 0 when it returned. A failure is sent before the traceback, which a full disk can refuse."""
     os.chdir(request.folder)
     with os.fdopen(messages, "w", encoding="utf-8") as stream:
@@ -54,7 +54,7 @@ def run_and_exit(request: Request, messages: int) -> NoReturn:
     """Run in a process that was forked from a server, and end without what the server would do at its own end."""
     code = 1
     try:
-        code = run(request, messages)
+        code = run_function(request, messages)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
         traceback.print_exc()
@@ -71,5 +71,5 @@ def run_and_exit(request: Request, messages: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    prepare()
-    sys.exit(run(Request.from_json(sys.argv[1]), int(sys.argv[2])))
+    prepare_process()
+    sys.exit(run_function(Request.from_json(sys.argv[1]), int(sys.argv[2])))

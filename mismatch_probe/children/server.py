@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.children.job import Request, run_and_exit
-from mismatch_probe.children.wire import receive, write_number
-from mismatch_probe.host import prepare
+from mismatch_probe.children.wire import receive, send_number
+from mismatch_probe.host import prepare_process
 
 _GRACE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
@@ -88,7 +88,7 @@ class _Server:
         os.close(log)
         os.close(messages)
         self._status_of[pid] = status
-        if not write_number(status, pid):
+        if not send_number(status, pid):
             _signal_group(pid, signal.SIGKILL)
 
     def _become(self, request: Request, log: int, messages: int, status: int) -> None:
@@ -125,7 +125,7 @@ class _Server:
                 _signal_group(ended.si_pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
             if status is not None:
-                write_number(status, code)
+                send_number(status, code)
                 os.close(status)
 
     def _end(self) -> None:
@@ -146,7 +146,7 @@ class _Server:
 
 def main(stages: list[list[Any]]) -> None:
     """Serve the first stage, `[descriptor, modules]`, and from a fork of it, which imports on top, those behind it."""
-    prepare()
+    prepare_process()
     (descriptor, modules), *later = stages
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)

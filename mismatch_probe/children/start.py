@@ -17,7 +17,7 @@ from mismatch_probe.children.preloads import Preload
 from mismatch_probe.children.wire import read_number
 from mismatch_probe.errors import EngineError, OutOfMemory
 from mismatch_probe.records.atomic import storage_errors
-from mismatch_probe.records.regular_files import open_to_append, read_text
+from mismatch_probe.records.regular_files import open_to_append, read_regular_text
 
 _GRACE_SECONDS: Final = 10.0
 _LOG_LINES: Final = 3
@@ -140,7 +140,7 @@ class _Process:
 
     def _logged(self) -> str:
         if self._job.log is not None:
-            return read_text(self._job.log, errors="replace")
+            return read_regular_text(self._job.log, errors="replace")
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 

@@ -34,7 +34,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return None if body is None else (json.loads(body), descriptors)
 
 
-def write_number(pipe: int, number: int) -> bool:
+def send_number(pipe: int, number: int) -> bool:
     """Tell a number: a job's process, then its exit code; False when nobody hears it."""
     try:
         os.write(pipe, _NUMBER.pack(number))

@@ -37,9 +37,9 @@ def run(words: Sequence[str]) -> ExitCode:
     debug = "--debug" in words
     try:
         from mismatch_probe.cli.commands import invoke
-        from mismatch_probe.host import prepare
+        from mismatch_probe.host import prepare_process
 
-        prepare()
+        prepare_process()
         return invoke([word for word in words if word != "--debug"])
     except KeyboardInterrupt as interrupt:
         return _ended(as_error(interrupt), debug=debug)

@@ -63,7 +63,7 @@ def compare(
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
     """
-    flags = settings_given(compare, context, **sides_of(dtype, train_dtype, infer_dtype, train, infer))
+    flags = settings_given(compare, context, **side_values(dtype, train_dtype, infer_dtype, train, infer))
     warm_up()
     from mismatch_probe.cli.compare_command import run_compare
 
@@ -80,7 +80,7 @@ def compare(
     raise typer.Exit(int(code))
 
 
-def sides_of(
+def side_values(
     dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: list[str] | None, infer: list[str] | None
 ) -> dict[str, Any]:
     """The pairs that the dtype flags ask for, or the sides that --train and --infer give, each against each.

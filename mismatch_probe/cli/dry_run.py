@@ -6,7 +6,7 @@ from rich.table import Table
 from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS, Outlook
 from mismatch_probe.compare.cost.rates import Span
 from mismatch_probe.compare.estimates import DryRun
-from mismatch_probe.notation import write_about, write_bytes, write_rough_seconds, write_token_count
+from mismatch_probe.notation import write_about, write_rough_seconds, write_size, write_token_count
 
 _GIB = 1 << 30
 
@@ -65,9 +65,7 @@ def _time(outlook: Outlook) -> list[str]:
 def _memory(outlook: Outlook) -> list[str]:
     lines = []
     for memory in outlook.memory:
-        needs = (
-            f"{memory.process} needs about {write_bytes(memory.peak_bytes)} of {write_bytes(memory.available_bytes)}"
-        )
+        needs = f"{memory.process} needs about {write_size(memory.peak_bytes)} of {write_size(memory.available_bytes)}"
         lines.append(f"memory: {needs} ({memory.device})")
         if not memory.fits:
             lines.append(

@@ -45,10 +45,10 @@ def run(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
-    from mismatch_probe.cli.gate_command import Outputs, judge
+    from mismatch_probe.cli.gate_command import Outputs, judge_run
 
     outputs = Outputs(junit=junit, markdown=markdown, github=github, json=json_output)
-    raise typer.Exit(int(judge(path, config, baseline, outputs).exit_code))
+    raise typer.Exit(int(judge_run(path, config, baseline, outputs).exit_code))
 
 
 @app.command()

@@ -34,7 +34,7 @@ class Outputs:
     json: bool = False
 
 
-def judge(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -> GateResult:
+def judge_run(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -> GateResult:
     """Judge a run and publish the answer; an error is published too, then raised. No older answer stands meanwhile.
 
     Raises:

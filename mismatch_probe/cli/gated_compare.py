@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mismatch_probe.cli.gate_command import Outputs, judge
+from mismatch_probe.cli.gate_command import Outputs, judge_run
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.extension import extend_run
@@ -66,7 +66,7 @@ class GatedCompare:
             MismatchProbeError: nothing can be decided, or an extension failed; what was computed is kept.
         """
         while True:
-            result = judge(run.path, self.path, self.baseline, Outputs())
+            result = judge_run(run.path, self.path, self.baseline, Outputs())
             settings = run.read_manifest().settings
             wanted = None if result.look is None else self._wanted(result.look, settings)
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:

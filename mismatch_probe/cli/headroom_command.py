@@ -9,7 +9,7 @@ from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
-from mismatch_probe.headroom.run import examine
+from mismatch_probe.headroom.run import measure_headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 
 
@@ -29,7 +29,9 @@ def run_headroom(
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
     with filing.reserved(HEADROOM_FILE):
-        headroom = examine(settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False))
+        headroom = measure_headroom(
+            settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
+        )
         report = filing.file(headroom)
     render_headroom(headroom, console)
     if report is not None:

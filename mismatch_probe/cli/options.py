@@ -71,7 +71,7 @@ def settings_given(command: Callable[..., None], context: typer.Context, **more:
     Raises:
         UsageError: a word is neither a flag nor an engine argument.
     """
-    given: dict[str, Any] = {"engine.args": engine_arguments(context.args) or None, **more}
+    given: dict[str, Any] = {"engine.args": vllm_flags(context.args) or None, **more}
     for name, hint in get_type_hints(command, include_extras=True).items():
         source = context.get_parameter_source(name)
         for sets in (argument for argument in get_args(hint) if isinstance(argument, Sets)):
@@ -82,7 +82,7 @@ def settings_given(command: Callable[..., None], context: typer.Context, **more:
     return nested(given)
 
 
-def engine_arguments(extra: list[str]) -> dict[str, str]:
+def vllm_flags(extra: list[str]) -> dict[str, str]:
     """`--vllm.KEY VALUE` and `--vllm.KEY=VALUE` pairs left over by the parser; a bare `--vllm.KEY` means true.
 
     Raises:

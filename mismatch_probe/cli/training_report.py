@@ -8,7 +8,7 @@ from typing import Final
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import write_training_report
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _SHARE_OF_TIME: Final = 0.01
@@ -36,7 +36,7 @@ class _Page:
         self._cost_seconds = _FIRST_COST_SECONDS
         self._told = False
 
-    def __call__(self, step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def __call__(self, step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         if is_main() and time.monotonic() - self._written_at > self._cost_seconds / _SHARE_OF_TIME:
             self.write()
 

@@ -17,7 +17,7 @@ from mismatch_probe.notation import write_count, write_number, write_percent, wr
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
 from mismatch_probe.report.names import dtypes_label
 from mismatch_probe.train.guards.actions import ActionKind
-from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _REFRESHES_A_SECOND = 2
@@ -80,7 +80,7 @@ class Screen:
         self._since = time.monotonic()
         self.running = True
 
-    def __call__(self, step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def __call__(self, step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         if not self._metrics:
             self._recall(step)
         self._step, self._metrics = step, metrics

@@ -9,7 +9,7 @@ from mismatch_probe.cli.training_screen import training_screen
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _COLUMNS = (
@@ -35,7 +35,7 @@ def training_view(console: Console, directory: TrainingDirectory, steps: int) ->
             yield screen
         return
 
-    def print_line(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def print_line(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         values = "  ".join(f"{title} {write_number(metrics[name])}" for title, name in _COLUMNS)
         console.print(f"step {step}/{steps}  {values}", soft_wrap=True, highlight=False)
         for event in decision.events:

@@ -9,7 +9,7 @@ from mismatch_probe.cli.training_report import training_report
 from mismatch_probe.cli.training_view import training_view
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trackers import tracked
 from mismatch_probe.train.trainer import Listener
 
@@ -32,7 +32,7 @@ def watched(console: Console, directory: TrainingDirectory, settings: TrainSetti
         tracked(directory, settings, tell) as trackers,
     ):
 
-        def listen(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+        def listen(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
             for listener in (view, report, trackers):
                 listener(step, metrics, decision)
 

@@ -13,7 +13,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 
 
-def with_settings(manifest: Manifest, settings: CompareSettings) -> Manifest:
+def manifest_with(manifest: Manifest, settings: CompareSettings) -> Manifest:
     """The manifest as it would be had these settings been asked for; its stages stay."""
     if settings == manifest.settings:
         return manifest
@@ -33,7 +33,7 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
     The sides are those of the last continuation, which names all that are not begun, as they were just prepared.
     """
     last = manifest.continued[-1]
-    grown = with_settings(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
+    grown = manifest_with(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
     before, after = make_plan(manifest.settings), make_plan(grown.settings)
     stages, growing = dict(manifest.stages), {}
     inputs = {stage.name: _inputs(before, stage) for stage in before.stages}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted, send
+from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted, send_event
 from mismatch_probe.records.parts import Parts
 
 BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
@@ -14,8 +14,8 @@ BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
 
 def skip(stage: str, why: str, events: Send) -> None:
     """Say that a stage has nothing to do, and why."""
-    send(events, StageStarted(stage=stage, batches=0, batches_done=0))
-    send(events, StageDone(stage=stage, skipped=True, note=why))
+    send_event(events, StageStarted(stage=stage, batches=0, batches_done=0))
+    send_event(events, StageDone(stage=stage, skipped=True, note=why))
 
 
 def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: BatchWork, events: Send) -> None:
@@ -26,12 +26,12 @@ def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: Ba
     """
     parts.open()
     pending = [number for number in range(len(batches)) if not parts.is_done(number)]
-    send(events, StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
+    send_event(events, StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
     pa.array([])  # pyarrow imports pandas at its first conversion, which is no work of the first batch
     for number in pending:
         start = time.monotonic()
         tables, tokens = work(batches[number])
         parts.write(number, tables)
         seconds = time.monotonic() - start
-        send(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
-    send(events, StageDone(stage=stage))
+        send_event(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
+    send_event(events, StageDone(stage=stage))

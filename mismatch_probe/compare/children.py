@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from mismatch_probe.children import start
 from mismatch_probe.compare.events import AnyEvent, parse
-from mismatch_probe.compare.plan import TRAINING_PATH, Job
+from mismatch_probe.compare.plan import TRAINING_PATH, PlannedJob
 from mismatch_probe.records.run_directory import RunDirectory
 
 _WHEN_KILLED: Final = "lower --max-new-tokens, training.batch_tokens or the engine's cache, then continue with --resume"
 
 
-def run_job(run: RunDirectory, job: Job, on_event: Callable[[AnyEvent], None]) -> None:
+def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
     """
     Raises:
         MismatchProbeError: the failure the job reported, or EngineError when it died without a word.

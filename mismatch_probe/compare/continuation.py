@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mismatch_probe.compare.addition import pairs_to_add, with_settings
+from mismatch_probe.compare.addition import manifest_with, pairs_to_add
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
@@ -43,7 +43,7 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
             environment, or does not say with which.
     """
     recorded = with_typed_arguments(recorded)
-    now = with_settings(now, now.settings.for_pairs(recorded.settings.pairs))
+    now = manifest_with(now, now.settings.for_pairs(recorded.settings.pairs))
     for name, key in recorded.content_keys.items():
         if now.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in now.content_keys):
             what = ", ".join(_what_changed(name, recorded, now).values())

@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
-from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send
+from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send_event
 from mismatch_probe.compare.plan import (
     DistributionsStage,
     EngineFloorStage,
-    Job,
     LegStage,
+    PlannedJob,
     ReplayStage,
     SampleStage,
     fixed_batches,
@@ -36,7 +36,7 @@ _NUMBERS_PER_BATCH: Final = 2**20
 _TOLD_EVERY_SECONDS: Final = 1.0
 
 
-def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: Send) -> None:
+def run_engine(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
     """Run the job's stages on one engine.
 
     Raises:
@@ -61,7 +61,7 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: Job, events: Send) ->
                 continue
             if not isinstance(stage, DistributionsStage) and _is_recorded(run, stage):
                 continue
-            send(events, EffectiveSettings(stage=stage.name, settings=effective))
+            send_event(events, EffectiveSettings(stage=stage.name, settings=effective))
             engine.on_finished = _told_now_and_then(stage.name, events)
             if isinstance(stage, SampleStage):
                 _sample(run, manifest, stage, prompts, engine, events)
@@ -80,7 +80,7 @@ def _told_now_and_then(stage: str, events: Send) -> Callable[[int, int], None]:
         nonlocal told
         if time.monotonic() - told >= _TOLD_EVERY_SECONDS:
             told = time.monotonic()
-            send(events, RequestsDone(stage=stage, done=done, of=of))
+            send_event(events, RequestsDone(stage=stage, done=done, of=of))
 
     return tell
 

@@ -58,7 +58,7 @@ AnyEvent = Annotated[
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 
-def send(events: Send, event: Event) -> None:
+def send_event(events: Send, event: Event) -> None:
     events(event.model_dump(mode="json"))
 
 

@@ -29,9 +29,8 @@ MOST_ROUNDED_UP: Final = 0.25
 class PairData:
     """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
 
-    `ids` says what the first leg with other token ids than were sampled was scored on; `start` is pi against mu's
-    prefill on the first tokens of each prompt. legs_say_whose_they_are: and were found to be the
-    run's own.
+    `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
+    mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and were found to be the run's own.
     """
 
     legs: dict[str, str]
@@ -40,7 +39,7 @@ class PairData:
     rollouts: pa.Table
     rows: npt.NDArray[np.int64]
     ids: IdsFound | None = None
-    start: TokenPair | None = None
+    prompt_start: TokenPair | None = None
     legs_say_whose_they_are: bool = False
 
     @property
@@ -66,7 +65,7 @@ class _Leg:
     logprobs: list[Reals]
     top1: list[npt.NDArray[Any]] | None
     entropy: list[npt.NDArray[Any]] | None
-    starts: list[Reals] | None
+    prompt_starts: list[Reals] | None
     keys: npt.NDArray[np.uint64]
     foreign: npt.NDArray[np.bool_]
 
@@ -148,7 +147,7 @@ class RunReader:
             logprobs=_sampled(_rows(table["logprobs"]), masks),
             top1=_beside_logprobs(name, table, "top1_ids", masks),
             entropy=_beside_logprobs(name, table, "entropy_nats", masks),
-            starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
+            prompt_starts=_rows(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=scored,
             foreign=foreign,
         )
@@ -180,7 +179,7 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
     if not len(rows):
         return PairData(legs, counts, None, rollouts, rows)
     pair = _pair(tables, rollouts, rows)
-    return PairData(legs, counts, pair, rollouts, rows, start=_start(tables, pair, rows))
+    return PairData(legs, counts, pair, rollouts, rows, prompt_start=_prompt_start(tables, pair, rows))
 
 
 def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> TokenPair:
@@ -209,18 +208,18 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
     )
 
 
-def _start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
+def _prompt_start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:
     """The prompts' first tokens under pi and under mu's prefill, of one row a prompt; None where a leg lacks them."""
     if "mu_prefill" not in tables:
         return None
-    legs = [leg.starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
+    legs = [leg.prompt_starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
     first_of_prompt = rows[np.unique(pair.sequences.clusters, return_index=True)[1]]
-    if any(starts is None for starts in legs):
+    if any(leg is None for leg in legs):
         return None
-    of_legs = [[starts[row] for row in first_of_prompt if len(starts[row])] for starts in legs if starts is not None]
-    if not of_legs[0] or not all(_are_log_probs(values) for starts in of_legs for values in starts):
+    of_legs = [[leg[row] for row in first_of_prompt if len(leg[row])] for leg in legs if leg is not None]
+    if not of_legs[0] or not all(_are_log_probs(values) for of_leg in of_legs for values in of_leg):
         return None
-    log_pi, log_mu, *log_ref = (np.concatenate(starts) for starts in of_legs)
+    log_pi, log_mu, *log_ref = (np.concatenate(of_leg) for of_leg in of_legs)
     lengths = [len(values) for values in of_legs[0]]
     return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, log_ref[0] if log_ref else None)
 

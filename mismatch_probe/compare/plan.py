@@ -175,7 +175,7 @@ _OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """Stages that share a child process, and with it a loaded engine."""
 
     name: str
@@ -184,7 +184,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    jobs: tuple[Job, ...]
+    jobs: tuple[PlannedJob, ...]
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -208,7 +208,7 @@ class Plan:
     def sample_stages(self) -> tuple[SampleStage, ...]:
         return tuple(stage for stage in self.stages if isinstance(stage, SampleStage))
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> PlannedJob:
         return next(job for job in self.jobs if job.name == name)
 
 
@@ -229,8 +229,8 @@ def make_plan(settings: CompareSettings) -> Plan:
                 stages += (EngineFloorStage(mu, "cached"),) if mu.engine.prefix_caching else ()
         if settings.full_vocabulary.positions and not mu.logged:
             stages += (DistributionsStage(mu),)
-        jobs.append(Job(mu.job, stages))
-    jobs.append(Job(TRAINING_PATH, tuple(_training_stages(settings))))
+        jobs.append(PlannedJob(mu.job, stages))
+    jobs.append(PlannedJob(TRAINING_PATH, tuple(_training_stages(settings))))
     plan = Plan(tuple(jobs))
     _require_a_leg_each(plan)
     return plan

@@ -83,7 +83,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
         loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
-        inputs = checked_inputs(settings, folder, loaded, checkpoint.vocabulary(config), context_length)
+        inputs = checked_inputs(settings, folder, loaded, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
     hardware = environment.hardware()
     resolved = _resolved(settings, inputs)
@@ -138,9 +138,9 @@ def _require_same_vocabulary(identity: ModelIdentity, config: dict[str, Any], ot
     Raises:
         UsageError: a side's checkpoint has another vocabulary, so that the same ids are other tokens there.
     """
-    size = checkpoint.vocabulary(config)
+    size = checkpoint.vocab_size(config)
     for other in others:
-        its = checkpoint.vocabulary(checkpoint.read_config(Path(other.folder)))
+        its = checkpoint.vocab_size(checkpoint.read_config(Path(other.folder)))
         if its != size:
             raise UsageError(
                 f"the checkpoint {other.name} knows {its} token ids and {identity.name} knows {size}: the same ids "

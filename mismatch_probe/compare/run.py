@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs
-from mismatch_probe.compare.children import run_job
+from mismatch_probe.compare.children import run_planned_job
 from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
 from mismatch_probe.compare.plan import DistributionsStage, Plan, Stage, make_plan
 from mismatch_probe.compare.preparation import Preparation
@@ -85,7 +85,7 @@ def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: 
     for job in plan.jobs:
         _collect(run, manifest, plan)
         if any(not _is_done(run, manifest, plan, stage) for stage in job.stages):
-            run_job(run, job, recorder)
+            run_planned_job(run, job, recorder)
     _collect(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)

@@ -8,12 +8,12 @@ import pyarrow as pa
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_batches, skip
-from mismatch_probe.compare.events import EffectiveSettings, send
+from mismatch_probe.compare.events import EffectiveSettings, send_event
 from mismatch_probe.compare.full_vocabulary import compare_distributions
 from mismatch_probe.compare.plan import (
     FloorStage,
     FullVocabularyStage,
-    Job,
+    PlannedJob,
     ScoreStage,
     TrainingStage,
     fixed_batches,
@@ -35,7 +35,7 @@ from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
 
 
-def run_scoring(run: RunDirectory, manifest: Manifest, job: Job, events: Send) -> None:
+def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
     """Score every leg of the job that is not recorded yet.
 
     Raises:
@@ -84,7 +84,7 @@ def _run_stages(
         return
     with scorer:
         for stage in stages:
-            send(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
+            send_event(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
             if isinstance(stage, FullVocabularyStage):
                 compare_distributions(run, manifest, stage, by_sampler[stage.mu.sampler], scorer, events)
             elif isinstance(stage, FloorStage):

@@ -28,7 +28,7 @@ from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import preflight, preflight_of_run
-from mismatch_probe.verdict.settings import with_settings
+from mismatch_probe.verdict.settings import with_settings_told_apart
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 WORST_TOKENS = 20
@@ -146,7 +146,7 @@ def _with_settings(settings: CompareSettings, pairs: list[PairSummary]) -> list[
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
     told_apart = [settings_told_apart(settings, pair, pairs) for pair in pairs]
     return [
-        with_settings(pair, told, None if told is None else by_name[told.beside])
+        with_settings_told_apart(pair, told, None if told is None else by_name[told.beside])
         for pair, told in zip(pairs, told_apart, strict=True)
     ]
 

@@ -71,8 +71,8 @@ def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagre
         has_experts=has_experts(sides.train.get("config", {})),
         repeats_decode=sides.infer.get("decode_support") == sides.infer.get("replay_support"),
     )
-    if data.start is None:
+    if data.prompt_start is None:
         return disagreement
-    start = Disagreement(data.start, *dtypes, floor=disagreement.floor)
+    start = Disagreement(data.prompt_start, *dtypes, floor=disagreement.floor)
     floor = disagreement.logit_floor * root_mean_square(start.sensitivity)
-    return replace(disagreement, probe=replace(start, floor=floor))
+    return replace(disagreement, prompt_start=replace(start, floor=floor))

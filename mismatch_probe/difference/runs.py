@@ -10,8 +10,8 @@ from mismatch_probe.difference.result import BinDifference, Difference, MetricDi
 from mismatch_probe.difference.same_tokens import side_against_itself
 from mismatch_probe.difference.samples import Meeting, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.difference.slices import Span, part_of
-from mismatch_probe.difference.traced import TracingEstimator, plain, traced_metrics
-from mismatch_probe.difference.versus import difference, ratio
+from mismatch_probe.difference.traced import TracingEstimator, traced_metrics, without_trace
+from mismatch_probe.difference.versus import second_minus_first, second_over_first
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -110,10 +110,10 @@ def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDif
 
     def against(estimate: Estimate, other: Estimate) -> MetricDifference:
         return MetricDifference(
-            first=plain(estimate),
-            second=plain(other),
-            difference=difference(estimate, other, level),
-            ratio=None if no_ratio else ratio(estimate, other, level),
+            first=without_trace(estimate),
+            second=without_trace(other),
+            difference=second_minus_first(estimate, other, level),
+            ratio=None if no_ratio else second_over_first(estimate, other, level),
         )
 
     metrics = {name: against(old[name], new[name]) for name in old if name in new}
@@ -137,7 +137,7 @@ def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDif
 
 def _moved(first: Sample, second: Sample, level: float) -> dict[str, Estimate]:
     deviations = {side: _mean_deviation(pair, level) for side, pair in side_against_itself(first, second).items()}
-    return {side: plain(estimate) for side, estimate in deviations.items() if estimate is not None}
+    return {side: without_trace(estimate) for side, estimate in deviations.items() if estimate is not None}
 
 
 def _bins(

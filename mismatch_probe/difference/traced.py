@@ -105,7 +105,7 @@ def traced_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Esti
     return metrics_of(pair, TracingEstimator(pair.sequences, level))
 
 
-def plain(estimate: Estimate) -> Estimate:
+def without_trace(estimate: Estimate) -> Estimate:
     """The estimate without its trace, as records keep it."""
     return Estimate(**{field.name: getattr(estimate, field.name) for field in fields(Estimate)})
 

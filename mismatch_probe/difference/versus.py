@@ -16,14 +16,14 @@ from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
 
 
-def difference(first: Estimate, second: Estimate, level: float) -> Estimate | None:
+def second_minus_first(first: Estimate, second: Estimate, level: float) -> Estimate | None:
     """second - first; None for extremes and quantiles, whose difference has no interval here."""
     if not (isinstance(first, Traced) and isinstance(second, Traced) and first.totals and second.totals):
         return None
     return _joint(first, second, first.totals, second.totals, np.subtract, Scale.SIGNED, level)
 
 
-def ratio(first: Estimate, second: Estimate, level: float) -> Estimate | None:
+def second_over_first(first: Estimate, second: Estimate, level: float) -> Estimate | None:
     """second / first, of metrics that are positive by nature; None for others, for 0, and for extremes.
 
     Quantiles are compared as independent ones (MOVER), which errs on the wide side.

@@ -87,7 +87,7 @@ def reweighted(answers: Answers, log_ratio: Floats, level: float) -> Reweighted:
     return Reweighted(ess, estimate, gap, None)
 
 
-def difference(first: Answers, second: Answers, level: float) -> Estimate:
+def accuracy_difference(first: Answers, second: Answers, level: float) -> Estimate:
     """Accuracy of the first less that of the second, which answer the same problems, in pairs by problem.
 
     Raises:

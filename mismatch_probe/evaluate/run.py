@@ -14,7 +14,7 @@ from mismatch_probe.compare.run import execute, resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.evaluate.answers import Marker
 from mismatch_probe.evaluate.direct import sample_training_path
-from mismatch_probe.evaluate.estimates import Answers, accuracy, difference, reweighted
+from mismatch_probe.evaluate.estimates import Answers, accuracy, accuracy_difference, reweighted
 from mismatch_probe.evaluate.preparation import EvaluationPreparation
 from mismatch_probe.records.evaluation import (
     DirectAccuracy,
@@ -93,7 +93,7 @@ def evaluate_records(run: EvaluationDirectory, manifest: Manifest, marker: Marke
                 for infer, answers in marked.items()
             ],
             "differences": [
-                EngineDifference(of=of, over=over, difference=difference(marked[of], marked[over], level))
+                EngineDifference(of=of, over=over, difference=accuracy_difference(marked[of], marked[over], level))
                 for of, over in combinations(marked, 2)
             ],
             "pairs": [
@@ -129,7 +129,7 @@ def _pair(
         if direct is None
         else DirectAccuracy(
             accuracy=accuracy(direct[0], level),
-            gap=difference(direct[0], answers, level),
+            gap=accuracy_difference(direct[0], answers, level),
             truncated_responses=direct[1],
         ),
     )

@@ -18,7 +18,7 @@ from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.provenance.keys import content_key
-from mismatch_probe.records.regular_files import read_text
+from mismatch_probe.records.regular_files import read_regular_text
 from mismatch_probe.records.run_directory import RunDirectory
 
 
@@ -82,7 +82,7 @@ def answer_of(run_path: Path) -> GateResult | None:
         BrokenRecord: what stands there is a link, a pipe, a socket or a device.
     """
     try:
-        return GateResult.model_validate_json(read_text(run_path / "gate.json"))
+        return GateResult.model_validate_json(read_regular_text(run_path / "gate.json"))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from mismatch_probe.headroom.sentences import raised
+from mismatch_probe.headroom.sentences import parts_in_fp32
 from mismatch_probe.records.headroom import GradientFindings, Headroom, HeadroomCode, LayerRange, Trial
 from mismatch_probe.report.findings.gradients import underflow_table
 from mismatch_probe.report.findings.headroom import layers_table
@@ -52,6 +52,6 @@ def _scales(gradients: GradientFindings, trial: Trial) -> Table:
     ends = (trial.from_exponent, trial.to_exponent)
     tried = {scale.exponent for scale in trial.scales if not scale.exponent % 2 or scale.exponent in ends}
     underflow = [underflow for underflow in gradients.underflow if underflow.exponent in tried]
-    above = f", with {raised(trial)} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
+    above = f", with {parts_in_fp32(trial)} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
     table = underflow_table(gradients.model_copy(update={"underflow": underflow}), trial)
     return replace(table, caption=f"{table.caption}{above}")

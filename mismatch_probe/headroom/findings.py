@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY, margin_bits
 from mismatch_probe.headroom.passes import Gradients
-from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged
-from mismatch_probe.headroom.responses import Responses
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged_binades
+from mismatch_probe.headroom.responses import RewardedResponses
 from mismatch_probe.headroom.trial import EXPONENTS
 from mismatch_probe.headroom.watch import Operation
 from mismatch_probe.records.headroom import (
@@ -37,7 +37,11 @@ def held_in_fp16(fp16: ForwardRanges) -> frozenset[Operation]:
 
 
 def activation_findings(
-    model: PreTrainedModel, fp32: ForwardRanges, fp16: ForwardRanges, responses: Responses, first_nonfinite: str | None
+    model: PreTrainedModel,
+    fp32: ForwardRanges,
+    fp16: ForwardRanges,
+    responses: RewardedResponses,
+    first_nonfinite: str | None,
 ) -> ActivationFindings:
     """Ranges of the FP32 run, with what the FP16 run made of each operation."""
     largest, errors, in_fp16_run = fp32.largest(), fp32.rounding_errors(), fp16.largest()
@@ -71,10 +75,10 @@ def activation_findings(
     )
 
 
-def gradient_findings(gradients: Gradients, responses: Responses, objective: str) -> GradientFindings:
+def gradient_findings(gradients: Gradients, responses: RewardedResponses, objective: str) -> GradientFindings:
     """Ranges of the FP32 gradient, and what each loss scale would leave of it in FP16."""
     parameters, operations = gradients.parameters, gradients.operations.binades
-    all_parameters, all_operations = merged(parameters.values()), gradients.operations.total()
+    all_parameters, all_operations = merged_binades(parameters.values()), gradients.operations.total()
     assert gradients.optimizer is not None
     return GradientFindings(
         objective=objective,

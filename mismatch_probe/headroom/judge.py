@@ -8,7 +8,7 @@ from mismatch_probe.headroom.sentences import (
     gradient_sentences,
     listed,
     logprob_sentence,
-    raised,
+    parts_in_fp32,
     scales,
     trial_sentence,
     weights_sentence,
@@ -60,7 +60,7 @@ def judge_weights(weights: WeightFindings) -> HeadroomVerdict:
     )
 
 
-def judge(
+def judge_headroom(
     weights: WeightFindings,
     activations: ActivationFindings,
     gradients: GradientFindings,
@@ -94,9 +94,12 @@ def judge(
     if advised is not None and fits(advised, bf16):
         return HeadroomVerdict(
             code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"{trouble} With {raised(advised)} in FP32 and a loss scale of {scales(advised)} it fits.",
+            sentence=f"{trouble} With {parts_in_fp32(advised)} in FP32 and a loss scale of {scales(advised)} it fits.",
             evidence=evidence,
-            advice=[_BF16, f"or keep {raised(advised)} in FP32 on both sides, as was tried here on the training path"],
+            advice=[
+                _BF16,
+                f"or keep {parts_in_fp32(advised)} in FP32 on both sides, as was tried here on the training path",
+            ],
         )
     return HeadroomVerdict(
         code=HeadroomCode.DOES_NOT_FIT,

@@ -9,11 +9,11 @@ import torch
 
 from mismatch_probe.config.headroom import HeadroomSettings
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom.responses import Responses
+from mismatch_probe.headroom.responses import RewardedResponses
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.choices import GROUP_RULES, Objective
-from mismatch_probe.train.objectives.losses import policy_loss, prepare
+from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
 
 
 def load_objective(settings: HeadroomSettings) -> Objective:
@@ -39,7 +39,7 @@ def load_objective(settings: HeadroomSettings) -> Objective:
 class ResponseLoss:
     """The first update after sampling: pi is the policy that sampled, so every importance ratio is 1."""
 
-    def __init__(self, objective: Objective, responses: Responses, max_new_tokens: int) -> None:
+    def __init__(self, objective: Objective, responses: RewardedResponses, max_new_tokens: int) -> None:
         lengths = [len(sequence.token_ids) for sequence in responses.sequences]
         nothing_T = torch.zeros(sum(lengths), dtype=torch.float64)
         batch = RolloutBatch(
@@ -50,7 +50,7 @@ class ResponseLoss:
             old_logprobs_T=nothing_T,
             mu_logprobs_T=nothing_T,
         )
-        self._update = prepare(objective, batch, max_new_tokens).update()
+        self._update = plan_loss(objective, batch, max_new_tokens).update()
 
     def __call__(self, logprobs_T: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """The share of some responses, with their log-probs in that order."""

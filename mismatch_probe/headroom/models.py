@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
 from mismatch_probe.training_path.loading import choose_device, load_model
-from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.precision import undivided_modules
 
 
 def load(folder: Path, dtype: Dtype, settings: HeadroomSettings, *, attention: str | None = None) -> PreTrainedModel:
@@ -30,11 +30,11 @@ def load(folder: Path, dtype: Dtype, settings: HeadroomSettings, *, attention: s
 
 def layer_names(model: PreTrainedModel) -> list[str]:
     """Names of the decoder layers, in order."""
-    layers = set(map(id, decoder_layers(model)))
+    layers = set(map(id, undivided_modules(model)))
     return [name for name, module in model.named_modules() if id(module) in layers]
 
 
-def vocabulary(model: PreTrainedModel) -> int:
+def num_embeddings(model: PreTrainedModel) -> int:
     """Number of token ids the model has embeddings for."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])

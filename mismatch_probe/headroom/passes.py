@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.train import OptimizerSettings
 from mismatch_probe.errors import UsageError
+from mismatch_probe.headroom.batched_responses import BatchedResponses
 from mismatch_probe.headroom.computing import computing
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges
 from mismatch_probe.headroom.watch import Operation, OperationWatch
-from mismatch_probe.headroom.workload import Workload
 from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial
 
 
 def look_forward(
-    model: PreTrainedModel, workload: Workload, channels_of: Sequence[str] = ()
+    model: PreTrainedModel, workload: BatchedResponses, channels_of: Sequence[str] = ()
 ) -> tuple[ForwardRanges, torch.Tensor]:
     """Ranges of every operation, and the log-probs of all response tokens in the order of the batches."""
     ranges = ForwardRanges(frozenset(channels_of))
@@ -39,7 +39,7 @@ class Gradients:
     optimizer: OptimizerFindings | None = None
 
 
-def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: frozenset[Operation]) -> Gradients:
+def look_backward(model: PreTrainedModel, workload: BatchedResponses, held_in_fp16: frozenset[Operation]) -> Gradients:
     """The gradient of the loss in FP32."""
     seen = Gradients(GradientRanges(held_in_fp16))
     named = dict(model.named_parameters())
@@ -61,7 +61,7 @@ def look_backward(model: PreTrainedModel, workload: Workload, held_in_fp16: froz
 
 
 def try_backward(
-    model: PreTrainedModel, reference: PreTrainedModel, workload: Workload, exponents: Sequence[int]
+    model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, exponents: Sequence[int]
 ) -> list[ScaleTrial]:
     """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient.
 

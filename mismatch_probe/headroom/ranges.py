@@ -126,13 +126,13 @@ class GradientRanges:
             result.register_hook(partial(self._see_gradient, operation))
 
     def total(self) -> Binades:
-        return merged(self.binades.values())
+        return merged_binades(self.binades.values())
 
     def _see_gradient(self, operation: Operation, gradient: torch.Tensor) -> None:
         self.binades.setdefault(operation, Binades()).add(gradient)
 
 
-def merged(parts: Iterable[Binades]) -> Binades:
+def merged_binades(parts: Iterable[Binades]) -> Binades:
     binades = Binades()
     for part in parts:
         binades.merge(part)

@@ -31,7 +31,7 @@ class Problems:
 
 
 @dataclass(frozen=True)
-class Responses:
+class RewardedResponses:
     """Sampled sequences with the prompt and the reward of each [N].
 
     stand_in: the rewards say nothing (no prompt has two that differ), so every other response has 1 and the rest 0.
@@ -63,12 +63,12 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
     template = settings.prompts.chat_template
-    encoded = encode_prompts(prompts, tokenizer, template, checkpoint.vocabulary(config), context_length)
+    encoded = encode_prompts(prompts, tokenizer, template, checkpoint.vocab_size(config), context_length)
     check_lengths(encoded, settings.sampling.max_new_tokens, context_length)
     return Problems(encoded, tokenizer, reward)
 
 
-def sample_responses(model: PreTrainedModel, problems: Problems, settings: HeadroomSettings) -> Responses:
+def sample_responses(model: PreTrainedModel, problems: Problems, settings: HeadroomSettings) -> RewardedResponses:
     """Groups of responses, prompt after prompt, in FP32.
 
     Raises:
@@ -94,7 +94,7 @@ def sample_responses(model: PreTrainedModel, problems: Problems, settings: Headr
         for prompt_id in prompt_ids
     ):
         return _with_stand_in(sequences, prompt_ids, mean_reward)
-    return Responses(sequences, prompt_ids, rewards.tolist(), mean_reward, stand_in=False)
+    return RewardedResponses(sequences, prompt_ids, rewards.tolist(), mean_reward, stand_in=False)
 
 
 def _require_finite(model: PreTrainedModel, token_ids: list[int]) -> None:
@@ -106,9 +106,11 @@ def _require_finite(model: PreTrainedModel, token_ids: list[int]) -> None:
         )
 
 
-def _with_stand_in(sequences: list[TokenSequence], prompt_ids: list[str], mean_reward: float | None) -> Responses:
+def _with_stand_in(
+    sequences: list[TokenSequence], prompt_ids: list[str], mean_reward: float | None
+) -> RewardedResponses:
     rewards = [float(index % 2 == 0) for index in range(len(sequences))]
-    return Responses(sequences, prompt_ids, rewards, mean_reward, stand_in=True)
+    return RewardedResponses(sequences, prompt_ids, rewards, mean_reward, stand_in=True)
 
 
 def _generate(

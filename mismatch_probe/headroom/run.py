@@ -13,14 +13,14 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom import models
 from mismatch_probe.headroom.advice import Seen, modules_of_overflowing_weights, try_exceptions
+from mismatch_probe.headroom.batched_responses import BatchedResponses
 from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16
-from mismatch_probe.headroom.judge import judge, judge_weights
+from mismatch_probe.headroom.judge import judge_headroom, judge_weights
 from mismatch_probe.headroom.loss import ResponseLoss, load_objective
 from mismatch_probe.headroom.passes import look_backward, look_forward
 from mismatch_probe.headroom.responses import SAMPLED_BY, load_problems, sample_responses
 from mismatch_probe.headroom.trial import Bench, fits
 from mismatch_probe.headroom.weights import scan_weights
-from mismatch_probe.headroom.workload import Workload
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.tasks import resolve_model
@@ -45,7 +45,7 @@ class _Stages:
         self.seconds[name] = round(time.perf_counter() - begun, 3)
 
 
-def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
+def measure_headroom(settings: HeadroomSettings, tell: Tell) -> Headroom:
     """Does the checkpoint fit FP16? `tell` hears a line at the start of each stage.
 
     Raises:
@@ -81,10 +81,10 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
     reference = models.load(folder, Dtype.FP32, settings, attention="eager")
     with stages("responses", f"responses: {len(problems.prompts)} prompts, sampled in FP32"):
         responses = sample_responses(reference, problems, settings)
-    workload = Workload.plan(
+    workload = BatchedResponses.plan(
         responses.sequences,
         ResponseLoss(objective, responses, settings.sampling.max_new_tokens),
-        vocab_size=models.vocabulary(reference),
+        vocab_size=models.num_embeddings(reference),
         temperature=settings.sampling.temperature,
         tokens=settings.batch_tokens,
     )
@@ -119,7 +119,7 @@ def examine(settings: HeadroomSettings, tell: Tell) -> Headroom:
             "plain": plain.trial,
             "bf16": bf16.trial,
             "advised": advised,
-            "verdict": judge(weights, activations, gradient, plain.trial, bf16.trial, advised, overflowing),
+            "verdict": judge_headroom(weights, activations, gradient, plain.trial, bf16.trial, advised, overflowing),
             "seconds": stages.seconds,
         }
     )

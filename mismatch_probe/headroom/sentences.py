@@ -81,10 +81,10 @@ def trial_sentence(trial: Trial, *, does_fit: bool) -> str:
             f"log-probs {write_error(trial.logprob_error_nats)} nats from FP32, gradient "
             f"{write_error(trial.gradient_error)}, loss scale {scales(trial)}"
         )
-    return f"tried with {raised(trial)} in FP32: {'fits' if does_fit else 'does not fit'}; {end}"
+    return f"tried with {parts_in_fp32(trial)} in FP32: {'fits' if does_fit else 'does not fit'}; {end}"
 
 
-def raised(trial: Trial) -> str:
+def parts_in_fp32(trial: Trial) -> str:
     """What a trial has in FP32."""
     names = trial.modules_in_fp32
     if trial.residual_in_fp32_from is None:

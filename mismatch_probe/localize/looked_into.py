@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.workspace import Task
+from mismatch_probe.localize.workspace import JobInput
 from mismatch_probe.records.activations import ActivationBatch, plan_activation_batches
 from mismatch_probe.records.sequences import TokenSequence
 
@@ -51,7 +51,7 @@ def looked_into(sequences: Sequence[TokenSequence], max_tokens: int) -> list[Tok
     return chosen
 
 
-def activation_batches(sequences: Sequence[TokenSequence], task: Task) -> list[ActivationBatch]:
+def activation_batches(sequences: Sequence[TokenSequence], task: JobInput) -> list[ActivationBatch]:
     return plan_activation_batches(
         looked_into(sequences, task.max_stored_tokens),
         batch_tokens=task.settings.training.batch_tokens,

@@ -29,7 +29,7 @@ from mismatch_probe.localize.summarise import (
 )
 from mismatch_probe.localize.suspects import find_suspects
 from mismatch_probe.localize.switches import SWITCHES, has_low_kv_cache, switches_of
-from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobNotes, Task, Workspace
+from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobInput, JobNotes, Workspace
 from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import Interventions, Localization
@@ -92,10 +92,10 @@ def _jobs(settings: LocalizeSettings, num_prompts: int) -> dict[str, str]:
     return jobs | {switch: f"vLLM with {switch}: the same token ids" for switch in switches_of(settings)}
 
 
-def _task(settings: LocalizeSettings, preparation: Preparation) -> Task:
+def _task(settings: LocalizeSettings, preparation: Preparation) -> JobInput:
     model = preparation.manifest.model
     config = checkpoint.read_config(Path(model.folder))
-    return Task(
+    return JobInput(
         settings=settings,
         folder=model.folder,
         max_model_len=preparation.longest_sequence,

@@ -6,7 +6,7 @@ from pathlib import Path
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.looked_into import activation_batches
 from mismatch_probe.localize.training_trials import try_training_parts
-from mismatch_probe.localize.workspace import JobNotes, Task, Workspace
+from mismatch_probe.localize.workspace import JobInput, JobNotes, Workspace
 from mismatch_probe.records.place_errors import write_sums
 from mismatch_probe.records.rows import leg_table, sequences_of
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
@@ -15,7 +15,7 @@ from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.inside.recording import record_activations
 from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.precision import decoder_layers, load_reference_model, load_training_model
+from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
 from mismatch_probe.training_path.scorer import Scorer
 
 
@@ -35,7 +35,7 @@ def run_training_job(workspace: Workspace) -> JobNotes:
     return notes
 
 
-def _score_and_record(workspace: Workspace, task: Task, sequences: list[TokenSequence], notes: JobNotes) -> None:
+def _score_and_record(workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes) -> None:
     """pi scores every response, plainly and with parts raised; what is looked into is recorded besides."""
     settings = task.settings
     folder = Path(task.folder)
@@ -65,7 +65,7 @@ def _score_and_record(workspace: Workspace, task: Task, sequences: list[TokenSeq
         notes.seconds["record train"] = time.perf_counter() - begun
 
 
-def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], notes: JobNotes) -> None:
+def _walk(workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes) -> None:
     settings = task.settings
     model, arithmetic, _ = load_reference_model(
         Path(task.folder),
@@ -80,5 +80,5 @@ def _walk(workspace: Workspace, task: Task, sequences: list[TokenSequence], note
     walk.run(activation_batches(sequences, task))
     notes.seconds["walk reference"] = time.perf_counter() - begun
     write_sums(workspace.sums, walk.places(), walk.routers())
-    layers = decoder_layers(model)
+    layers = undivided_modules(model)
     notes.layout = {"layer_paths": [path for path, module in model.named_modules() if module in layers]}

@@ -16,7 +16,7 @@ TRAINING: Final = "training"
 """The two jobs of every localization; any other is a switch of the engine."""
 
 
-class Task(BaseModel):
+class JobInput(BaseModel):
     """What a job needs to know. max_stored_tokens: tokens whose activations may be kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,8 +78,8 @@ class Workspace:
     def log(self, job: str) -> Path:
         return self.path / f"{job}.log"
 
-    def read_task(self) -> Task:
-        return Task.model_validate_json((self.path / "task.json").read_text(encoding="utf-8"))
+    def read_task(self) -> JobInput:
+        return JobInput.model_validate_json((self.path / "task.json").read_text(encoding="utf-8"))
 
-    def write_task(self, task: Task) -> None:
+    def write_task(self, task: JobInput) -> None:
         write_text(self.path / "task.json", task.model_dump_json())

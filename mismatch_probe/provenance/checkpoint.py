@@ -210,7 +210,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return part if isinstance(part, dict) else config
 
 
-def vocabulary(config: dict[str, Any]) -> int | None:
+def vocab_size(config: dict[str, Any]) -> int | None:
     """How many token ids the model knows, None where the config does not say."""
     size = text_config(config).get("vocab_size")
     return size if type(size) is int and size > 0 else None

@@ -78,7 +78,7 @@ def open_to_append(path: Path) -> BinaryIO:
     return _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
 
 
-def read_text(path: Path, *, errors: str = "strict") -> str:
+def read_regular_text(path: Path, *, errors: str = "strict") -> str:
     """All of the regular file at `path`, from UTF-8.
 
     Raises:

@@ -14,7 +14,7 @@ from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.names import DETAILED_PAIRS
-from mismatch_probe.report.rendering import rendered
+from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.counts import counts
@@ -69,7 +69,7 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Documen
         provenance(manifest),
         reproduce(manifest),
     ]
-    return rendered(
+    return rendered_page(
         "report.html.j2",
         tool_version=manifest.tool_version,
         overview=overview(summary, manifest),

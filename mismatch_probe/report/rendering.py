@@ -14,7 +14,7 @@ from mismatch_probe.report.names import KEY_MARKERS, SIGNS
 from mismatch_probe.report.view import Badge, Cell
 
 
-def rendered(template: str, **values: Any) -> str:
+def rendered_page(template: str, **values: Any) -> str:
     """A page; the same values give the same bytes."""
     return _environment().get_template(template).render(**values)
 

@@ -19,7 +19,7 @@ from mismatch_probe.stats.rules import (
     SMALLEST_CAP,
     SMALLEST_PROB_DIFF,
     TOKEN_RULES,
-    Decision,
+    AppliedWeights,
     SequenceEvidence,
     TokenEvidence,
 )
@@ -56,7 +56,7 @@ def _reached_by_enough(grid: PositionGrid) -> Iterator[tuple[int, Mask]]:
             yield number, rows
 
 
-def _columns(decision: Decision, true_excess: Floats) -> Floats:
+def _columns(decision: AppliedWeights, true_excess: Floats) -> Floats:
     """[7, n] of one decision on n units."""
     kept = decision.kept.astype(np.float64)
     excess = np.where(decision.kept, decision.excess, 0.0)

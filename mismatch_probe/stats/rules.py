@@ -39,7 +39,7 @@ class SequenceEvidence:
 
 
 @dataclass(frozen=True)
-class Decision:
+class AppliedWeights:
     """Applied weight minus 1 of what is kept, what is kept, and what is kept with a smaller weight than its own."""
 
     excess: Floats
@@ -54,55 +54,55 @@ Evidence = TypeVar("Evidence", TokenEvidence, SequenceEvidence)
 class Rule(Generic[Evidence]):
     name: str
     also_known_as: str
-    decide: Callable[[Evidence], Decision]
+    decide: Callable[[Evidence], AppliedWeights]
 
 
-def _weigh(evidence: TokenEvidence | SequenceEvidence) -> Decision:
+def _weigh(evidence: TokenEvidence | SequenceEvidence) -> AppliedWeights:
     return _mask(evidence, 0.0, math.inf)
 
 
-def _truncate(evidence: TokenEvidence | SequenceEvidence, cap: float) -> Decision:
+def _truncate(evidence: TokenEvidence | SequenceEvidence, cap: float) -> AppliedWeights:
     clipped = evidence.log_ratio > math.log(cap)
     excess = np.where(clipped, cap - 1, weight_excess(evidence.log_ratio))
-    return Decision(excess, np.ones_like(clipped), clipped)
+    return AppliedWeights(excess, np.ones_like(clipped), clipped)
 
 
-def _mask(evidence: TokenEvidence | SequenceEvidence, low: float, high: float) -> Decision:
+def _mask(evidence: TokenEvidence | SequenceEvidence, low: float, high: float) -> AppliedWeights:
     weight = np.exp(bounded(evidence.log_ratio))
     return _weighing(evidence, (weight >= low) & (weight <= high))
 
 
-def _drop_raised(evidence: TokenEvidence, most: float) -> Decision:
+def _drop_raised(evidence: TokenEvidence, most: float) -> AppliedWeights:
     return _weighing(evidence, evidence.prob_diff <= most)
 
 
-def _drop_lowered(evidence: TokenEvidence, most: float) -> Decision:
+def _drop_lowered(evidence: TokenEvidence, most: float) -> AppliedWeights:
     return _weighing(evidence, evidence.prob_diff >= -most)
 
 
-def _reject_geometric(evidence: SequenceEvidence, low: float, high: float) -> Decision:
+def _reject_geometric(evidence: SequenceEvidence, low: float, high: float) -> AppliedWeights:
     mean = np.exp(bounded(evidence.mean_log_ratio))
     return _unweighted((mean >= low) & (mean <= high))
 
 
-def _reject_k3(evidence: SequenceEvidence, most: float) -> Decision:
+def _reject_k3(evidence: SequenceEvidence, most: float) -> AppliedWeights:
     return _unweighted(evidence.mean_k3 <= most)
 
 
-def _reject_veto(evidence: SequenceEvidence, least: float) -> Decision:
+def _reject_veto(evidence: SequenceEvidence, least: float) -> AppliedWeights:
     return _unweighted(evidence.least_log_ratio >= math.log(least))
 
 
-def _reject_k1(evidence: SequenceEvidence, most: float) -> Decision:
+def _reject_k1(evidence: SequenceEvidence, most: float) -> AppliedWeights:
     return _unweighted(-evidence.mean_log_ratio <= most)
 
 
-def _weighing(evidence: TokenEvidence | SequenceEvidence, kept: Mask) -> Decision:
-    return Decision(weight_excess(evidence.log_ratio), kept, np.zeros_like(kept))
+def _weighing(evidence: TokenEvidence | SequenceEvidence, kept: Mask) -> AppliedWeights:
+    return AppliedWeights(weight_excess(evidence.log_ratio), kept, np.zeros_like(kept))
 
 
-def _unweighted(kept: Mask) -> Decision:
-    return Decision(np.zeros(kept.shape), kept, np.zeros_like(kept))
+def _unweighted(kept: Mask) -> AppliedWeights:
+    return AppliedWeights(np.zeros(kept.shape), kept, np.zeros_like(kept))
 
 
 TOKEN_RULES: tuple[Rule[TokenEvidence], ...] = (

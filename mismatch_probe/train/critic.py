@@ -7,7 +7,7 @@ import torch
 
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gathered, world_size
-from mismatch_probe.train.micro_batches import in_order, micro_batches
+from mismatch_probe.train.micro_batches import gathered_tokens, micro_batches
 from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.objectives.values import value_loss
 from mismatch_probe.train.optimizer import Optimizer
@@ -33,7 +33,7 @@ class Critic:
         with_graph = keep_graph and len(batches) == 1
         with torch.set_grad_enabled(with_graph), self.model.computing():
             passes = [self.model.values(batch.of(rollouts)) for batch in batches]
-        return in_order(rollouts, batches, passes), passes[0] if with_graph else None
+        return gathered_tokens(rollouts, batches, passes), passes[0] if with_graph else None
 
     def accumulate(
         self, update: Update, rollouts: Sequence[Rollout], rows: Sequence[int], graph: torch.Tensor | None

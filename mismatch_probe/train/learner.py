@@ -9,7 +9,7 @@ import torch
 
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gathered, world_size
-from mismatch_probe.train.micro_batches import in_order, micro_batches
+from mismatch_probe.train.micro_batches import gathered_tokens, micro_batches
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.losses import Update, policy_loss
 from mismatch_probe.train.policy import Policy
@@ -57,8 +57,8 @@ class Learner:
         with torch.set_grad_enabled(with_graph), self._policy.computing():
             passes = [self._policy.logprobs(batch.of(rollouts)) for batch in batches]
         return Scored(
-            in_order(rollouts, batches, [logprobs_T for logprobs_T, _ in passes]),
-            in_order(rollouts, batches, [entropy_T for _, entropy_T in passes]),
+            gathered_tokens(rollouts, batches, [logprobs_T for logprobs_T, _ in passes]),
+            gathered_tokens(rollouts, batches, [entropy_T for _, entropy_T in passes]),
             passes[0][0] if with_graph else None,
         )
 

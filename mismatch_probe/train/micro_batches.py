@@ -34,7 +34,9 @@ def micro_batches(rollouts: Sequence[Rollout], rows: Sequence[int], most_tokens:
     return batches + [MicroBatch([0], is_filler=True)] * (int(largest(len(batches))) - len(batches))
 
 
-def in_order(rollouts: Sequence[Rollout], batches: Sequence[MicroBatch], passes: Sequence[torch.Tensor]) -> Floats:
+def gathered_tokens(
+    rollouts: Sequence[Rollout], batches: Sequence[MicroBatch], passes: Sequence[torch.Tensor]
+) -> Floats:
     """What each micro-batch of each rank gave for its response tokens, for all tokens [T] on every rank."""
     own: list[tuple[int, Floats]] = []
     for batch, found_T in zip(batches, passes, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.train.learner import Scored, rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import LossPlan, prepare
+from mismatch_probe.train.objectives.losses import LossPlan, plan_loss
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
@@ -24,7 +24,7 @@ def plan_step(
     objective = build_objective(settings.objective.name, overrides)
     included = _included(settings, adjustments, rollouts, scored)
     batch = rollout_batch(rollouts, scored.log_pi_T, included, scored.values_T)
-    return prepare(objective, batch, settings.rollout.max_new_tokens)
+    return plan_loss(objective, batch, settings.rollout.max_new_tokens)
 
 
 def sequence_ratios(rollouts: Sequence[Rollout], scored: Scored) -> list[float]:

@@ -102,7 +102,7 @@ def prepare_training(
     settings = settings.model_copy(update={"task": task})
     reward = load_reward(settings.task.reward, prompts)
     problems = encode_prompts(
-        prompts, tokenizer, settings.task.chat_template, checkpoint.vocabulary(config), identity.context_length
+        prompts, tokenizer, settings.task.chat_template, checkpoint.vocab_size(config), identity.context_length
     )
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
     manifest = TrainingManifest(

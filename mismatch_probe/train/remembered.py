@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, said
 from mismatch_probe.reading import Unreadable, as_object, parse_json
 from mismatch_probe.records.documents import first_problem
-from mismatch_probe.records.regular_files import read_text
+from mismatch_probe.records.regular_files import read_regular_text
 from mismatch_probe.train.state import Adjustments
 
 _ADJUSTMENTS = TypeAdapter(Adjustments)
@@ -36,7 +36,7 @@ def read_remembered(path: Path) -> dict[str, Any]:
         OSError: it is not there, or cannot be read.
         Unreadable: it is damaged, or lacks something.
     """
-    rest = as_object(parse_json(read_text(path), constants=True))
+    rest = as_object(parse_json(read_regular_text(path), constants=True))
     try:
         _Remembered.model_validate(rest)
         adjustments_of(rest)

@@ -13,7 +13,7 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change
 from mismatch_probe.train.state import Adjustments
@@ -87,7 +87,7 @@ def execute_training(
         MismatchProbeError: a part failed; what was computed is kept.
     """
 
-    def listener(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def listener(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         if is_main():
             directory.append_metrics(step, metrics)
             for event in decision.events:

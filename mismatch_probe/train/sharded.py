@@ -19,7 +19,7 @@ from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.batching import pad_batch, require_scorable
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.precision import undivided_modules
 from mismatch_probe.training_path.prefixes import StateBatch, share_prefixes
 from mismatch_probe.training_path.products import CpuProducts
 from mismatch_probe.training_path.shared_attention import can_share_prefixes
@@ -64,7 +64,7 @@ class ShardedModel(Generic[Module]):
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
         self.shares_prefixes = can_share_prefixes(model)
-        layers = decoder_layers(model)
+        layers = undivided_modules(model)
         if settings.lora is not None:
             add_adapters(model, settings.lora, seed=seed)
         if settings.gradient_checkpointing:

@@ -13,7 +13,7 @@ from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.aliases import with_aliases
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _PROJECT: Final = "mismatch-probe"
@@ -45,7 +45,7 @@ def tracked(directory: TrainingDirectory, settings: TrainSettings, tell: Tell) -
     for tracker in trackers:
         tracker.open(lambda name: _RUNS[name](directory, settings))
 
-    def send(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def send(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         everything = with_aliases(metrics) | {"guards/firings": float(len(decision.events))}
         for tracker in trackers:
             tracker.act(lambda run: run.log(step, everything))

@@ -16,7 +16,7 @@ from mismatch_probe.train.clock import Clock
 from mismatch_probe.train.distributed import as_first_rank_has_it
 from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.guards.diagnose import diagnose
 from mismatch_probe.train.learner import Scored
 from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics, value_metrics
@@ -31,7 +31,7 @@ _HISTORY_STEPS: Final = 16
 _RELEASE_EVERY: Final = 16
 _GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK, ActionKind.STOP})
 
-Listener = Callable[[int, Mapping[str, float], Decision], None]
+Listener = Callable[[int, Mapping[str, float], StepFirings], None]
 
 
 class Goal(Protocol):
@@ -119,7 +119,7 @@ class Trainer:
                 return False
         return True
 
-    def _due(self, decision: Decision) -> bool:
+    def _due(self, decision: StepFirings) -> bool:
         """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll
         back, at the first step after it of which neither is so.
         """
@@ -128,7 +128,7 @@ class Trainer:
         doubted = _gives_up(decision) or self._book.doubted_since is not None
         return (its_turn_came and not doubted) or self._step == self._settings.steps
 
-    def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
+    def _run_step(self, step: int) -> tuple[StepFirings, list[Rollout]]:
         """One step; what guards said to it, and its responses."""
         clock = Clock()
         with clock("sync"):
@@ -141,7 +141,7 @@ class Trainer:
             metrics |= self._measured(step, prepared)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
-            canary = self._book.observe_canary(_of_canary(metrics), step) if step == 1 else Decision(step)
+            canary = self._book.observe_canary(_of_canary(metrics), step) if step == 1 else StepFirings(step)
             decision = canary.followed_by(self._book.evaluate(step, metrics))
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
@@ -183,7 +183,7 @@ class Trainer:
             **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
 
-    def _adjust(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
+    def _adjust(self, decision: StepFirings, prepared: Prepared, clock: Clock) -> Prepared:
         """Take in what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
         ratios = sequence_ratios(prepared.rollouts, prepared.scored)
@@ -199,7 +199,7 @@ class Trainer:
         self._parts.updater.restore(prepared.before)
         return self._learn(prepared.number, prepared.rollouts, prepared.scored.without_graphs(), clock)
 
-    def _update(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
+    def _update(self, decision: StepFirings, prepared: Prepared, clock: Clock) -> tuple[Metrics, StepFirings]:
         """The step's updates: what they were learnt with, taken together, with what the probe said after a resync, and
         what guards said to all of them.
 
@@ -228,7 +228,7 @@ class Trainer:
                 decision = self._book.evaluate_update(decision.step, prepared.learnt)
             whole = whole.followed_by(decision)
 
-    def _answer(self, decision: Decision) -> None:
+    def _answer(self, decision: StepFirings) -> None:
         """What guards ask for beyond this update."""
         if any(action.kind is ActionKind.STOP for action in decision.actions):
             raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
@@ -238,7 +238,7 @@ class Trainer:
             self._checkpoints.forget_after(good)
             self._saved = good
 
-    def _goes_back_to(self, decision: Decision) -> int | None:
+    def _goes_back_to(self, decision: StepFirings) -> int | None:
         """The checkpoint of a rollback: the newest whose weights were judged before the breach began."""
         kinds = {action.kind for action in decision.actions}
         if ActionKind.ROLLBACK not in kinds or ActionKind.STOP in kinds:
@@ -262,7 +262,7 @@ class Trainer:
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
 
 
-def _gives_up(decision: Decision) -> bool:
+def _gives_up(decision: StepFirings) -> bool:
     return any(action.kind in _GIVES_UP_UPDATE for action in decision.actions)
 
 

@@ -146,7 +146,7 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
         atexit.register(leave_process_group)
     sharding: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in decoder_layers(model):
+    for layer in undivided_modules(model):
         fully_shard(layer, mp_policy=policy, **sharding)
     head = model.get_output_embeddings()
     if isinstance(head, HeadInDtype):
@@ -160,7 +160,7 @@ def leave_process_group() -> None:
         dist.destroy_process_group()
 
 
-def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+def undivided_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The modules that transformers names as not to be split, which are the layers that trainers wrap."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]

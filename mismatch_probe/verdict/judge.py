@@ -12,7 +12,7 @@ from mismatch_probe.verdict.floors import exact_pair_agrees
 from mismatch_probe.verdict.next_commands import with_next_commands
 from mismatch_probe.verdict.no_bug import clean, precision
 from mismatch_probe.verdict.signatures import signatures
-from mismatch_probe.verdict.signatures.context import course_of
+from mismatch_probe.verdict.signatures.context import context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
@@ -164,10 +164,10 @@ def _sizes(exact: Disagreement) -> list[str]:
 
 def _where_it_sets_in(exact: Disagreement) -> list[str]:
     """What the start of the context rules out, where it was recorded."""
-    course = course_of(exact)
-    if course is None:
+    context = context_profile(exact)
+    if context is None:
         return []
-    if course.at_first <= CLEAN_FIRST:
+    if context.at_first <= CLEAN_FIRST:
         return [
             "the sides agree at the first place of the context, so weights, head and temperature are the same: look at "
             "positions, masks, caches, and a first token that is there twice"

@@ -13,7 +13,9 @@ SPIKE: Final = 10.0
 """Times that the largest abs(d) may be before it is."""
 
 
-def with_settings(pair: PairSummary, told_apart: SettingsToldApart | None, beside: PairSummary | None) -> PairSummary:
+def with_settings_told_apart(
+    pair: PairSummary, told_apart: SettingsToldApart | None, beside: PairSummary | None
+) -> PairSummary:
     """The pair with what its settings change; where it was undecided and FP32 agrees for the other, they are named.
 
     FP32 was not run with these settings, so a bug of theirs cannot be ruled out: only what they hardly change is taken

@@ -15,16 +15,16 @@ from mismatch_probe.cli.training_view import training_view
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.guards.actions import parse_action
-from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.trainer import Listener
 from tests.report.training.training_runs import TrainingSample, training_run
 
 SENTENCE = "mismatch/kl_k3 is 0.02, above its limit of 0.015"
 
 
-def fired(step: int, action: str) -> Decision:
+def fired(step: int, action: str) -> StepFirings:
     limit = ("limit", "mismatch/kl_k3", 0.02, 0.015, 1)
-    return Decision(step, (GuardEvent(step, "mismatch-limit", *limit, (parse_action(action),), SENTENCE),))
+    return StepFirings(step, (GuardEvent(step, "mismatch-limit", *limit, (parse_action(action),), SENTENCE),))
 
 
 def console(*, terminal: bool = False, width: int = 100) -> tuple[Console, io.StringIO]:
@@ -32,7 +32,7 @@ def console(*, terminal: bool = False, width: int = 100) -> tuple[Console, io.St
     return Console(file=output, force_terminal=terminal, width=width, markup=False), output
 
 
-def replay(directory: TrainingDirectory, listen: Listener, decide: Callable[[int], Decision] = Decision) -> None:
+def replay(directory: TrainingDirectory, listen: Listener, decide: Callable[[int], StepFirings] = StepFirings) -> None:
     for step, metrics in directory.read_metrics():
         listen(step, metrics, decide(step))
 
@@ -57,7 +57,7 @@ def another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_terminal_each_step_is_a_line_and_each_firing_one_below(directory: TrainingDirectory) -> None:
     people, output = console()
     with training_view(people, directory, 60) as view:
-        replay(directory, view, lambda step: fired(step, "warn") if step == 5 else Decision(step))
+        replay(directory, view, lambda step: fired(step, "warn") if step == 5 else StepFirings(step))
     lines = output.getvalue().splitlines()
     assert lines[0] == f"Run directory: {directory.path}"
     assert [line.split()[1] for line in lines if line.startswith("step")] == [f"{step}/60" for step in range(1, 9)]
@@ -109,7 +109,7 @@ def test_the_screen_shows_the_last_firings_and_how_many_there_were(directory: Tr
 def test_the_screen_of_a_resumed_run_remembers_the_steps_before(directory: TrainingDirectory) -> None:
     screen = Screen(directory, 60)
     step, metrics = list(directory.read_metrics())[-1]
-    screen(step, metrics, Decision(step))
+    screen(step, metrics, StepFirings(step))
     [line] = [line for line in shown(screen).splitlines() if line.startswith("reward")]
     assert sum(letter in "▁▂▃▄▅▆▇█" for letter in line) == 8
 

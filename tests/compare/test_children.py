@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare.children import run_job
-from mismatch_probe.compare.events import BatchDone, StageStarted, parse, send
-from mismatch_probe.compare.plan import TRAINING_PATH, Job
+from mismatch_probe.compare.children import run_planned_job
+from mismatch_probe.compare.events import BatchDone, StageStarted, parse, send_event
+from mismatch_probe.compare.plan import TRAINING_PATH, PlannedJob
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.children.conftest import light_servers
@@ -16,7 +16,7 @@ __all__ = ["light_servers"]
 
 def test_the_jobs_failure_comes_back_as_the_same_error_and_its_log_is_in_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
-        run_job(RunDirectory(tmp_path), Job(TRAINING_PATH, ()), lambda event: None)
+        run_planned_job(RunDirectory(tmp_path), PlannedJob(TRAINING_PATH, ()), lambda event: None)
     assert "Traceback" in RunDirectory(tmp_path).log_path(TRAINING_PATH).read_text()
 
 
@@ -26,5 +26,5 @@ def test_events_survive_the_pipe() -> None:
         BatchDone(stage="s", sequences=2, tokens=30, seconds=0.5),
     ):
         told: list[object] = []
-        send(told.append, event)
+        send_event(told.append, event)
         assert parse(told[0]) == event

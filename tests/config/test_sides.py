@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.compare import sides_of
+from mismatch_probe.cli.compare import side_values
 from mismatch_probe.compare.plan import ScoreStage, make_plan
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import code_flags, going_on_comparing
@@ -69,7 +69,7 @@ def test_a_side_that_cannot_be_read_is_quoted(text: str, words: str) -> None:
 
 
 def test_each_training_side_meets_each_inference_side_unless_pairs_are_given() -> None:
-    given = settings(**sides_of(None, None, None, ["bf16"], ["bf16", "fp8kv:dtype=bf16,kv_cache_dtype=fp8"]))
+    given = settings(**side_values(None, None, None, ["bf16"], ["bf16", "fp8kv:dtype=bf16,kv_cache_dtype=fp8"]))
     assert given.pairs == (("bf16", "bf16"), ("bf16", "fp8kv"))
     given = settings(infer=[FP8KV], train=[AUTOCAST])
     assert given.pairs == (("autocast", "fp8kv"),)
@@ -97,9 +97,9 @@ def test_sides_that_do_not_fit_their_pairs_are_refused(given: dict[str, Any], wo
 
 def test_dtype_flags_and_sides_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="leave --dtype"):
-        sides_of(["bf16"], None, None, ["bf16"], ["bf16"])
+        side_values(["bf16"], None, None, ["bf16"], ["bf16"])
     with pytest.raises(UsageError, match="go together"):
-        sides_of(None, None, None, ["bf16"], None)
+        side_values(None, None, None, ["bf16"], None)
 
 
 def test_a_side_without_settings_of_its_own_is_the_runs_and_makes_the_names_of_a_dtype() -> None:

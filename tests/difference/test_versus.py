@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.difference.slices import part_of
-from mismatch_probe.difference.traced import Traced, plain, traced_metrics
-from mismatch_probe.difference.versus import difference, ratio
+from mismatch_probe.difference.traced import Traced, traced_metrics, without_trace
+from mismatch_probe.difference.versus import second_minus_first, second_over_first
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
@@ -38,7 +38,7 @@ def test_traced_metrics_are_the_metrics() -> None:
     for level in (0.9, 0.95):
         traced, missing = traced_metrics(one, level)
         known, same_missing = pair_metrics(one, level)
-        assert {name: plain(estimate) for name, estimate in traced.items()} == known
+        assert {name: without_trace(estimate) for name, estimate in traced.items()} == known
         assert missing == same_missing
 
 
@@ -53,7 +53,7 @@ def test_a_traced_metric_at_another_level_is_that_of_the_other_level() -> None:
 @pytest.mark.parametrize("name", ["abs_logprob_diff", "ess_seq", "prob_pearson", "top1_flip", "abs_logprob_diff_p99"])
 def test_a_run_against_itself_is_one_times_as_large(name: str) -> None:
     metrics, _ = traced_metrics(pair(0))
-    found = ratio(metrics[name], metrics[name], 0.95)
+    found = second_over_first(metrics[name], metrics[name], 0.95)
     assert found is not None
     assert found.value == pytest.approx(1)
 
@@ -62,7 +62,7 @@ def test_the_same_tokens_leave_no_sampling_noise_in_the_ratio() -> None:
     one = pair(0)
     twice = TokenPair(one.sequences, log_pi=one.log_mu + 2 * one.diff, log_mu=one.log_mu)
     old, new = traced_metrics(one)[0], traced_metrics(twice)[0]
-    low, high = bounds(ratio(old["abs_logprob_diff"], new["abs_logprob_diff"], 0.95))
+    low, high = bounds(second_over_first(old["abs_logprob_diff"], new["abs_logprob_diff"], 0.95))
     assert low == pytest.approx(2)
     assert high == pytest.approx(2)
 
@@ -70,7 +70,7 @@ def test_the_same_tokens_leave_no_sampling_noise_in_the_ratio() -> None:
 def test_independent_samples_have_the_variance_of_both() -> None:
     old = traced_metrics(pair(0))[0]["abs_logprob_diff"]
     new = traced_metrics(pair(1, first_cluster=1000))[0]["abs_logprob_diff"]
-    low, high = bounds(difference(old, new, 0.95))
+    low, high = bounds(second_minus_first(old, new, 0.95))
     halves = [(bounds(one)[1] - bounds(one)[0]) / 2 for one in (old, new)]
     assert (high - low) / 2 == pytest.approx(np.hypot(*halves), rel=0.1)
 
@@ -80,7 +80,7 @@ def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says() -> N
     for repeat in range(200):
         old = traced_metrics(pair(2 * repeat, 60))[0]["abs_logprob_diff"]
         new = traced_metrics(pair(2 * repeat + 1, 60, first_cluster=60))[0]["abs_logprob_diff"]
-        low, high = bounds(difference(old, new, 0.9))
+        low, high = bounds(second_minus_first(old, new, 0.9))
         held += low <= 0 <= high
     assert 0.83 <= held / 200 <= 0.97
 
@@ -88,7 +88,7 @@ def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says() -> N
 @pytest.mark.parametrize("name", ["kl_k1", "log_ppl_diff", "abs_logprob_diff_max"])
 def test_what_may_change_sign_or_is_an_extreme_has_no_ratio(name: str) -> None:
     old, new = traced_metrics(pair(0))[0], traced_metrics(pair(1))[0]
-    assert ratio(old[name], new[name], 0.95) is None
+    assert second_over_first(old[name], new[name], 0.95) is None
 
 
 def test_a_part_holds_the_tokens_asked_for_and_keeps_their_prompts() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mismatch_probe.evaluate.estimates import Answers, Reweighted, accuracy, difference, reweighted
+from mismatch_probe.evaluate.estimates import Answers, Reweighted, accuracy, accuracy_difference, reweighted
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
 
@@ -156,7 +156,7 @@ def test_a_difference_pairs_what_answers_the_same_problem() -> None:
     lengths = np.full(800, 5)
     first = Answers((rng.random(800) < hardness).astype(float), lengths, problems)
     second = Answers((rng.random(800) < 0.8 * hardness).astype(float), lengths, problems)
-    found = difference(first, second, 0.95)
+    found = accuracy_difference(first, second, 0.95)
     assert found.value == pytest.approx(first.rewards.mean() - second.rewards.mean())
     low, high = bounds(found)
     assert low < 0.1 < high
@@ -168,4 +168,4 @@ def test_answers_to_other_problems_are_not_set_against_each_other() -> None:
     first = Answers(np.ones(2), np.ones(2, dtype=int), np.array([0, 1]))
     second = Answers(np.ones(2), np.ones(2, dtype=int), np.array([0, 2]))
     with pytest.raises(ValueError, match="different problems"):
-        difference(first, second, 0.95)
+        accuracy_difference(first, second, 0.95)

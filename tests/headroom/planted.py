@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from mismatch_probe.config.headroom import HeadroomPrompts, HeadroomSampling, HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
-from mismatch_probe.headroom.run import examine
+from mismatch_probe.headroom.run import measure_headroom
 from mismatch_probe.records.headroom import Headroom
 from tests.tiny_models import make_checkpoint
 
@@ -31,7 +31,7 @@ def planted(folder: Path, family: str = "llama", *, changes: dict[str, Change]) 
 
 def examined(folder: Path | str, **settings: object) -> Headroom:
     """Two prompts, two short responses each."""
-    return examine(
+    return measure_headroom(
         HeadroomSettings(
             **{
                 "model": ModelSettings(path=str(folder)),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mismatch_probe.headroom.fp16 import LARGEST, ROUNDS_TO_INFINITY, margin_bits
-from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged
+from mismatch_probe.headroom.ranges import Binades, ForwardRanges, merged_binades
 from mismatch_probe.headroom.watch import Operation
 
 HERE = Operation("layer", "add", 0)
@@ -43,7 +43,7 @@ def test_zeros_are_no_gradient_that_underflows() -> None:
 
 def test_parts_add_up() -> None:
     parts = [binades(1.0, 1e-9), binades(4.0), Binades()]
-    together = merged(parts)
+    together = merged_binades(parts)
     assert together.num_nonzero == 3
     assert together.largest == 4.0
     assert together.flushed(0) == pytest.approx(1 / 3)

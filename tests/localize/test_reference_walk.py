@@ -22,7 +22,7 @@ from mismatch_probe.records.activations import (
     ROTARY_QUERIES,
     plan_activation_batches,
 )
-from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.precision import undivided_modules
 from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import Bench, Held, some_sequences
 from tests.localize.conftest import NUM_LAYERS
@@ -102,7 +102,7 @@ def test_a_perturbation_in_layer_k_is_found_at_layer_k(
 ) -> None:
     bench = Bench(checkpoint("llama"), tmp_path, modules=modules)
     bench.record("clean")
-    disturbed = decoder_layers(bench.model)[layer].mlp.down_proj.weight
+    disturbed = undivided_modules(bench.model)[layer].mlp.down_proj.weight
     disturbed.data *= 1 + 0.05 * torch.randn(disturbed.shape, generator=torch.Generator().manual_seed(0))
     bench.record("disturbed")
     held = bench.hold("clean", "disturbed")
@@ -134,7 +134,7 @@ def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: P
 def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("qwen3-moe"), tmp_path)
     bench.record("clean")
-    router = decoder_layers(bench.model)[1].mlp.gate
+    router = undivided_modules(bench.model)[1].mlp.gate
     router.weight.data = router.weight.data.roll(1, dims=0)
     bench.record("disturbed")
     held = bench.hold("clean", "disturbed")
@@ -147,7 +147,7 @@ def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, 
 def test_a_side_that_overflows_is_named_instead_of_measured(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("llama"), tmp_path, dtype=Dtype.FP16, modules=False)
     bench.record("clean")
-    decoder_layers(bench.model)[1].mlp.down_proj.weight.data *= 2e4
+    undivided_modules(bench.model)[1].mlp.down_proj.weight.data *= 2e4
     bench.record("overflowing")
     with pytest.raises(BrokenRecord, match=r"training path computes at model\.layers\.1 is not finite in fp16"):
         bench.hold("clean", "overflowing")

@@ -12,7 +12,7 @@ import pytest
 
 from mismatch_probe.errors import BrokenRecord, StorageError
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, replacing, write_text
-from mismatch_probe.records.regular_files import open_to_append, open_to_read, read_text, require_regular_files
+from mismatch_probe.records.regular_files import open_to_append, open_to_read, read_regular_text, require_regular_files
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -76,7 +76,7 @@ def victim_is_whole(folder: Path) -> bool:
 
 
 @planted
-@pytest.mark.parametrize("open_it", [open_to_read, open_to_append, read_text, read_table])
+@pytest.mark.parametrize("open_it", [open_to_read, open_to_append, read_regular_text, read_table])
 def test_it_is_refused_at_once_when_opened(
     folder: Path, plant: Callable[[Path], None], open_it: Callable[[Path], object]
 ) -> None:

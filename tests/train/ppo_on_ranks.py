@@ -17,7 +17,7 @@ from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.learner import rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import prepare
+from mismatch_probe.train.objectives.losses import plan_loss
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
@@ -54,7 +54,7 @@ def main(checkpoint: str, output: str) -> None:
     for step in range(1, UPDATES + 1):
         scored = updater.score(rollouts, keep_graph=False)
         batch = rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts), scored.values_T)
-        update = prepare(build_objective("ppo"), batch, 16).update()
+        update = plan_loss(build_objective("ppo"), batch, 16).update()
         told.append(updater.accumulate(update, rollouts, rows, scored))
         updater.step(step, 1.0)
     last = updater.score(rollouts, keep_graph=False)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.train.distributed import rank
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.measure import Metrics, mismatch_metrics
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, start_training
@@ -41,7 +41,7 @@ def main(checkpoint: str, scratch: str) -> None:
     home.mkdir()
     decided: list[list[str]] = []
 
-    def listen(step: int, metrics: Mapping[str, float], decision: Decision) -> None:
+    def listen(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
         decided.append([str(action) for action in decision.actions])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ from mismatch_probe.train.aliases import ALIASES, with_aliases
 from mismatch_probe.train.learner import rollout_batch
 from mismatch_probe.train.measure import mismatch_metrics, reward_metrics
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import prepare
+from mismatch_probe.train.objectives.losses import plan_loss
 from mismatch_probe.train.rollouts import Rollout
 from tests.report.training.training_runs import TrainingSample, step_metrics
 
@@ -154,7 +154,7 @@ def test_an_alias_of_responses_is_what_its_framework_counts() -> None:
         for sample in range(4)
     ]
     log_pi = np.concatenate([one.mu_logprobs for one in rollouts])
-    plan = prepare(build_objective("reinforce"), rollout_batch(rollouts, log_pi, [True] * len(rollouts)), 8)
+    plan = plan_loss(build_objective("reinforce"), rollout_batch(rollouts, log_pi, [True] * len(rollouts)), 8)
     logged = with_aliases(reward_metrics(rollouts, plan))
     assert {name: logged[name] for name in OF_RESPONSES} == pytest.approx(OF_RESPONSES)
 

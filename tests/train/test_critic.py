@@ -16,7 +16,7 @@ from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
 from mismatch_probe.train.measure import value_metrics
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import LossPlan, prepare
+from mismatch_probe.train.objectives.losses import LossPlan, plan_loss
 from mismatch_probe.train.objectives.values import value_loss
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy
@@ -52,7 +52,7 @@ def values_of(critic: Critic, sequence: TokenSequence) -> np.ndarray:
 
 def plan_of(rollouts: list[Rollout], scored: Scored) -> LossPlan:
     batch = rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts), scored.values_T)
-    return prepare(build_objective("ppo"), batch, 16)
+    return plan_loss(build_objective("ppo"), batch, 16)
 
 
 def gradient(model: Policy | ValueModel) -> torch.Tensor:

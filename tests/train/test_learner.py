@@ -10,7 +10,7 @@ from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.train.learner import Learner, Scored, rollout_batch
 from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import LossPlan, prepare
+from mismatch_probe.train.objectives.losses import LossPlan, plan_loss
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
 
@@ -20,7 +20,7 @@ WHOLE, PIECES = 10_000, 40
 
 
 def plan(name: str, rollouts: list[Rollout], scored: Scored) -> LossPlan:
-    return prepare(build_objective(name), rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts)), 16)
+    return plan_loss(build_objective(name), rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts)), 16)
 
 
 def gradient(policy: Policy) -> torch.Tensor:

@@ -13,7 +13,7 @@ from mismatch_probe.config.train import Tracker, TrainSettings
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import trackers
-from mismatch_probe.train.guards.decision import Decision
+from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trackers import Guarded, tracked
 from tests.report.training.training_runs import TrainingSample, training_run
 
@@ -33,7 +33,7 @@ def send_steps(directory: TrainingDirectory, name: Tracker, first: int = 1) -> l
     with tracked(directory, settings_of(directory, name), told.append) as send:
         for step, metrics in directory.read_metrics():
             if step >= first:
-                send(step, metrics, Decision(step))
+                send(step, metrics, StepFirings(step))
     return told
 
 
@@ -65,7 +65,7 @@ class Recorder:
 
 def test_without_a_tracker_nothing_is_imported_and_nothing_is_sent(directory: TrainingDirectory) -> None:
     with tracked(directory, settings_of(directory), pytest.fail) as send:
-        send(1, {"reward/mean": 1.0}, Decision(1))
+        send(1, {"reward/mean": 1.0}, StepFirings(1))
     assert not (directory.path / "tensorboard").exists()
 
 

@@ -29,7 +29,7 @@ def behind_prompts(prompt: int, size: float, power: float, *, from_place: int = 
     for given in (response, start):
         parts.append(disturbed(given, np.where(given.places >= from_place, size * given.places**power, 0.0)))
     found, probe = parts
-    return replace(found, probe=replace(probe, pair=replace(probe.pair, entropy_pi=None)))
+    return replace(found, prompt_start=replace(probe, pair=replace(probe.pair, entropy_pi=None)))
 
 
 @pytest.mark.parametrize("prompt", [10, 300])
@@ -68,12 +68,12 @@ def test_a_window_is_named_with_the_place_where_it_ends() -> None:
 
 
 def test_without_the_prompts_starts_no_weights_are_blamed() -> None:
-    found = replace(behind_prompts(300, 0.05, 0.0), probe=None)
+    found = replace(behind_prompts(300, 0.05, 0.0), prompt_start=None)
     assert signatures(found) == []
 
 
 def test_growth_alone_names_positions_where_the_starts_are_missing() -> None:
-    found = replace(behind_prompts(10, 0.002, 1.0), probe=None)
+    found = replace(behind_prompts(10, 0.002, 1.0), prompt_start=None)
     assert positions(found) is not None
 
 

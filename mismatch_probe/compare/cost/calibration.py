@@ -8,7 +8,9 @@ from mismatch_probe.compare.cost.rates import Calibration, Process
 from mismatch_probe.dtypes import Dtype
 
 
-def calibrate(architecture: Architecture, asked: Sequence[tuple[Process, Dtype]], training_device: str) -> Calibration:
+def measure_rates(
+    architecture: Architecture, asked: Sequence[tuple[Process, Dtype]], training_device: str
+) -> Calibration:
     """Rates of each process and dtype; the engine's are those of the GPU where PyTorch sees one.
 
     Raises:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.cost.stage_work import Workload, engine_number, what_of
-from mismatch_probe.compare.plan import FloorStage, Job, Plan, Stage
+from mismatch_probe.compare.plan import FloorStage, Plan, PlannedJob, Stage
 from mismatch_probe.compare.subsample import LONGEST_REPEATED
 from mismatch_probe.engines.vllm.memory import kv_cache_bytes, memory_defaults, replay_tokens
 
@@ -50,7 +50,7 @@ def process_memory(plan: Plan, workload: Workload, calibration: Calibration) -> 
     ]
 
 
-def _of_job(job: Job, workload: Workload, calibration: Calibration) -> ProcessMemory:
+def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> ProcessMemory:
     engine = job.stages[0].side.engine
     what = what_of(job.stages[0])
     device = calibration.rates_of(what.process, what.dtype).device

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
-from mismatch_probe.compare.cost.calibration import calibrate
+from mismatch_probe.compare.cost.calibration import measure_rates
 from mismatch_probe.compare.cost.earlier import EarlierRun, earlier_runs
 from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
 from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
@@ -51,7 +51,7 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     workload = expected_workload(preparation, architectures, earlier)
     plan = make_plan(settings)
     asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, plan.stages))
-    calibration = calibrate(own, list(asked), settings.training.device)
+    calibration = measure_rates(own, list(asked), settings.training.device)
     pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
     on_cpu = all(rate.device == "cpu" for rate in calibration.rates if rate.process == "engine")
     starting = Starting(ready_seconds, on_cpu)

@@ -12,7 +12,7 @@ from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepar
 from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
 from mismatch_probe.engines.vllm.kv_cache import AUTO, check_cpu_cache
 from mismatch_probe.engines.vllm.limits import check_limits
-from mismatch_probe.engines.vllm.memory import memory_defaults, read_config
+from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_text_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.provenance.adapter import Adapter, read_adapter
 from mismatch_probe.provenance.checkpoint import has_tokenizer
@@ -67,7 +67,7 @@ def plan_launch(
         divide_cores(args)
     environment = recorded_environment()
     choices = compilation_defaults(args, on_cpu=on_cpu)
-    config = read_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
+    config = vllm_text_config(checkpoint, revision=revision, trust_remote_code=trust_remote_code)
     if on_cpu:
         check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
     given = args["max_model_len"]

@@ -66,7 +66,7 @@ def kv_cache_bytes(config: Any, dtype_bytes: int, *, max_model_len: int, num_seq
     return int(2 * config.num_hidden_layers * kv_heads * head_dim * dtype_bytes * blocks * _BLOCK_TOKENS)
 
 
-def read_config(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> Any:
+def vllm_text_config(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> Any:
     """The checkpoint's text config as vLLM reads it.
 
     Raises:

@@ -1,6 +1,6 @@
 """What higher precision of each part, or another way to run the engine, would mend."""
 
-from mismatch_probe.notation import ABSENT, Written, write_bytes, write_percent
+from mismatch_probe.notation import ABSENT, Written, write_percent, write_size
 from mismatch_probe.records.localize import Intervention, Interventions, Localization
 from mismatch_probe.report.figures.shares import draw_shares
 from mismatch_probe.report.names import PairStyle
@@ -130,5 +130,5 @@ def _time_in_words(intervention: Intervention) -> str:
 
 def _weights(num_bytes: int) -> str:
     if num_bytes >= 2**20:
-        return write_bytes(num_bytes)
+        return write_size(num_bytes)
     return "under 1 MiB" if num_bytes else ABSENT

@@ -20,7 +20,7 @@ from mismatch_probe.report.findings.headroom import headroom_overview, headroom_
 from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
 from mismatch_probe.report.findings.settings import made
 from mismatch_probe.report.hostile import inert_json
-from mismatch_probe.report.rendering import rendered
+from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.view import Block, Finding, Overview, Section
 
 
@@ -46,7 +46,7 @@ def write_findings_report(findings: Findings) -> Path:
 def render_document(document: Headroom | Localization) -> str:
     """The page of one document; the same document gives the same bytes."""
     answer = _Answer.of(document)
-    return rendered(
+    return rendered_page(
         "report.html.j2",
         tool_version=document.tool_version,
         overview=answer.overview,

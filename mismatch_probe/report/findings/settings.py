@@ -1,6 +1,6 @@
 """How a document was made: its settings, the time it took, its checkpoint."""
 
-from mismatch_probe.notation import write_bytes, write_seconds
+from mismatch_probe.notation import write_seconds, write_size
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.report.sections.provenance import key_values
@@ -25,6 +25,6 @@ def made(document: Headroom | Localization) -> Section:
 
 def cost(localization: Localization) -> list[Block]:
     memory = [
-        f"{job} job: at most {write_bytes(size)} of memory" for job, size in localization.peak_memory_bytes.items()
+        f"{job} job: at most {write_size(size)} of memory" for job, size in localization.peak_memory_bytes.items()
     ]
-    return [Note("What it took:", [f"{write_bytes(localization.stored_bytes)} of activations on disk", *memory])]
+    return [Note("What it took:", [f"{write_size(localization.stored_bytes)} of activations on disk", *memory])]

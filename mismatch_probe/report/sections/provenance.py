@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from mismatch_probe.config.nested import flat
 from mismatch_probe.inert import shortened
-from mismatch_probe.notation import write_bytes, write_count, write_seconds
+from mismatch_probe.notation import write_count, write_seconds, write_size
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.records.training_run import TrainingManifest
@@ -47,10 +47,10 @@ def provenance(manifest: Manifest) -> Section:
 def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
     """What was run on what: checkpoint, versions, hardware, git."""
     model = manifest.model.model_dump(mode="json", exclude={"folder"})
-    model["weight_bytes"] = write_bytes(manifest.model.weight_bytes)
+    model["weight_bytes"] = write_size(manifest.model.weight_bytes)
     hardware = dict(manifest.hardware)
     if "memory_bytes" in hardware:
-        hardware["memory"] = write_bytes(hardware.pop("memory_bytes"))
+        hardware["memory"] = write_size(hardware.pop("memory_bytes"))
     return [
         key_values("Checkpoint", model),
         key_values("Versions", manifest.versions),

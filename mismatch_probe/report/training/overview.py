@@ -55,7 +55,7 @@ def overview(runs: Runs) -> Overview:
 
 def _headline(runs: Runs) -> Markup:
     if len(runs) == 1:
-        return headline(runs[0][1])
+        return run_headline(runs[0][1])
     return Markup("; ").join(Markup("{}: {}").format(course.label, _course(summary)) for course, summary in runs) + "."
 
 
@@ -64,7 +64,7 @@ def steps_averaged(window: int) -> str:
     return "step" if window == 1 else f"{window} steps"
 
 
-def headline(summary: TrainingSummary) -> Markup:
+def run_headline(summary: TrainingSummary) -> Markup:
     """How a run ended, and what reward and mismatch did."""
     done, asked = write_count(summary.steps), write_count(summary.steps_asked)
     if not summary.steps:

@@ -6,7 +6,7 @@ from pathlib import Path
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.hostile import inert_json
-from mismatch_probe.report.rendering import rendered
+from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.training.course import Course, read_courses
 from mismatch_probe.report.training.details import guards, metrics, provenance, reproduce, settings
 from mismatch_probe.report.training.dynamics import dynamics
@@ -39,7 +39,7 @@ def summarise_training(directory: TrainingDirectory) -> TrainingSummary:
 def render_training(runs: Sequence[tuple[Course, TrainingSummary]]) -> str:
     """The page; the same records give the same bytes."""
     courses = [course for course, _ in runs]
-    return rendered(
+    return rendered_page(
         "report.html.j2",
         tool_version=courses[0].manifest.tool_version,
         overview=overview(runs),

@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.guards.actions import Action, ActionKind
-from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.guards.escalation import Escalation
 from mismatch_probe.train.guards.rules.base import Breach, GuardSettings, Values
 
@@ -50,16 +50,16 @@ class GuardBook:
             if of_canary is not None:
                 guard.check_canary(of_canary)
 
-    def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> Decision:
+    def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> StepFirings:
         """Takes in a canary: pi against mu on weights that were just synced and not updated.
 
         The first one sets what relative rules are held against. Rules that need no history judge it at once, without
         patience, and later ones are held against the first's floor as well. A guard whose metrics it lacks is left out.
         """
         events = [guard.canary(step, metrics) for guard in self._guards]
-        return Decision(step, tuple(event for event in events if event is not None))
+        return StepFirings(step, tuple(event for event in events if event is not None))
 
-    def evaluate(self, step: int, metrics: Values) -> Decision:
+    def evaluate(self, step: int, metrics: Values) -> StepFirings:
         """Takes in one step, counted from 1, before its optimizer step.
 
         Raises:
@@ -70,18 +70,18 @@ class GuardBook:
             self._evaluated = True
         wanted = dict.fromkeys(name for guard in self._guards for name in guard.settings.metrics)
         events = [guard.step(step, metrics) for guard in self._guards]
-        return Decision(
+        return StepFirings(
             step,
             tuple(event for event in events if event is not None),
             tuple(name for name in wanted if name not in metrics),
         )
 
-    def evaluate_update(self, step: int, metrics: Values) -> Decision:
+    def evaluate_update(self, step: int, metrics: Values) -> StepFirings:
         """Takes in a later update of a step, before its optimizer step: for guards that read nothing but what it was
         learnt with it is one more step; the others are left out.
         """
         events = [guard.step(step, metrics) for guard in self._guards]
-        return Decision(step, tuple(event for event in events if event is not None))
+        return StepFirings(step, tuple(event for event in events if event is not None))
 
     def state(self) -> dict[str, Any]:
         """Strict JSON, with the settings it belongs to."""

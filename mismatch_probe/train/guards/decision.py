@@ -50,7 +50,7 @@ class GuardEvent:
 
 
 @dataclass(frozen=True)
-class Decision:
+class StepFirings:
     """The firings of one step. missing: metrics that guards read and the step lacks; those were not judged."""
 
     step: int

@@ -4,7 +4,7 @@ from mismatch_probe.train.guards.actions import Action, ActionKind
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.guards.rules.cusum import CusumSettings
 from mismatch_probe.train.guards.rules.flatline import FlatlineSettings
-from mismatch_probe.train.guards.rules.floor import FloorSettings
+from mismatch_probe.train.guards.rules.floor import CanaryFloorSettings
 from mismatch_probe.train.guards.rules.growth import GrowthSettings
 from mismatch_probe.train.guards.rules.limit import LimitSettings
 from mismatch_probe.train.guards.rules.nonfinite import NonfiniteSettings
@@ -91,7 +91,7 @@ _MISMATCH = (
         actions=((_SKIP, _RESYNC), (_ROLLBACK,), (_STOP,)),
         source="prime-rl, integration tests: mismatch_kl (k3) below 0.015 in each of 20 steps",
     ),
-    FloorSettings(
+    CanaryFloorSettings(
         name="mismatch-floor",
         metric="mismatch/kl_k3",
         times=100,

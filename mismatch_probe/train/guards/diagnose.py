@@ -31,7 +31,7 @@ _COMPARE_WEIGHTS = (
 )
 
 
-class Cause(StrEnum):
+class EndCause(StrEnum):
     """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
 
     FP16_DEAD = "fp16_dead"
@@ -48,7 +48,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    cause: Cause
+    cause: EndCause
     sentence: str
     advice: tuple[str, ...]
 
@@ -120,7 +120,7 @@ def _fp16_dead(window: Window) -> Diagnosis | None:
     else:
         return None
     return Diagnosis(
-        Cause.FP16_DEAD,
+        EndCause.FP16_DEAD,
         f"FP16 training is dead: {seen}.",
         (
             "Train with --train-dtype bf16 or fp32.",
@@ -138,7 +138,7 @@ def _reward_nan(window: Window) -> Diagnosis | None:
     else:
         return None
     return Diagnosis(
-        Cause.REWARD_NAN,
+        EndCause.REWARD_NAN,
         f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
         ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
     )
@@ -153,7 +153,7 @@ def _nonfinite_gradient(window: Window) -> Diagnosis | None:
     else:
         return None
     return Diagnosis(
-        Cause.NONFINITE_GRADIENT,
+        EndCause.NONFINITE_GRADIENT,
         f"There is no update to apply: {seen}.",
         ("Roll back, lower the learning rate or max_grad_norm, and look for log-probs of minus infinity.",),
     )
@@ -167,7 +167,7 @@ def _truncated(window: Window) -> Diagnosis | None:
     if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
         return None
     return Diagnosis(
-        Cause.TRUNCATED,
+        EndCause.TRUNCATED,
         f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
         "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
         (
@@ -184,7 +184,7 @@ def _stale_sync(window: Window) -> Diagnosis | None:
     advice = ("Check that each update is followed by a weight sync, and that the engine's caches are reset after it.",)
     if unchanged:
         return Diagnosis(
-            Cause.STALE_SYNC,
+            EndCause.STALE_SYNC,
             f"The engine samples from old weights: at step {unchanged[-1]} its log-probs were bit for bit those from "
             "before the sync, although the weights sent differ.",
             advice,
@@ -195,7 +195,7 @@ def _stale_sync(window: Window) -> Diagnosis | None:
             after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
             if before > _JUMP * after:
                 return Diagnosis(
-                    Cause.STALE_SYNC,
+                    EndCause.STALE_SYNC,
                     f"The engine had lost the weights: the mismatch fell from {write_value(before)} to "
                     f"{write_value(after)} nats when they were sent again after step {event.step}.",
                     advice,
@@ -208,7 +208,7 @@ def _temperature(window: Window) -> Diagnosis | None:
     if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
         return None
     return Diagnosis(
-        Cause.TEMPERATURE,
+        EndCause.TEMPERATURE,
         f"The two sides use different temperatures: mu's log-probs follow pi's with a slope of {write_value(fits[-1])} "
         "where 1 is due.",
         ("Divide the training path's logits by the sampling temperature, and take processed log-probs of the engine.",),
@@ -230,7 +230,7 @@ def _learning_rate(window: Window) -> Diagnosis | None:
     collapsed = [name for name in ("reward/mean", "policy/entropy") if _fell(window.finite(name))]
     then = f", and {' and '.join(collapsed)} fell to less than half" if collapsed else ""
     return Diagnosis(
-        Cause.LEARNING_RATE,
+        EndCause.LEARNING_RATE,
         f"The learning rate is too high: {seen}{then}.",
         ("Roll back to the last good checkpoint and lower the learning rate ten times.",),
     )
@@ -244,7 +244,7 @@ def _engine_weights(window: Window) -> Diagnosis | None:
     if not earlier or probes[-1] <= max(_LEAST_PROBE_ERROR, _PROBE_JUMP * statistics.median(earlier)):
         return None
     return Diagnosis(
-        Cause.ENGINE_WEIGHTS,
+        EndCause.ENGINE_WEIGHTS,
         "The engine does not hold the weights it was sent: right after a sync its logits of the probe tokens are "
         f"{write_value(probes[-1])} nats from pi's, {write_value(statistics.median(earlier))} before.",
         (_COMPARE_WEIGHTS,),
@@ -257,7 +257,7 @@ def _sampling(window: Window) -> Diagnosis | None:
     if len(excess) < 2 or min(excess) <= _SURPRISE_NATS:
         return None
     return Diagnosis(
-        Cause.TEMPERATURE,
+        EndCause.TEMPERATURE,
         "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the responses "
         f"are at least {write_value(excess[-1])} nats a token away from what its entropy says.",
         ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
@@ -275,7 +275,7 @@ def _precision_drift(window: Window) -> Diagnosis | None:
         return None
     course = f"k3 went from {write_value(start)} to {write_value(end)} nats"
     return Diagnosis(
-        Cause.PRECISION_DRIFT,
+        EndCause.PRECISION_DRIFT,
         f"The mismatch of the two sides grows with equal weights: {course} in {len(levels)} steps, and the largest "
         f"difference of a token's probabilities is {write_value(far)}.",
         ("Use fp16 or fp32 on both sides, or --infer-dtype fp32, or an objective that rejects whole sequences.",),
@@ -285,7 +285,7 @@ def _precision_drift(window: Window) -> Diagnosis | None:
 def _unexplained(window: Window) -> Diagnosis:
     seen = "; ".join(event.sentence for event in window.events[-_LAST_EVENTS:]) or "nothing fired"
     return Diagnosis(
-        Cause.UNEXPLAINED,
+        EndCause.UNEXPLAINED,
         f"No known cause fits what the guards saw: {seen}.",
         ("Read the metrics of the last steps, and run compare on the last checkpoint.",),
     )

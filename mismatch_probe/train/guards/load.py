@@ -12,7 +12,7 @@ from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.guards.rules.cusum import CusumSettings
 from mismatch_probe.train.guards.rules.flatline import FlatlineSettings
-from mismatch_probe.train.guards.rules.floor import FloorSettings
+from mismatch_probe.train.guards.rules.floor import CanaryFloorSettings
 from mismatch_probe.train.guards.rules.growth import GrowthSettings
 from mismatch_probe.train.guards.rules.limit import LimitSettings
 from mismatch_probe.train.guards.rules.nonfinite import NonfiniteSettings
@@ -23,7 +23,7 @@ RULES: dict[str, type[GuardSettings]] = {
     "growth": GrowthSettings,
     "cusum": CusumSettings,
     "flatline": FlatlineSettings,
-    "floor": FloorSettings,
+    "floor": CanaryFloorSettings,
 }
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Responses:
+class ResponseTokens:
     """Which response each flat token belongs to, from the number of tokens of each."""
 
     lengths_N: Tensor
@@ -65,8 +65,8 @@ class RolloutBatch:
                 raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and lengths_N asks for ({size},)")
 
     @cached_property
-    def responses(self) -> Responses:
-        return Responses(self.lengths_N)
+    def responses(self) -> ResponseTokens:
+        return ResponseTokens(self.lengths_N)
 
     @cached_property
     def included_T(self) -> Tensor:  # noqa: N802 - shape suffix

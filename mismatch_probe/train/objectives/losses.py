@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mismatch_probe.train.objectives.advantages import generalized_advantages, group_rewards, sequence_advantages
-from mismatch_probe.train.objectives.batch import Responses, RolloutBatch
+from mismatch_probe.train.objectives.batch import ResponseTokens, RolloutBatch
 from mismatch_probe.train.objectives.choices import Normaliser, Objective
 from mismatch_probe.train.objectives.corrections import Corrected, correct
 from mismatch_probe.train.objectives.ratios import surrogate
@@ -66,7 +66,7 @@ class LossResult:
 
 
 @torch.no_grad()
-def prepare(objective: Objective, batch: RolloutBatch, max_new_tokens: int) -> LossPlan:
+def plan_loss(objective: Objective, batch: RolloutBatch, max_new_tokens: int) -> LossPlan:
     """Advantages, weights and what they keep. `max_new_tokens` is the constant of the normaliser `constant-length`.
 
     Raises:
@@ -117,7 +117,7 @@ def policy_loss(update: Update, logprobs_T: Tensor, rows: Sequence[int]) -> Loss
         logprobs_T.to(dtype),
         batch.old_logprobs_T[tokens].to(device, dtype),
         plan.advantages_T[tokens].to(device, dtype),
-        Responses(batch.lengths_N[rows_B].to(device)),
+        ResponseTokens(batch.lengths_N[rows_B].to(device)),
     )
     coefficients_T = update.coefficients_T[tokens].to(device, dtype)
     return LossResult(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mismatch_probe.stats.effective_share import LOG_BOUND
-from mismatch_probe.train.objectives.batch import Responses
+from mismatch_probe.train.objectives.batch import ResponseTokens
 from mismatch_probe.train.objectives.choices import Ratio
 
 
@@ -19,7 +19,7 @@ class Surrogate:
 
 
 def surrogate(
-    ratio: Ratio, logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, responses: Responses
+    ratio: Ratio, logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, responses: ResponseTokens
 ) -> Surrogate:
     """Flat tokens of whole responses.
 

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.records.activations import is_layer, is_router
 from mismatch_probe.training_path.inside.layer_norm import let_layer_norms_widen
-from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.precision import undivided_modules
 
 LM_HEAD: Final = "lm_head"
 NORMS: Final = "norms"
@@ -35,7 +35,7 @@ def model_parts(model: PreTrainedModel) -> list[str]:
         parts.append(ROPE)
     if _routers(model):
         parts.append(ROUTER)
-    return [*parts, *(f"layer {number}" for number in range(len(decoder_layers(model))))]
+    return [*parts, *(f"layer {number}" for number in range(len(undivided_modules(model))))]
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
 def _layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
     if not is_layer(part):
         raise ValueError(f"{part!r} is no part that can be raised")
-    return _in_fp32(decoder_layers(model)[int(part.removeprefix("layer "))], stack)
+    return _in_fp32(undivided_modules(model)[int(part.removeprefix("layer "))], stack)
 
 
 def _residual(model: PreTrainedModel, stack: ExitStack) -> int:
@@ -178,4 +178,4 @@ def _rotary_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    return [module for layer in decoder_layers(model) for path, module in layer.named_modules() if is_router(path)]
+    return [module for layer in undivided_modules(model) for path, module in layer.named_modules() if is_router(path)]

@@ -26,7 +26,7 @@ from mismatch_probe.records.activations import (
     ROTARY_QUERIES,
     is_router,
 )
-from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.precision import undivided_modules
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PlaceWatch:
             handle.remove()
 
     def layers(self, *, modules: bool) -> None:
-        for number, layer in enumerate(decoder_layers(self._model)):
+        for number, layer in enumerate(undivided_modules(self._model)):
             self._handles.append(layer.register_forward_pre_hook(self._entering(number), with_kwargs=True))
             for path, module in layer.named_modules():
                 if is_router(path) or (modules and path and ".experts" not in path and not path.endswith("act_fn")):

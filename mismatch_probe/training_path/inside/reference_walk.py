@@ -29,7 +29,7 @@ from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, visited
 from mismatch_probe.training_path.inside.rows import Layout
 from mismatch_probe.training_path.inside.scoring import BatchPass, score_pass
-from mismatch_probe.training_path.inside.totals import SideTotals, SumsBySequence, other_experts
+from mismatch_probe.training_path.inside.totals import SideTotals, SumsBySequence, routers_differ
 
 Place = tuple[int | None, str]
 Sides = tuple[str, str]
@@ -137,7 +137,7 @@ class ReferenceWalk:
         again = self._watch.router_logits
         if again is None or router_logits_TE is None or self._top_k is None:
             return torch.ones(num_rows, dtype=torch.bool)
-        return ~other_experts(router_logits_TE.float(), self._layout.pack(again).cpu(), self._top_k)
+        return ~routers_differ(router_logits_TE.float(), self._layout.pack(again).cpu(), self._top_k)
 
     def _visit_head(self, done: BatchPass) -> None:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
@@ -185,8 +185,8 @@ class ReferenceWalk:
         first, second = self._sides
         shares = {
             "tokens": torch.ones(len(target_TE)),
-            **{side: other_experts(tensors[side], target_TE, top_k) for side in self._sides},
-            "sides": other_experts(tensors[first], tensors[second], top_k),
+            **{side: routers_differ(tensors[side], target_TE, top_k) for side in self._sides},
+            "sides": routers_differ(tensors[first], tensors[second], top_k),
         }
         for name, share_T in shares.items():
             total = sums.setdefault(name, torch.zeros(self._num_sequences, dtype=torch.float64))

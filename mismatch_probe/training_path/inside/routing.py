@@ -15,7 +15,7 @@ from mismatch_probe.records.routing import SequenceRouting, by_sequence
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.inside.rows import Layout
 from mismatch_probe.training_path.inside.scoring import BatchPass
-from mismatch_probe.training_path.precision import decoder_layers
+from mismatch_probe.training_path.precision import undivided_modules
 
 _EXPERTS: Final = "experts"
 Choice = tuple[Tensor, Tensor]
@@ -48,7 +48,7 @@ def _choices(model: PreTrainedModel) -> Iterator[dict[int, Choice]]:
     """By layer, the ids and weights that its experts were last given."""
     chosen: dict[int, Choice] = {}
     with ExitStack() as stack:
-        for number, layer in enumerate(decoder_layers(model)):
+        for number, layer in enumerate(undivided_modules(model)):
             for path, module in layer.named_modules():
                 if path.rpartition(".")[2] == _EXPERTS:
                     handle = module.register_forward_pre_hook(_keeping(chosen, number), with_kwargs=True)

@@ -55,7 +55,7 @@ class SideTotals:
         return SideSums(self._total.done(), self._own.done(), own, target, fourths, tokens)
 
 
-def other_experts(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
+def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:
     """Whether the sets of the `top_k` largest router logits differ [T]."""
     first, second = (
         torch.zeros_like(logits_TE, dtype=torch.bool).scatter(1, logits_TE.topk(top_k).indices, True)

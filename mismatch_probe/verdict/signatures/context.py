@@ -21,7 +21,7 @@ EARLY = (2, 3)
 
 
 @dataclass(frozen=True)
-class Course:
+class ContextProfile:
     """The course of a deviation, in sizes for equal uncertainty (geometric means over uncertain tokens).
 
     at_first: share of the prompts whose first predicted token deviates far beyond rounding. early: size at the second
@@ -38,9 +38,9 @@ class Course:
     first_place: int
 
 
-def course_of(disagreement: Disagreement) -> Course | None:
+def context_profile(disagreement: Disagreement) -> ContextProfile | None:
     """The course, None where the prompts' starts were not recorded, are too few, too short or too certain."""
-    start = disagreement.probe
+    start = disagreement.prompt_start
     if start is None:
         return None
     along = profile_along(start)
@@ -50,7 +50,7 @@ def course_of(disagreement: Disagreement) -> Course | None:
         return None
     level = float(along.levels.mean())
     far = [part.places[part.beyond(FAR_BEYOND) & part.uncertain] for part in (start, disagreement)]
-    return Course(
+    return ContextProfile(
         at_first=float(start.beyond(FAR_BEYOND)[first].mean()),
         early=_size(start, early) / level,
         later=_size(disagreement, disagreement.uncertain) / level,

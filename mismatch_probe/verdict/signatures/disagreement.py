@@ -19,9 +19,9 @@ class Disagreement:
     `settled` tells that the pair is known to disagree by more than rounding, so that the causes which differ from
     rounding only in degree may be looked for; `formats_alone` that FP32 against FP32 agrees, so that only the formats
     are left to explain it. prompt_lengths: prompt tokens before each response [N]. has_experts: the checkpoint is a
-    mixture of experts. repeats_decode: mu's prefill covers what it samples from, so that the two must agree. probe: the
-    same two sides on the first tokens of the prompts, where the start of the context is seen; None where it was not
-    recorded.
+    mixture of experts. repeats_decode: mu's prefill covers what it samples from, so that the two must agree.
+    prompt_start: the same two sides on the first tokens of the prompts, where the start of the context is seen; None
+    where it was not recorded.
     """
 
     pair: TokenPair
@@ -33,7 +33,7 @@ class Disagreement:
     prompt_lengths: Ints | None = None
     has_experts: bool = False
     repeats_decode: bool = True
-    probe: "Disagreement | None" = None
+    prompt_start: "Disagreement | None" = None
 
     @property
     def is_exact(self) -> bool:

@@ -6,7 +6,7 @@ the sides agree at the start of the context and part with the place in it, at on
 
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.context import course_of
+from mismatch_probe.verdict.signatures.context import context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.profile import profile_along
 
@@ -36,25 +36,25 @@ def positions(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides agree at the start of the context and part with the place in it."""
     if not disagreement.settled or disagreement.is_rounding or disagreement.breadth < BROAD:
         return None
-    course = course_of(disagreement)
-    if course is None:
+    context = context_profile(disagreement)
+    if context is None:
         profile = profile_along(disagreement)
         if profile is None or not profile.surely_above(LEAST_SLOPE):
             return None
         return _cause("part with the place in the context", f"deviation for equal uncertainty grows as {profile}")
-    if course.at_first > CLEAN_FIRST:
+    if context.at_first > CLEAN_FIRST:
         return None
-    if course.first_place > LATE:
+    if context.first_place > LATE:
         return _cause(
-            f"agree up to about token {course.first_place} of the context and disagree beyond",
-            f"no token before place {course.first_place} of the context deviates far beyond rounding",
+            f"agree up to about token {context.first_place} of the context and disagree beyond",
+            f"no token before place {context.first_place} of the context deviates far beyond rounding",
         )
-    if course.early > SMALL_EARLY or course.later < LARGER_LATER:
+    if context.early > SMALL_EARLY or context.later < LARGER_LATER:
         return None
     return _cause(
         "agree at the first place of the context and part with the place in it",
-        f"deviation for equal uncertainty, over that of the prompts' first tokens: {course.early:.2g} at the second "
-        f"and third place, {course.later:.2g} in the responses",
+        f"deviation for equal uncertainty, over that of the prompts' first tokens: {context.early:.2g} at the second "
+        f"and third place, {context.later:.2g} in the responses",
     )
 
 

@@ -6,7 +6,7 @@ there twice changes nothing at the first place, since both copies say the same, 
 
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.context import Course, course_of
+from mismatch_probe.verdict.signatures.context import ContextProfile, context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST, LATE
 from mismatch_probe.verdict.signatures.profile import profile_along
@@ -26,13 +26,13 @@ def prompt_prefix(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is there from the start of the context and fades along it."""
     if not disagreement.settled or disagreement.is_rounding:
         return None
-    course = course_of(disagreement)
-    if course is not None:
-        if not _fades(course):
+    context = context_profile(disagreement)
+    if context is not None:
+        if not _fades(context):
             return None
         evidence = (
-            f"deviation for equal uncertainty goes as {course.along} over the prompts' starts; the responses have "
-            f"{course.later:.2g} times that, and at their ends {course.last:.2g} times that of their beginnings"
+            f"deviation for equal uncertainty goes as {context.along} over the prompts' starts; the responses have "
+            f"{context.later:.2g} times that, and at their ends {context.last:.2g} times that of their beginnings"
         )
     else:
         profile = profile_along(disagreement)
@@ -48,8 +48,8 @@ def prompt_prefix(disagreement: Disagreement) -> Cause | None:
     )
 
 
-def _fades(course: Course) -> bool:
-    if course.at_first <= CLEAN_FIRST:
-        return course.first_place <= LATE and course.later < FADED
-    to_responses = course.later < FADED and course.along.slope < MOST_SLOPE
-    return to_responses or course.last < FADED or (course.along.slope < STEEP_SLOPE and course.later < 1)
+def _fades(context: ContextProfile) -> bool:
+    if context.at_first <= CLEAN_FIRST:
+        return context.first_place <= LATE and context.later < FADED
+    to_responses = context.later < FADED and context.along.slope < MOST_SLOPE
+    return to_responses or context.last < FADED or (context.along.slope < STEEP_SLOPE and context.later < 1)

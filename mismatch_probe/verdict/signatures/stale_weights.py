@@ -8,7 +8,7 @@ are ruled out.
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.signatures.context import course_of
+from mismatch_probe.verdict.signatures.context import context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
 BROAD = 0.8
@@ -25,20 +25,20 @@ def stale_weights(disagreement: Disagreement) -> Cause | None:
     """The cause where the deviation is everywhere; None where the start of the context was not recorded."""
     if not disagreement.settled or disagreement.is_rounding:
         return None
-    course = course_of(disagreement)
-    if course is None or min(course.at_first, disagreement.breadth) < BROAD:
+    context = context_profile(disagreement)
+    if context is None or min(context.at_first, disagreement.breadth) < BROAD:
         return None
-    if not SLOPES[0] < course.along.slope < SLOPES[1] or not LATER[0] < course.later < LATER[1]:
+    if not SLOPES[0] < context.along.slope < SLOPES[1] or not LATER[0] < context.later < LATER[1]:
         return None
-    if course.last < LATER[0]:
+    if context.last < LATER[0]:
         return None
     return Code.STALE_WEIGHTS.cause(
         size=write_number(disagreement.rms),
         evidence=[
             f"{write_percent(disagreement.breadth)} of uncertain tokens deviate by more than rounding, "
-            f"{write_percent(course.at_first)} at the first place of the context",
-            f"deviation for equal uncertainty goes as {course.along} over the prompts' starts; the responses have "
-            f"{course.later:.2g} times that: neither other text nor positions",
+            f"{write_percent(context.at_first)} at the first place of the context",
+            f"deviation for equal uncertainty goes as {context.along} over the prompts' starts; the responses have "
+            f"{context.later:.2g} times that: neither other text nor positions",
         ],
         advice=[
             "Compare the weights of both sides: push them again, merge adapters on both, reload tied embeddings, and "

@@ -26,7 +26,7 @@ NEW = replace(SIMULATION, num_prompts=32)
 @pytest.fixture(autouse=True)
 def _known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates of round numbers; those of this machine are `tests/training_path/test_timing.py`'s."""
-    monkeypatch.setattr(module, "calibrate", lambda *asked: calibration())
+    monkeypatch.setattr(module, "measure_rates", lambda *asked: calibration())
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.diagnose import Cause, diagnose
+from mismatch_probe.train.guards.diagnose import EndCause, diagnose
 from tests.train.guards.streams import (
     LEVELS_K3,
     Fault,
@@ -25,17 +25,17 @@ from tests.train.guards.streams import (
     temperature_on_one_side,
 )
 
-FAULTS: dict[str, tuple[Fault, str, Cause]] = {
-    "sync skipped": (sync_skipped, "stale-engine", Cause.STALE_SYNC),
-    "temperature on one side": (temperature_on_one_side, "temperature", Cause.TEMPERATURE),
-    "one layer perturbed": (one_layer_perturbed, "engine-weights", Cause.ENGINE_WEIGHTS),
-    "one layer perturbed a little": (one_layer_perturbed_a_little, "engine-layer", Cause.ENGINE_WEIGHTS),
-    "sampled at another temperature": (sampled_at_another_temperature, "sampling", Cause.TEMPERATURE),
-    "reward NaN": (reward_nan, "reward-nonfinite", Cause.REWARD_NAN),
-    "learning rate times 100": (learning_rate_times_100, "learning-rate-jump", Cause.LEARNING_RATE),
-    "a rate that is not reported": (applied_unseen_times_100, "update-size", Cause.LEARNING_RATE),
-    "overflow each step": (overflow_each_step, "overflow", Cause.FP16_DEAD),
-    "dead FP16": (dead_fp16, "dead-run", Cause.FP16_DEAD),
+FAULTS: dict[str, tuple[Fault, str, EndCause]] = {
+    "sync skipped": (sync_skipped, "stale-engine", EndCause.STALE_SYNC),
+    "temperature on one side": (temperature_on_one_side, "temperature", EndCause.TEMPERATURE),
+    "one layer perturbed": (one_layer_perturbed, "engine-weights", EndCause.ENGINE_WEIGHTS),
+    "one layer perturbed a little": (one_layer_perturbed_a_little, "engine-layer", EndCause.ENGINE_WEIGHTS),
+    "sampled at another temperature": (sampled_at_another_temperature, "sampling", EndCause.TEMPERATURE),
+    "reward NaN": (reward_nan, "reward-nonfinite", EndCause.REWARD_NAN),
+    "learning rate times 100": (learning_rate_times_100, "learning-rate-jump", EndCause.LEARNING_RATE),
+    "a rate that is not reported": (applied_unseen_times_100, "update-size", EndCause.LEARNING_RATE),
+    "overflow each step": (overflow_each_step, "overflow", EndCause.FP16_DEAD),
+    "dead FP16": (dead_fp16, "dead-run", EndCause.FP16_DEAD),
 }
 
 
@@ -103,7 +103,7 @@ def test_responses_that_are_all_cut_and_teach_nothing_are_warned_of_and_then_sto
     assert truncated(all_truncated, 12) == [(3, "warn"), (6, "warn"), (9, "warn"), (12, "stop")]
     _, history = watched(Run("fp16", seed=4, fault=all_truncated, onset=1), 12)
     found = diagnose(history, [])
-    assert found.cause is Cause.TRUNCATED
+    assert found.cause is EndCause.TRUNCATED
     assert "--max-new-tokens" in str(found)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.diagnose import Cause, Diagnosis, diagnose
+from mismatch_probe.train.guards.diagnose import Diagnosis, EndCause, diagnose
 from tests.train.guards.streams import LEVELS_K3, Metrics, Run
 
 
@@ -25,7 +25,7 @@ def ending(changes: dict[str, list[float]], **others: Any) -> Diagnosis:
 
 def test_no_cause_is_made_up_for_a_clean_run() -> None:
     found = [diagnose(clean(dtype, seed), []) for dtype in LEVELS_K3 for seed in range(10)]
-    assert {diagnosis.cause for diagnosis in found} == {Cause.UNEXPLAINED}
+    assert {diagnosis.cause for diagnosis in found} == {EndCause.UNEXPLAINED}
 
 
 def test_an_unexplained_stop_repeats_what_the_guards_saw() -> None:
@@ -38,20 +38,20 @@ def test_an_unexplained_stop_repeats_what_the_guards_saw() -> None:
 
 
 def test_nothing_is_diagnosed_from_nothing() -> None:
-    assert diagnose({}, []).cause is Cause.UNEXPLAINED
+    assert diagnose({}, []).cause is EndCause.UNEXPLAINED
 
 
 def test_the_signature_of_a_dead_fp16_run() -> None:
     found = ending(
         {"optim/loss": [0.0], "optim/grad_norm": [0.0], "reward/mean": [math.nan], "reward/nonfinite": [8.0]}
     )
-    assert found.cause is Cause.FP16_DEAD
+    assert found.cause is EndCause.FP16_DEAD
     assert "loss 0, gradient norm 0 and reward NaN" in found.sentence
 
 
 def test_a_loss_scale_that_falls_without_a_finite_gradient_is_dead_fp16() -> None:
     found = ending({"optim/overflows_in_a_row": [1, 2, 3], "optim/loss_scale": [1024, 512, 256]}, dtype="fp16")
-    assert found.cause is Cause.FP16_DEAD
+    assert found.cause is EndCause.FP16_DEAD
     assert "from 1,024 to 256" in found.sentence
 
 
@@ -62,71 +62,71 @@ def test_a_run_that_loses_most_updates_to_overflow_is_dying_fp16_whatever_its_ra
         "update/policy_shift_k3": [0.0] * 11 + [0.6],
     }
     found = ending(rare, dtype="fp16")
-    assert found.cause is Cause.FP16_DEAD
+    assert found.cause is EndCause.FP16_DEAD
     assert "9 of the last 12 updates were lost to overflow" in found.sentence
     assert "from 32,768 to 128" in found.sentence
 
 
 def test_a_scale_that_probes_its_edge_now_and_then_is_not_dying() -> None:
     edge = {"optim/overflow": [0.0, 0.0, 1.0] * 4, "optim/loss_scale": [1024.0, 2048.0, 1024.0] * 4}
-    assert ending(edge, dtype="fp16").cause is Cause.UNEXPLAINED
+    assert ending(edge, dtype="fp16").cause is EndCause.UNEXPLAINED
 
 
 def test_updates_that_were_lost_are_no_measure_of_a_usual_one() -> None:
     small = ending({"update/policy_shift_k3": [0.0] * 8 + [0.05, 0.06, 0.05, 0.2]}, dtype="bf16")
-    assert small.cause is not Cause.LEARNING_RATE
+    assert small.cause is not EndCause.LEARNING_RATE
     large = ending({"update/policy_shift_k3": [0.0] * 8 + [0.005, 0.006, 0.005, 0.2]}, dtype="bf16")
-    assert large.cause is Cause.LEARNING_RATE
+    assert large.cause is EndCause.LEARNING_RATE
 
 
 def test_gradients_that_overflow_without_a_scale_are_not_blamed_on_fp16() -> None:
-    assert ending({"optim/overflows_in_a_row": [1, 2]}).cause is Cause.NONFINITE_GRADIENT
+    assert ending({"optim/overflows_in_a_row": [1, 2]}).cause is EndCause.NONFINITE_GRADIENT
     assert "the loss is infinite" in ending({"optim/loss": [math.inf]}).sentence
 
 
 def test_an_engine_that_repeats_itself_has_old_weights() -> None:
-    assert ending({"sync/engine_unchanged": [1.0]}).cause is Cause.STALE_SYNC
+    assert ending({"sync/engine_unchanged": [1.0]}).cause is EndCause.STALE_SYNC
 
 
 def test_a_stale_engine_that_was_mended_long_ago_is_not_the_cause() -> None:
-    assert ending({"sync/engine_unchanged": [1.0, 0, 0, 0, 0]}).cause is Cause.UNEXPLAINED
+    assert ending({"sync/engine_unchanged": [1.0, 0, 0, 0, 0]}).cause is EndCause.UNEXPLAINED
 
 
 def test_a_mismatch_that_a_resync_takes_away_was_a_stale_engine() -> None:
     history = clean()
     event = resync_event(39)
     history[39]["mismatch/kl_k3"] = 0.01
-    assert diagnose(history, [event]).cause is Cause.STALE_SYNC
+    assert diagnose(history, [event]).cause is EndCause.STALE_SYNC
     history[40]["mismatch/kl_k3"] = 0.01
-    assert diagnose(history, [event]).cause is not Cause.STALE_SYNC
+    assert diagnose(history, [event]).cause is not EndCause.STALE_SYNC
 
 
 def test_one_odd_temperature_fit_is_not_a_temperature() -> None:
-    assert ending({"mismatch/temperature_fit": [1.3, 1.31]}).cause is Cause.TEMPERATURE
-    assert ending({"mismatch/temperature_fit": [1.3, 1.0]}).cause is Cause.UNEXPLAINED
+    assert ending({"mismatch/temperature_fit": [1.3, 1.31]}).cause is EndCause.TEMPERATURE
+    assert ending({"mismatch/temperature_fit": [1.3, 1.0]}).cause is EndCause.UNEXPLAINED
 
 
 def test_a_large_update_and_what_followed() -> None:
     found = ending({"update/policy_shift_k3": [2.0, 1.0], "reward/mean": [0.1, 0.0]})
-    assert found.cause is Cause.LEARNING_RATE
+    assert found.cause is EndCause.LEARNING_RATE
     assert "moved the policy by 2 nats" in found.sentence
     assert "reward/mean fell to less than half" in found.sentence
 
 
 def test_a_warm_up_of_the_rate_is_not_a_jump() -> None:
-    assert ending({"optim/learning_rate": [1e-6 * step for step in range(1, 13)]}).cause is Cause.UNEXPLAINED
+    assert ending({"optim/learning_rate": [1e-6 * step for step in range(1, 13)]}).cause is EndCause.UNEXPLAINED
 
 
 def test_a_probe_that_jumps_after_a_sync_means_other_weights() -> None:
-    assert ending({"sync/probe_logit_error": [0.01]}).cause is Cause.ENGINE_WEIGHTS
+    assert ending({"sync/probe_logit_error": [0.01]}).cause is EndCause.ENGINE_WEIGHTS
 
 
 def test_a_probe_token_that_is_routed_elsewhere_does_not() -> None:
-    assert ending({"sync/probe_k3": [0.1]}).cause is Cause.UNEXPLAINED
+    assert ending({"sync/probe_k3": [0.1]}).cause is EndCause.UNEXPLAINED
 
 
 def test_one_digit_more_between_log_probs_of_a_sure_policy_is_no_jump() -> None:
-    assert ending({"sync/probe_logit_error": [6e-4]}, dtype="fp16").cause is Cause.UNEXPLAINED
+    assert ending({"sync/probe_logit_error": [6e-4]}, dtype="fp16").cause is EndCause.UNEXPLAINED
 
 
 def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() -> None:
@@ -140,20 +140,20 @@ def test_steps_after_a_probe_guard_fired_are_not_taken_for_the_level_before() ->
     guards.observe_canary(history[29])
     events = [event for step, values in history.items() for event in guards.evaluate(step, values).events]
     assert {event.guard for event in events} == {"engine-layer"}
-    assert diagnose(history, events).cause is Cause.ENGINE_WEIGHTS
+    assert diagnose(history, events).cause is EndCause.ENGINE_WEIGHTS
 
 
 def test_what_a_probe_guard_saw_long_ago_hides_no_jump_of_today() -> None:
     history = clean()
     history[40]["sync/probe_logit_error"] *= 20
     old = GuardEvent(3, "engine-weights", "growth", "sync/probe_logit_error", 1.0, 0.1, 1, (), "the probe jumped")
-    assert diagnose(history, [old]).cause is Cause.ENGINE_WEIGHTS
+    assert diagnose(history, [old]).cause is EndCause.ENGINE_WEIGHTS
     assert "jumped" not in diagnose(clean(), [old]).sentence
 
 
 def test_a_mismatch_that_grows_with_equal_weights_is_precision() -> None:
     found = ending({"mismatch/kl_k3": [1e-4 * 1.3**step for step in range(12)], "mismatch/prob_diff_max": [0.97]})
-    assert found.cause is Cause.PRECISION_DRIFT
+    assert found.cause is EndCause.PRECISION_DRIFT
     assert "0.970" in found.sentence
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import Decision, GuardEvent
+from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.load import parse_guards
 from tests.train.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
@@ -103,8 +103,8 @@ def test_a_guard_that_could_never_fire_is_refused_before_and_at_the_first_step()
 
 def test_a_metric_missing_later_is_named_and_counts_neither_as_broken_nor_as_clean() -> None:
     guards = book(limit(patience=2, clear_after=1))
-    assert guards.evaluate(1, {"m": 2.0}) == Decision(1)
-    assert guards.evaluate(2, {}) == Decision(2, missing=("m",))
+    assert guards.evaluate(1, {"m": 2.0}) == StepFirings(1)
+    assert guards.evaluate(2, {}) == StepFirings(2, missing=("m",))
     assert [str(action) for action in guards.evaluate(3, {"m": 2.0}).actions] == ["log"]
 
 
@@ -124,7 +124,7 @@ def test_a_canary_within_the_warm_up_is_not_judged() -> None:
 
 
 def test_a_canary_without_a_guards_metric_leaves_it_out() -> None:
-    assert book(limit()).observe_canary({"other": 2.0}) == Decision(0)
+    assert book(limit()).observe_canary({"other": 2.0}) == StepFirings(0)
 
 
 def test_two_guards_of_one_name_are_refused() -> None:
@@ -141,7 +141,7 @@ def test_the_loop_can_ask_beforehand_what_it_may_have_to_do() -> None:
 @pytest.mark.parametrize("fault", [sync_skipped, overflow_each_step])
 @pytest.mark.parametrize("interrupted_after", [0, 5, 31, 33, 50])
 def test_a_resumed_book_decides_as_an_uninterrupted_one(dtype: str, fault: Any, interrupted_after: int) -> None:
-    def decisions(interrupt: int | None) -> list[Decision]:
+    def decisions(interrupt: int | None) -> list[StepFirings]:
         run, guards = Run(dtype, 3, fault), GuardBook(DEFAULT_GUARDS)
         found = [guards.observe_canary(run.canary())]
         for step, metrics in run.steps(60):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.choices import Objective
-from mismatch_probe.train.objectives.losses import LossPlan, LossResult, policy_loss, prepare
+from mismatch_probe.train.objectives.losses import LossPlan, LossResult, plan_loss, policy_loss
 
 MAX_NEW_TOKENS = 9
 LENGTHS = (3, 7, 1, 5, 9, 2, 4, 6)
@@ -61,7 +61,7 @@ def part_of(batch: RolloutBatch, rows: list[int]) -> RolloutBatch:
 
 
 def planned(objective: Objective, batch: RolloutBatch) -> LossPlan:
-    return prepare(objective, batch, MAX_NEW_TOKENS)
+    return plan_loss(objective, batch, MAX_NEW_TOKENS)
 
 
 def whole_loss(objective: Objective, batch: RolloutBatch, logprobs: Tensor) -> LossResult:

@@ -6,7 +6,7 @@ import torch
 from mismatch_probe.train.objectives.batch import RolloutBatch
 from mismatch_probe.train.objectives.catalogue import OBJECTIVES, build_objective
 from mismatch_probe.train.objectives.choices import Objective
-from mismatch_probe.train.objectives.losses import policy_loss, prepare
+from mismatch_probe.train.objectives.losses import plan_loss, policy_loss
 from tests.train.objectives.batches import (
     MAX_NEW_TOKENS,
     gradient,
@@ -222,7 +222,7 @@ def test_another_number_of_logprobs_than_tokens_is_refused():
 
 def test_an_objective_with_a_critic_needs_values():
     with pytest.raises(ValueError, match="values_T"):
-        prepare(build_objective("ppo"), replace(random_batch(), values_T=None), MAX_NEW_TOKENS)
+        plan_loss(build_objective("ppo"), replace(random_batch(), values_T=None), MAX_NEW_TOKENS)
 
 
 def test_tensors_of_other_sizes_are_refused_by_name():

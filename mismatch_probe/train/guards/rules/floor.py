@@ -8,7 +8,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
-class FloorSettings(MetricGuardSettings):
+class CanaryFloorSettings(MetricGuardSettings):
     """The metric must stay within `times` its value at the first canary, or within `least` where that is more."""
 
     rule: Literal["floor"] = "floor"
@@ -20,15 +20,15 @@ class FloorSettings(MetricGuardSettings):
         return self.metrics
 
     def start(self) -> Guard:
-        return Floor(self)
+        return CanaryFloor(self)
 
 
-class Floor(Guard):
+class CanaryFloor(Guard):
     """The first canary sets the floor, or the first step after it that has a number; the rest is held against it."""
 
     remembers = ("floor", "was_asked")
 
-    def __init__(self, settings: FloorSettings) -> None:
+    def __init__(self, settings: CanaryFloorSettings) -> None:
         self._settings = settings
         self.floor: float | None = None
         self.was_asked = False

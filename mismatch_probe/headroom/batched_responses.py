@@ -13,7 +13,7 @@ from mismatch_probe.training_path.batching import plan_batches
 
 
 @dataclass(frozen=True)
-class Workload:
+class BatchedResponses:
     """`batches` are numbers of sequences that share a forward pass; `loss` takes their log-probs and numbers."""
 
     sequences: list[TokenSequence]
@@ -25,7 +25,7 @@ class Workload:
     @classmethod
     def plan(
         cls, sequences: list[TokenSequence], loss: ResponseLoss, *, vocab_size: int, temperature: float, tokens: int
-    ) -> "Workload":
+    ) -> "BatchedResponses":
         """Batches of up to `tokens` padded tokens."""
         batches = plan_batches([sequence.num_tokens for sequence in sequences], tokens)
         return cls(sequences, batches, loss, vocab_size, temperature)
