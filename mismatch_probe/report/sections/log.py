@@ -1,6 +1,6 @@
 """Where the numbers of an imported run come from, and what was seen in the log before any was computed."""
 
-from mismatch_probe.notation import write_bytes, write_count
+from mismatch_probe.notation import write_count, write_size
 from mismatch_probe.records.log_origin import LogOrigin
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.report.hostile import visible
@@ -60,7 +60,7 @@ def _files(origin: LogOrigin) -> Table:
         [
             visible(file.path),
             "" if file.step is None else str(file.step),
-            write_bytes(file.size_bytes),
+            write_size(file.size_bytes),
             visible(file.modified_at),
             {None: "not said", True: "yes", False: "no"}[file.complete],
         ]
