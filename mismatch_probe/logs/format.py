@@ -63,8 +63,10 @@ class Format:
         """
         if self.why_prompts_only:
             raise UsageError(f"{path} is {self.title}, usable for its prompts only: {self.why_prompts_only}")
+        unfinished: set[int | None] = set()
         for source in self.sources(path):
-            if source.complete is False:
+            if source.complete is False and source.step not in unfinished:
+                unfinished.add(source.step)
                 tell(_unfinished(source))
             yield from self.responses(source.path, tell)
 
@@ -79,7 +81,7 @@ class Format:
 def _unfinished(source: Source) -> LogFinding:
     return LogFinding(
         code="unfinished_step",
-        sentence=f"{source.path} is of a step that its system did not declare finished: rows of it may be missing",
+        sentence=f"step {source.step} was not declared finished by its system: rows of it may be missing",
         level=Level.WARNING,
         evidence={"file": str(source.path), "step": source.step},
     )

@@ -1,4 +1,4 @@
-"""A look at the start of a file, by which formats are told apart. It keeps names, never values."""
+"""A look at the start of a file, by which formats are told apart. Little of it is kept."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, parse_line
+from mismatch_probe.logs.pickles import first_words
+from mismatch_probe.logs.torch_files import words_of_torch_file
 from mismatch_probe.reading import Unreadable, opened
 
 
@@ -23,19 +25,26 @@ class Kind(StrEnum):
 
 
 _MAGIC: Final = {b"PAR1": Kind.PARQUET, b"PK\x03\x04": Kind.TORCH, b"\x80": Kind.PICKLE}
+_START_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True)
 class Look:
-    """keys: of the first object, or the columns of the table. inside: keys of the objects that stand in these."""
+    """keys: of the first object, or the columns of the table. inside: keys of the objects that stand in these.
+    words: the first texts and names in a pickle."""
 
     kind: Kind
     keys: frozenset[str] = frozenset()
     inside: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    words: frozenset[str] = frozenset()
 
     def lines_with(self, *keys: str) -> bool:
         """Whether the file is JSON lines whose first object has all of `keys`."""
         return self.kind == Kind.LINES and self.keys.issuperset(keys)
+
+    def saved_with(self, *words: str) -> bool:
+        """Whether it is a file of `torch.save` that starts with all of `words`."""
+        return self.kind == Kind.TORCH and self.words.issuperset(words)
 
     def table_with(self, *columns: str) -> bool:
         return self.kind == Kind.PARQUET and self.keys.issuperset(columns)
@@ -58,7 +67,7 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
             start = file.read(8)
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
-            return Look(kind) if kind in (Kind.TORCH, Kind.PICKLE) else _LOOKS[kind](file)
+            return _LOOKS[kind](file)
     except (FileNotFoundError, Unreadable, pa.ArrowException):
         return Look(Kind.OTHER)
 
@@ -81,4 +90,12 @@ def _table(file: IO[bytes]) -> Look:
     return Look(Kind.PARQUET, frozenset(pq.read_schema(file).names))
 
 
-_LOOKS: Final = {Kind.LINES: _lines, Kind.PARQUET: _table}
+def _torch(file: IO[bytes]) -> Look:
+    return Look(Kind.TORCH, words=words_of_torch_file(file))
+
+
+def _pickle(file: IO[bytes]) -> Look:
+    return Look(Kind.PICKLE, words=first_words(file.read(_START_BYTES)))
+
+
+_LOOKS: Final = {Kind.LINES: _lines, Kind.PARQUET: _table, Kind.TORCH: _torch, Kind.PICKLE: _pickle}

@@ -59,15 +59,19 @@ class Row:
             raise self.refusal(f"{column} is no list of 0 and 1")
         return array.astype(np.bool_)
 
+    def flags_or_all(self, column: str, length: int) -> npt.NDArray[np.bool_]:
+        """`flags`, and all true where the column is absent."""
+        return self.flags(column, length) if self.has(column) else np.ones(length, np.bool_)
+
     def number(self, column: str) -> float | None:
-        value = self.columns.get(column)
+        value = self._item(column)
         if value is None or (type(value) in (int, float) and np.isfinite(value)):
             return None if value is None else float(value)
         raise self.refusal(f"{column} is no number")
 
     def whole(self, column: str) -> int | None:
         """A whole number from 0 on."""
-        value = self.columns.get(column)
+        value = self._item(column)
         if value is None or (type(value) is int and 0 <= value < _LARGEST_STEP):
             return value
         raise self.refusal(f"{column} is no whole number from 0 on")
@@ -95,6 +99,11 @@ class Row:
 
     def refusal(self, reason: str) -> UsageError:
         return UsageError(f"{self.where}: {reason}; {_ADVICE}")
+
+    def _item(self, column: str) -> Any:
+        """One value, also where it was saved as a tensor of one."""
+        value = self.columns.get(column)
+        return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
     def _list(self, column: str, length: int | None = None) -> npt.NDArray[Any]:
         value = self.columns.get(column)

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from mismatch_probe.logs.findings import Level, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.lines import read_lines
@@ -48,7 +46,7 @@ def _response(row: Row) -> LoggedResponse:
         where=row.where,
         prompt_token_ids=row.ids("prompt_token_ids"),
         token_ids=token_ids,
-        sampled=row.flags("mask", length) if row.has("mask") else np.ones(length, np.bool_),
+        sampled=row.flags_or_all("mask", length),
         log_mu=row.optional_numbers("logprobs", length),
         log_pi=row.optional_numbers("train_logprobs", length),
         log_ref=row.optional_numbers("ref_logprobs", length),

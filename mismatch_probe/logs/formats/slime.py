@@ -1,0 +1,171 @@
+"""slime: the dumps of `--dump-details`, one file of `torch.save` a rollout.
+
+The train dump (version 2) has both sides. The rollout dump has the sampler's alone, and the weight versions. A train
+dump takes them from the rollout dump of the same name, in `rollout_data/` beside `train_data/`: `rollout_position`
+counts its samples.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.saved import refusal, saved_file, saved_rows
+from mismatch_probe.logs.torch_files import TorchFile
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import IntArray
+
+_ROLLOUT_FOLDER: Final = "rollout_data"
+_OF_EVALUATION: Final = "eval_"
+_TRAIN: Final = (
+    "tokens",
+    "response_lengths",
+    "loss_masks",
+    "rollout_log_probs",
+    "log_probs",
+    "ref_log_probs",
+    "entropy",
+    "rollout_position",
+)
+_ROLLOUT: Final = (
+    "tokens",
+    "response_length",
+    "loss_mask",
+    "rollout_log_probs",
+    "weight_versions",
+    "group_index",
+    "status",
+)
+
+
+def _is_train(look: Look) -> bool:
+    return look.saved_with("format_version", "rollout_id", "samples")
+
+
+def _is_rollout(look: Look) -> bool:
+    return look.saved_with("rollout_id", "samples", "rollout_log_probs", "weight_versions") and not _is_train(look)
+
+
+def _trained(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    sampled = _sampled_beside(path, tell)
+    with saved_file(path) as file:
+        if file.content.get("format_version") != 2:
+            raise refusal(path, "it is of another format_version than 2, which is read")
+        step = Row(str(path), file.content).whole("rollout_id")
+        for row in _samples(path, file, _TRAIN):
+            token_ids, start, length = _cut(row, "response_lengths")
+            position = row.whole("rollout_position")
+            origin = sampled[position] if position is not None and position < len(sampled) else Row(row.where, {})
+            yield LoggedResponse(
+                where=row.where,
+                prompt_token_ids=token_ids[:start],
+                token_ids=token_ids[start:],
+                sampled=row.flags("loss_masks", length),
+                log_mu=row.optional_numbers("rollout_log_probs", length),
+                log_pi=row.optional_numbers("log_probs", length),
+                log_ref=row.optional_numbers("ref_log_probs", length),
+                entropy_nats=row.optional_numbers("entropy", length),
+                step=step,
+                weight_version=_version(origin),
+                group=_group(origin, step),
+                finish_reason=_finish(origin),
+            )
+
+
+def _rolled_out(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    if path.name.startswith(_OF_EVALUATION):
+        tell(_of_evaluation(path))
+        return
+    with saved_file(path) as file:
+        step = Row(str(path), file.content).whole("rollout_id")
+        for row in _samples(path, file, _ROLLOUT):
+            token_ids, start, length = _cut(row, "response_length")
+            yield LoggedResponse(
+                where=row.where,
+                prompt_token_ids=token_ids[:start],
+                token_ids=token_ids[start:],
+                sampled=row.flags_or_all("loss_mask", length),
+                log_mu=row.optional_numbers("rollout_log_probs", length),
+                step=step,
+                weight_version=_version(row),
+                group=_group(row, step),
+                finish_reason=_finish(row),
+            )
+
+
+def _samples(path: Path, file: TorchFile, columns: tuple[str, ...]) -> Iterator[Row]:
+    return saved_rows(path, file, file.content.get("samples"), columns)
+
+
+def _cut(row: Row, length_column: str) -> tuple[IntArray, int, int]:
+    """The ids of prompt and response, where the response starts, and its length."""
+    token_ids = row.ids("tokens")
+    length = row.whole(length_column)
+    if length is None or length > token_ids.size:
+        raise row.refusal(f"{length_column} is {length} where tokens has {token_ids.size} entries")
+    return token_ids, token_ids.size - length, length
+
+
+def _sampled_beside(path: Path, tell: Tell) -> list[Row]:
+    """The samples of the rollout dump beside a train dump; none, and said so, where there is no such dump."""
+    beside = path.parent.parent / _ROLLOUT_FOLDER / path.name
+    if not beside.is_file():
+        tell(_no_versions(path, beside))
+        return []
+    with saved_file(beside) as file:
+        return list(_samples(beside, file, ("weight_versions", "group_index", "status")))
+
+
+def _version(row: Row) -> str | None:
+    """The version that all calls of a sample name, or `FIRST-LAST` of several."""
+    versions = row.columns.get("weight_versions") or []
+    if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
+        raise row.refusal("weight_versions is no list of texts")
+    return None if not versions else versions[0] if len(set(versions)) == 1 else f"{versions[0]}-{versions[-1]}"
+
+
+def _group(row: Row, step: int | None) -> str | None:
+    index = row.whole("group_index")
+    return None if index is None else f"{step}/{index}"
+
+
+def _finish(row: Row) -> str | None:
+    return {"completed": "stop", "truncated": "length"}.get(row.text("status") or "")
+
+
+def _no_versions(path: Path, beside: Path) -> LogFinding:
+    return LogFinding(
+        code="no_weight_versions",
+        sentence=f"{path} has no weight versions, and the rollout dump that has them is not at {beside}",
+        level=Level.NOTE,
+        column="weight_version",
+        evidence={"file": str(path)},
+    )
+
+
+def _of_evaluation(path: Path) -> LogFinding:
+    return LogFinding(
+        code="evaluation_left_out",
+        sentence=f"{path} is of an evaluation and is left out",
+        level=Level.NOTE,
+        evidence={"file": str(path)},
+    )
+
+
+SLIME: Final = Format(
+    name="slime",
+    title="slime's train dump (version 2)",
+    holds=Holds.BOTH_SIDES,
+    fits=_is_train,
+    responses=_trained,
+)
+SLIME_ROLLOUT: Final = Format(
+    name="slime_rollout",
+    title="slime's rollout dump",
+    holds=Holds.SAMPLER,
+    fits=_is_rollout,
+    responses=_rolled_out,
+)

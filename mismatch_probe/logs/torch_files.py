@@ -1,0 +1,170 @@
+"""Files of `torch.save`: a zip archive of a pickle and of the tensors' bytes, read without PyTorch.
+
+A tensor's bytes are read when they are asked for.
+"""
+
+import math
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.logs.pickles import NUMPY_NAMES, Names, StandIn, first_words, load
+from mismatch_probe.reading import Unreadable, opened
+
+_LARGEST_PICKLE_BYTES: Final = 2**31
+_START_BYTES: Final = 2**16
+_LOCAL_HEADER: Final = struct.Struct("<26xHH")
+_DTYPES: Final = {
+    "Double": "<f8",
+    "Float": "<f4",
+    "Half": "<f2",
+    "BFloat16": "<u2",
+    "Long": "<i8",
+    "Int": "<i4",
+    "Short": "<i2",
+    "Char": "|i1",
+    "Byte": "|u1",
+    "Bool": "|b1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _StorageKind:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    kind: str
+    entry: str
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor whose bytes are still in the file. offset, strides: in items."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
+    whole = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
+    if not whole or not isinstance(storage, _Storage):
+        raise ValueError("no tensor")
+    if any(type(number) is not int or number < 0 for number in (offset, *shape, *strides)):
+        raise ValueError("no shape")
+    return StoredTensor(storage, offset, shape, strides)
+
+
+TENSOR_NAMES: Final[Names] = {
+    "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
+    **NUMPY_NAMES,
+    "collections.OrderedDict": StandIn(lambda *pairs: dict(*pairs)),
+    **{f"torch.{name}Storage": _StorageKind(name) for name in _DTYPES},
+}
+
+
+class TorchFile:
+    """An open file of `torch.save`; content is what was saved, with `StoredTensor` for each tensor."""
+
+    def __init__(self, file: IO[bytes], names: Names) -> None:
+        self._file = file
+        self._entries = _entries(file)
+        if self._bytes("byteorder", default=b"little") != b"little":
+            raise Unreadable("its numbers are big-endian; save it again on a little-endian machine")
+        self.content = load(BytesIO(self._bytes("data.pkl")), names, _stored)
+
+    def array(self, tensor: Any) -> npt.NDArray[Any] | None:
+        """The numbers of a tensor, BF16 as float32; None for what is no tensor.
+
+        Raises:
+            Unreadable: its bytes are not all there.
+        """
+        if not isinstance(tensor, StoredTensor):
+            return None
+        kind = np.dtype(_DTYPES[tensor.storage.kind])
+        if 0 in tensor.shape:
+            return np.zeros(tensor.shape, kind)
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+        held = tensor.storage.num_items
+        if tensor.offset + extent > held or math.prod(tensor.shape) > held:
+            raise Unreadable("a tensor in it is larger than what is stored of it")
+        data = self._bytes(f"data/{tensor.storage.entry}", tensor.offset * kind.itemsize, extent * kind.itemsize)
+        flat = np.frombuffer(data, kind)
+        strides = tuple(stride * kind.itemsize for stride in tensor.strides)
+        numbers = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False).copy()
+        if tensor.storage.kind == "BFloat16":
+            return (numbers.astype(np.uint32) << 16).view(np.float32)
+        return numbers
+
+    def _bytes(self, name: str, start: int = 0, length: int | None = None, default: bytes | None = None) -> bytes:
+        if name not in self._entries and default is not None:
+            return default
+        return _bytes(self._file, self._entries, name, start, length)
+
+
+@contextmanager
+def torch_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
+    """The file at `path`, open for as long as its tensors are asked for.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        Unreadable: it is no whole file of `torch.save`, or names something else than `names`.
+    """
+    with opened(path) as file:
+        try:
+            yield TorchFile(file, names)
+        except (zipfile.BadZipFile, struct.error, NotImplementedError) as error:
+            raise Unreadable("it is no whole file of torch.save") from error
+
+
+def words_of_torch_file(file: IO[bytes]) -> frozenset[str]:
+    """The first words of what was saved, as `first_words`. Raises as `torch_file`."""
+    try:
+        entries = _entries(file)
+        length = entries["data.pkl"].file_size if "data.pkl" in entries else 0
+        return first_words(_bytes(file, entries, "data.pkl", 0, min(length, _START_BYTES)))
+    except (zipfile.BadZipFile, struct.error, NotImplementedError) as error:
+        raise Unreadable("it is no whole file of torch.save") from error
+
+
+def _entries(file: IO[bytes]) -> dict[str, zipfile.ZipInfo]:
+    """Each entry by its name without the archive's own, `archive/data.pkl`."""
+    with zipfile.ZipFile(file) as archive:
+        return {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+
+
+def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, start: int, length: int | None) -> bytes:
+    entry = entries.get(name)
+    if entry is None:
+        raise Unreadable(f"it is no file of torch.save: {name} is not in it")
+    length = entry.file_size - start if length is None else length
+    if entry.compress_type != zipfile.ZIP_STORED or start + length > entry.file_size:
+        raise Unreadable("it is no whole file of torch.save")
+    if length > _LARGEST_PICKLE_BYTES and name == "data.pkl":
+        raise Unreadable(f"what it holds beside tensors is larger than {_LARGEST_PICKLE_BYTES // 2**30} GiB")
+    file.seek(entry.header_offset)
+    file.seek(sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))), 1)
+    file.seek(start, 1)
+    data = file.read(min(length, entry.file_size))
+    if len(data) < length:
+        raise Unreadable("it is cut off")
+    return data
+
+
+def _stored(pid: Any) -> _Storage:
+    what, kind, entry, _, num_items = pid
+    if what != "storage" or not isinstance(kind, _StorageKind) or type(entry) is not str or type(num_items) is not int:
+        raise ValueError("no storage")
+    return _Storage(kind.name, entry, num_items)

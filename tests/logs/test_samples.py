@@ -1,0 +1,94 @@
+"""Logs that each system's own writer made of the same six rollouts (`data/README.md`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.logs import FORMATS, Holds, LogFinding, recognise
+from mismatch_probe.records.logged import LoggedResponse
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A log in `data`. first_step: how its system counts the first step; tells: codes of what is told as it is read."""
+
+    name: str
+    holds: Holds
+    has: tuple[str, ...] = ()
+    first_step: int | None = 1
+    tells: tuple[str, ...] = ()
+
+
+SAMPLES = [
+    Sample("plain", Holds.BOTH_SIDES, ("log_ref", "entropy_nats", "weight_version", "temperature", "group")),
+    Sample("nemo_rl", Holds.BOTH_SIDES),
+    Sample("prime_rl", Holds.BOTH_SIDES, ("entropy_nats",), tells=("unfinished_step",)),
+    Sample("slime", Holds.BOTH_SIDES, ("log_ref", "entropy_nats", "weight_version", "group"), first_step=0),
+]
+
+
+@pytest.fixture(scope="module")
+def source() -> dict[bytes, LoggedResponse]:
+    """The rollouts that every log was written from, by their ids."""
+    path = DATA / "plain" / "rollouts.jsonl"
+    return {key(response): response for response in FORMATS["plain"].read(path, pytest.fail)}
+
+
+def key(response: LoggedResponse) -> bytes:
+    return response.prompt_token_ids.tobytes() + b"|" + response.token_ids.tobytes()
+
+
+def deviations(responses: list[LoggedResponse]) -> np.ndarray:
+    return np.concatenate([(each.log_pi - each.log_mu)[each.sampled] for each in responses])
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_a_log_holds_what_was_written(sample, source):
+    told: list[LogFinding] = []
+    known = recognise(DATA / sample.name)
+    assert (known.name, known.holds) == (sample.name, sample.holds)
+    read = list(known.read(DATA / sample.name, told.append))
+    assert [finding.code for finding in told] == list(sample.tells)
+    assert sorted(key(response) for response in read) == sorted(source)
+    for response in read:
+        written = source[key(response)]
+        assert np.array_equal(response.sampled, written.sampled)
+        assert_written(response, written, "log_mu")
+        assert response.step == (None if sample.first_step is None else written.step - 1 + sample.first_step)
+        for column in ("log_ref", "entropy_nats"):
+            if column in sample.has:
+                assert_written(response, written, column)
+        for column in ("weight_version", "temperature"):
+            assert getattr(response, column) == (getattr(written, column) if column in sample.has else None)
+        assert (response.group is None) == ("group" not in sample.has)
+    assert sum(response.sampled.sum() for response in read) == 90
+    if sample.holds == Holds.BOTH_SIDES:
+        of_source = [source[key(response)] for response in read]
+        assert np.abs(deviations(read)).mean() == pytest.approx(np.abs(deviations(of_source)).mean(), rel=1e-6)
+
+
+def assert_written(response: LoggedResponse, written: LoggedResponse, column: str) -> None:
+    sampled = response.sampled
+    assert np.array_equal(getattr(response, column)[sampled], np.float32(getattr(written, column)[sampled])), column
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_each_file_is_of_one_format(sample):
+    known = recognise(DATA / sample.name)
+    for source_file in known.sources(DATA / sample.name):
+        assert recognise(source_file.path) is known
+        assert source_file.num_bytes == source_file.path.stat().st_size
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_the_name_of_a_file_decides_nothing(sample, tmp_path):
+    known = recognise(DATA / sample.name)
+    for number, source_file in enumerate(known.sources(DATA / sample.name)):
+        renamed = tmp_path / f"{number}.log"
+        renamed.write_bytes(source_file.path.read_bytes())
+        assert recognise(renamed) is known
+        assert list(known.read(renamed, lambda finding: None))
