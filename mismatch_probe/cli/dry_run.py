@@ -1,12 +1,13 @@
 """The plan of a comparison on one screen."""
 
 from rich.console import Console
-from rich.table import Table
 
 from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS, Outlook
 from mismatch_probe.compare.cost.rates import Span
 from mismatch_probe.compare.estimates import DryRun
-from mismatch_probe.notation import write_about, write_rough_seconds, write_size, write_token_count
+from mismatch_probe.notation import write_about, write_count, write_rough_seconds, write_size, write_token_count
+from mismatch_probe.report.screen import print_line, print_titled
+from mismatch_probe.report.view import Table
 
 _GIB = 1 << 30
 
@@ -18,15 +19,20 @@ def show_dry_run(plan: DryRun, console: Console) -> None:
         f"{plan.longest_prompt_tokens} tokens, sequences of up to {plan.longest_sequence_tokens} tokens",
         highlight=False,
     )
-    columns = ("stage", "responses", "tokens, at most", "weights, GiB", "time, about")
-    table = Table(*columns, title="Would run; nothing was started")
-    for column in table.columns[1:]:
-        column.justify = "right"
     times = {} if plan.outlook is None else {stage.stage: stage.work for stage in plan.outlook.time.stages}
-    for stage in plan.stages:
-        numbers = (f"{stage.sequences:,}", f"{stage.max_tokens:,}", f"{stage.weight_bytes / _GIB:.3g}")
-        table.add_row(stage.stage, *numbers, _rough(times.get(stage.stage)))
-    console.print(table)
+    rows = [
+        [
+            stage.stage,
+            write_count(stage.sequences),
+            write_count(stage.max_tokens),
+            f"{stage.weight_bytes / _GIB:.3g}",
+            _rough(times.get(stage.stage)),
+        ]
+        for stage in plan.stages
+    ]
+    columns = ["stage", "responses", "tokens, at most", "weights, GiB", "time, about"]
+    print_titled(console, Table("Would run; nothing was started", columns, rows))
+    print_line(console, "")
     for line in _lines(plan):
         console.print(line, highlight=False, soft_wrap=True)
 

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.gate.markdown import limit_text, render_markdown
+from mismatch_probe.gate.checks_table import limit_text
+from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import storage_errors

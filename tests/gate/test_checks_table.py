@@ -1,0 +1,59 @@
+"""The checks are one table: the screen and Markdown show the same cells of it."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from mismatch_probe.gate.checks_table import checks_table
+from mismatch_probe.gate.result import CheckResult
+from mismatch_probe.report.markdown import escaped, escaped_cell, markdown_table
+from mismatch_probe.report.screen import in_full, print_table
+
+CHECK = CheckResult(
+    metric="kl_k3",
+    measured="kl_k3",
+    pair="bf16/bf16",
+    kind="max",
+    limit=0.001,
+    level="error",
+    answer="fail",
+    sentence="broken",
+    value=0.0125,
+    low=0.01,
+    high=0.02,
+    bound_level=0.05,
+    p_value=0.01,
+    holm_level=0.05,
+    passing_limit=0.021,
+    run_value=0.0125,
+    baseline_value=None,
+    comparison=None,
+    num_sequences=100,
+    num_tokens=1000,
+    by="token",
+    source="",
+)
+CHECKS = [CHECK, CHECK.model_copy(update={"level": "warn", "pair": "a|b/fp16", "low": None, "passing_limit": None})]
+
+
+@pytest.mark.parametrize("number", range(len(CHECKS)))
+def test_every_cell_of_a_check_is_on_the_screen_and_in_markdown(number: int) -> None:
+    table = checks_table(CHECKS)
+    screen = Console(file=io.StringIO(), width=200)
+    print_table(screen, table)
+    shown = screen.file.getvalue().splitlines()[1 + number]
+    written = markdown_table(table)[2 + number]
+    for cell in table.rows[number]:
+        assert in_full(cell) in shown
+        assert escaped_cell(cell) in written
+
+
+def test_what_a_pair_is_called_makes_no_cell_of_its_own_in_markdown() -> None:
+    rows = markdown_table(checks_table(CHECKS))[2:]
+    cells = [row.replace("\\|", "").count("|") for row in rows]
+    assert cells == [len(checks_table(CHECKS).columns) + 1] * 2
+    unescaped = markdown_table(replace(checks_table(CHECKS), columns=["x"]), in_full)[3]
+    assert unescaped.count("|") > cells[1]
+    assert escaped("a|b") in rows[1]
