@@ -18,6 +18,7 @@ class Holds(StrEnum):
     BOTH_SIDES = "both sides"
     SAMPLER = "the sampler's side"
     PROMPTS = "prompts only"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +26,15 @@ class Format:
     """How one system writes its rollouts.
 
     title: how a sentence names it. fits: whether a file is of this format, told from its content. responses: those of
-    one file, in order. why_prompts_only: why a format that holds nothing else can hold nothing else.
+    one file, in order. why_not: why a format has no responses that can be read, and what to do instead.
     """
 
     name: str
     title: str
     holds: Holds
     fits: Callable[[Look], bool]
-    responses: Callable[[Path, Tell], Iterator[LoggedResponse]]
-    why_prompts_only: str | None = None
+    responses: Callable[[Path, Tell], Iterator[LoggedResponse]] = lambda path, tell: iter(())
+    why_not: str | None = None
     step_of: Callable[[Path], int | None] = step_in_name
     complete: Callable[[Path], bool | None] = lambda path: None
 
@@ -59,10 +60,10 @@ class Format:
         """The responses of every file at or below `path`, a few at a time in memory; `tell` hears what is left out.
 
         Raises:
-            UsageError: as `files`; the format holds prompts only; a file is not what it should be.
+            UsageError: as `files`; the format has no responses; a file is not what it should be.
         """
-        if self.why_prompts_only:
-            raise UsageError(f"{path} is {self.title}, usable for its prompts only: {self.why_prompts_only}")
+        if self.why_not:
+            raise UsageError(f"{path} is {self.title}, from which {self.holds} can be used: {self.why_not}")
         unfinished: set[int | None] = set()
         for source in self.sources(path):
             if source.complete is False and source.step not in unfinished:

@@ -3,9 +3,25 @@
 from typing import Final
 
 from mismatch_probe.logs.format import Format
+from mismatch_probe.logs.formats.miles import MILES, MILES_TRAIN
 from mismatch_probe.logs.formats.nemo_rl import NEMO_RL
+from mismatch_probe.logs.formats.open_instruct import OPEN_INSTRUCT
 from mismatch_probe.logs.formats.plain import PLAIN
 from mismatch_probe.logs.formats.prime_rl import PRIME_RL
+from mismatch_probe.logs.formats.skyrl import SKYRL
 from mismatch_probe.logs.formats.slime import SLIME, SLIME_ROLLOUT
+from mismatch_probe.logs.formats.tinker import TINKER
 
-FORMATS: Final[dict[str, Format]] = {known.name: known for known in (PLAIN, NEMO_RL, PRIME_RL, SLIME, SLIME_ROLLOUT)}
+_ALL: Final = (
+    PLAIN,
+    NEMO_RL,
+    PRIME_RL,
+    SLIME,
+    SLIME_ROLLOUT,
+    SKYRL,
+    MILES,
+    MILES_TRAIN,
+    OPEN_INSTRUCT,
+    TINKER,
+)
+FORMATS: Final[dict[str, Format]] = {known.name: known for known in _ALL}

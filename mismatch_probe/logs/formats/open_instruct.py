@@ -1,0 +1,55 @@
+"""open-instruct: `RUN_rollouts_NNNNNN.jsonl` of `--save_traces`, a response a line.
+
+Tokens of tools are not marked. In a response that called one, those with a log-prob of exactly 0 are taken for them.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.logs.findings import Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.lines import read_lines
+from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.row import Row
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray
+
+
+def _fits(look: Look) -> bool:
+    return look.lines_with("prompt_tokens", "response_tokens", "sample_idx", "prompt_idx", "logprobs")
+
+
+def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for row in read_lines(path, tell):
+        token_ids = row.ids("response_tokens")
+        log_mu = row.optional_numbers("logprobs", token_ids.size)
+        step = row.whole("step")
+        yield LoggedResponse(
+            where=row.where,
+            prompt_token_ids=row.ids("prompt_tokens"),
+            token_ids=token_ids,
+            sampled=_sampled(row, log_mu, token_ids.size),
+            log_mu=log_mu,
+            step=step,
+            group=f"{step}/{row.whole('prompt_idx')}",
+            finish_reason=row.text("finish_reason"),
+        )
+
+
+def _sampled(row: Row, log_mu: FloatArray | None, length: int) -> npt.NDArray[np.bool_]:
+    called = row.has("request_info") and row.inside("request_info").columns.get("tool_calleds")
+    return np.ones(length, np.bool_) if log_mu is None or not called else log_mu != 0
+
+
+OPEN_INSTRUCT: Final = Format(
+    name="open_instruct",
+    title="open-instruct's traces",
+    holds=Holds.SAMPLER,
+    fits=_fits,
+    responses=_responses,
+    step_of=lambda path: None,
+)

@@ -1,0 +1,134 @@
+"""SkyRL: `dumped_data/global_step_N_training_input.pkl`, a pickle of the tensors of one step, padded on the left.
+
+Copies of the first row fill the batch up at its end: `pad_size` in the metadata.
+"""
+
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.files import step_in_name
+from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
+from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.saved import refusal
+from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile
+from mismatch_probe.reading import Unreadable, opened
+from mismatch_probe.records.logged import LoggedResponse
+
+_MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
+_REBUILD: Final = "_rebuild_tensor_batch"
+_NAMES: Final[Names] = {
+    **NUMPY_NAMES,
+    "torch.device": UNREAD,
+    **{f"{module}.{_REBUILD}": StandIn(lambda kind, state: state) for module in _MODULES},
+    **{f"{module}.TrainingInputBatch": "TrainingInputBatch" for module in _MODULES},
+}
+_DTYPES: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
+_NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
+_LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
+
+
+def _fits(look: Look) -> bool:
+    return look.kind == Kind.PICKLE and any(f"{module}.{_REBUILD}" in look.words for module in _MODULES)
+
+
+def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    try:
+        with opened(path) as file:
+            batch, num_padding_rows = _batch(load(file, _NAMES))
+    except FileNotFoundError as error:
+        raise UsageError(f"the log {path} does not exist") from error
+    except Unreadable as error:
+        raise refusal(path, error) from error
+    if num_padding_rows:
+        tell(_padding_rows(path, num_padding_rows))
+    step = step_in_name(path)
+    for index in range(len(batch["sequences"]) - num_padding_rows):
+        yield _response(Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step)
+
+
+def _response(row: Row, step: int | None) -> LoggedResponse:
+    padded, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
+    token_ids = row.ids("sequences")[row.flags("attention_mask", padded)]
+    own = row.flags("response_mask", width)
+    length = int(own.sum())
+    if length > token_ids.size or np.flatnonzero(np.diff(own.astype(np.int8))).size > 1 + (not own[:1].any()):
+        raise row.refusal("response_mask is not the mask of one response inside its padding")
+    start = token_ids.size - length
+    log_mu, log_pi, log_ref = (row.numbers(name, width)[own] if row.has(name) else None for name in _LOG_PROBS)
+    return LoggedResponse(
+        where=row.where,
+        prompt_token_ids=token_ids[:start],
+        token_ids=token_ids[start:],
+        sampled=row.flags("loss_mask", width)[own],
+        log_mu=log_mu,
+        log_pi=log_pi,
+        log_ref=log_ref,
+        step=step,
+        num_padding=padded - token_ids.size,
+    )
+
+
+def _batch(state: Any) -> tuple[dict[str, npt.NDArray[Any]], int]:
+    """The columns [B, S] or [B, T] that are there and read, and how many rows at the end are padding.
+
+    Raises:
+        Unreadable: it is no batch, or its columns do not belong together.
+    """
+    columns = state.get("batch_dict") if isinstance(state, dict) else None
+    if not isinstance(columns, dict):
+        raise Unreadable("it holds no batch of SkyRL")
+    batch = {name: _array(columns[name]) for name in (*_NEEDED, *_LOG_PROBS) if columns.get(name) is not None}
+    if absent := [name for name in _NEEDED if name not in batch]:
+        raise Unreadable(f"it has no {absent[0]}")
+    if {array.ndim for array in batch.values()} != {2} or len({len(array) for array in batch.values()}) != 1:
+        raise Unreadable("its columns are not of the same rows")
+    metadata = state.get("metadata")
+    num_padding_rows = metadata.get("pad_size", 0) if isinstance(metadata, dict) else 0
+    if type(num_padding_rows) is not int or not 0 <= num_padding_rows <= len(batch["sequences"]):
+        raise Unreadable("its pad_size is no number of rows")
+    return batch, num_padding_rows
+
+
+def _array(column: Any) -> npt.NDArray[Any]:
+    """A tensor as SkyRL pickles it: the bytes of an array, or of `torch.save` where numpy lacks the dtype."""
+    if not isinstance(column, Mapping) or not isinstance(column.get("data"), bytes):
+        raise Unreadable("a column is no tensor")
+    if column.get("format") == "torch":
+        file = TorchFile(BytesIO(column["data"]), TENSOR_NAMES)
+        array = file.array(file.content)
+        if array is None:
+            raise Unreadable("a column is no tensor")
+        return array
+    if column.get("dtype") not in _DTYPES:
+        raise Unreadable("a column is of no dtype of numbers")
+    try:
+        return np.frombuffer(column["data"], np.dtype(column["dtype"])).reshape(column["shape"])
+    except (ValueError, TypeError) as error:
+        raise Unreadable("a column has other bytes than its shape says") from error
+
+
+def _padding_rows(path: Path, count: int) -> LogFinding:
+    return LogFinding(
+        code="padding_rows",
+        sentence=f"the last {count} rows of {path} are copies that fill the batch up, and are left out",
+        level=Level.NOTE,
+        evidence={"file": str(path), "rows": count},
+    )
+
+
+SKYRL: Final = Format(
+    name="skyrl",
+    title="SkyRL's dump of a training batch",
+    holds=Holds.BOTH_SIDES,
+    fits=_fits,
+    responses=_responses,
+)

@@ -1,0 +1,51 @@
+"""tinker-cookbook: `capture/sample.jsonl`, a sampling call a line with one or more samples."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.logs.findings import Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.lines import read_lines
+from mismatch_probe.logs.look import Look
+from mismatch_probe.records.logged import LoggedResponse
+
+_STEP: Final = "iteration"
+
+
+def _fits(look: Look) -> bool:
+    return look.lines_with("kind", "scope", "samples", "prompt_tokens") and "tokens" in look.inside["samples"]
+
+
+def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for call in read_lines(path, tell):
+        if not call.has("samples"):  # it failed
+            continue
+        step = call.inside("scope").whole(_STEP)
+        temperature = call.inside("sampling_params").number("temperature") if call.has("sampling_params") else None
+        for row in call.rows("samples"):
+            token_ids = row.ids("tokens")
+            yield LoggedResponse(
+                where=row.where,
+                prompt_token_ids=call.ids("prompt_tokens"),
+                token_ids=token_ids,
+                sampled=np.ones(token_ids.size, np.bool_),
+                log_mu=row.optional_numbers("logprobs", token_ids.size),
+                step=step,
+                weight_version=call.text("model_path"),
+                temperature=temperature,
+                group=call.where,
+                finish_reason=row.text("stop_reason"),
+            )
+
+
+TINKER: Final = Format(
+    name="tinker",
+    title="tinker-cookbook's capture",
+    holds=Holds.SAMPLER,
+    fits=_fits,
+    responses=_responses,
+    step_of=lambda path: None,
+)
