@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,8 @@ from mismatch_probe.records.rows import ids_key, in_order
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, read_rows
-from mismatch_probe.stats.sequences import Mask, Reals, Sequences, TokenPair, is_missing, is_usable
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Mask, Reals, Sequences, TokenPair, is_missing, is_usable
 from mismatch_probe.verdict.ids import IdsFound, examine_ids
-
-MOST_ROUNDED_UP: Final = 0.25
-"""Nats above 0 that a log-prob may reach by rounding: logits below 64 in BF16 are 0.25 apart."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,21 @@
 """Rollout logs of other systems: recognised, read in bounded memory, and checked before any number is computed."""
 
+from mismatch_probe.logs.checks import LogChecks, Unrecorded
 from mismatch_probe.logs.files import Source
 from mismatch_probe.logs.findings import Level, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS
 from mismatch_probe.logs.recognise import recognise
 
-__all__ = ["FORMATS", "Format", "Holds", "Level", "LogFinding", "Source", "Tell", "recognise"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Holds",
+    "Level",
+    "LogChecks",
+    "LogFinding",
+    "Source",
+    "Tell",
+    "Unrecorded",
+    "recognise",
+]

@@ -17,6 +17,9 @@ Array = npt.NDArray[Any]
 HIGHEST_LOG_PROB = 1.0
 """Low precision puts log-probs a little above 0; nothing puts them here."""
 
+MOST_ROUNDED_UP: Final = 0.25
+"""Nats above 0 that a log-prob may reach by rounding: logits below 64 in BF16 are 0.25 apart."""
+
 MISSING_LOG_PROB: Final = -9999.0
 """vLLM writes this in the place of a log-prob of minus infinity, or of none: at or below it there is no value."""
 

@@ -1,0 +1,70 @@
+"""Whether the two sides are about the same tokens: their correlation at shifts of -1, 0 and +1 tokens."""
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.stats.sequences import is_usable
+
+SHIFTS: Final = (-1, 0, 1)
+_FEWEST_TOKENS: Final = 64
+_LEAST_SPREAD: Final = 0.1
+"""Standard deviation in nats under which rounding decides the correlation."""
+_CLEARLY: Final = 0.3
+_BELONGS: Final = 0.5
+
+
+@dataclass
+class Alignment:
+    """Sums over pairs of log mu at token t and log pi at token t + shift, [shift, (n, x, y, xx, yy, xy)]."""
+
+    sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
+
+    def add(self, response: LoggedResponse) -> None:
+        mu, pi = response.log_mu, response.log_pi
+        if mu is None or pi is None:
+            return
+        counts_mu, counts_pi = response.sampled & is_usable(mu), response.sampled & is_usable(pi)
+        if not mu[counts_mu].any() or not pi[counts_pi].any():  # zeros stand for what was not recorded
+            return
+        for index, shift in enumerate(SHIFTS):
+            first = slice(max(0, -shift), mu.size - max(0, shift))
+            second = slice(max(0, shift), mu.size - max(0, -shift))
+            both = counts_mu[first] & counts_pi[second]
+            x, y = mu[first][both].astype(np.float64), pi[second][both].astype(np.float64)
+            self.sums[index] += (x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y)
+
+    def __iadd__(self, other: Self) -> Self:
+        self.sums = self.sums + other.sums
+        return self
+
+    @property
+    def correlations(self) -> dict[int, float] | None:
+        """By shift; None where the log-probs are too few or too alike to tell."""
+        n, x, y, xx, yy, xy = self.sums.T
+        if n.min() < _FEWEST_TOKENS:
+            return None
+        spread_x = np.sqrt(np.maximum(xx / n - (x / n) ** 2, 0))
+        spread_y = np.sqrt(np.maximum(yy / n - (y / n) ** 2, 0))
+        if min(spread_x.min(), spread_y.min()) < _LEAST_SPREAD:
+            return None
+        values = (xy / n - x * y / n**2) / (spread_x * spread_y)
+        return dict(zip(SHIFTS, values.tolist(), strict=True))
+
+    @property
+    def shift(self) -> int:
+        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not, or cannot be told."""
+        found = self.correlations
+        if found is None:
+            return 0
+        best = max(found, key=lambda shift: found[shift])
+        return best if found[best] > _BELONGS and found[best] > found[0] + _CLEARLY else 0
+
+    @property
+    def unrelated(self) -> bool:
+        """Whether the two sides do not go together at any shift."""
+        found = self.correlations
+        return found is not None and max(found.values()) < _BELONGS

@@ -1,0 +1,107 @@
+"""What a column of log-probs looks like, as sums over the tokens of one step that can be added up."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
+
+import numpy as np
+
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.stats.sequences import MISSING_LOG_PROB, MOST_ROUNDED_UP, is_usable
+
+LOG_PROBS: Final = ("log_mu", "log_pi", "log_ref")
+COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
+ENOUGH_TOKENS: Final = 16
+"""Fewer tokens may be all certain, or all alike."""
+
+_SURELY_BELOW_ZERO: Final = -0.3
+"""A token that one side gives less is certain on no side, whatever the rounding of 16 bits."""
+_NEARLY_ZERO: Final = -1e-4
+
+_JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highest": max}
+
+
+@dataclass
+class ColumnSums:
+    """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
+
+    refuted_zeros: exactly 0 where the other side is surely below. copies: equal to the sampler's bit for bit.
+    """
+
+    tokens: int = 0
+    recorded: int = 0
+    absent: int = 0
+    sentinels: int = 0
+    zeros: int = 0
+    nearly_zero: int = 0
+    refuted_zeros: int = 0
+    copies: int = 0
+    wrong_sign: int = 0
+    lowest: float = np.inf
+    highest: float = -np.inf
+
+    def add(self, column: str, sampled: Mapping[str, FloatArray | None], num_tokens: int) -> None:
+        """Count a response by its columns [num_tokens] over the sampled tokens; None: it has no such column."""
+        values, mu = sampled[column], sampled["log_mu"]
+        others = sampled["log_pi"] if column == "log_mu" else mu
+        self.tokens += num_tokens
+        if values is None:
+            self.absent += num_tokens
+            return
+        is_log_prob = column in LOG_PROBS
+        absent = np.isnan(values)
+        sentinel = (values <= MISSING_LOG_PROB) if is_log_prob else np.isinf(values)
+        recorded = values[~(absent | sentinel)]
+        zero = values == 0
+        self.absent += int(absent.sum())
+        self.sentinels += int(sentinel.sum())
+        self.recorded += recorded.size
+        self.zeros += int(zero.sum())
+        if recorded.size:
+            self.lowest = min(self.lowest, float(recorded.min()))
+            self.highest = max(self.highest, float(recorded.max()))
+        if not is_log_prob:
+            self.wrong_sign += int((recorded < -MOST_ROUNDED_UP).sum())
+            return
+        self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
+        self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
+        if others is not None:
+            self.refuted_zeros += int((zero & is_usable(others) & (others < _SURELY_BELOW_ZERO)).sum())
+        if mu is not None:
+            self.copies += int((values == mu).sum())
+
+    def __iadd__(self, other: Self) -> Self:
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, _JOINED.get(field.name, operator.add)(mine, theirs))
+        return self
+
+    def why_unrecorded(self, column: str) -> str | None:
+        """The code of why the column holds no numbers at all, None where it does."""
+        if not self.recorded:
+            return "no_numbers" if self.tokens else None
+        if self.zeros == self.recorded and (self.recorded >= ENOUGH_TOKENS or self.refuted_zeros):
+            return "all_zero"
+        if self.recorded < ENOUGH_TOKENS:
+            return None
+        if self.lowest == self.highest:
+            return "constant"
+        if column in ("log_pi", "log_ref") and self.copies == self.recorded:
+            return "copied"
+        return None
+
+    @property
+    def zeros_for_missing(self) -> int:
+        """How many zeros stand for what was not recorded; 0 where they may be the log-probs of certain tokens."""
+        if self.refuted_zeros >= max(3, self.recorded * 1e-4):
+            return self.zeros
+        alone = self.recorded >= 1000 and not self.nearly_zero and self.zeros >= max(8, self.recorded * 1e-3)
+        return self.zeros if alone else 0
+
+
+def sampled_values(response: LoggedResponse, column: str) -> FloatArray | None:
+    """A column over the tokens that the policy sampled."""
+    values: FloatArray | None = getattr(response, column)
+    return None if values is None else values[response.sampled]

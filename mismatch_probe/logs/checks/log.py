@@ -1,0 +1,85 @@
+"""The checks of a whole log, added to a response at a time. Their memory grows with steps, and 8 bytes a response."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Self
+
+from mismatch_probe.logs.checks.alignment import Alignment
+from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums, sampled_values
+from mismatch_probe.logs.checks.rows import RowSums
+from mismatch_probe.logs.checks.sentences import alignment_findings, column_findings, row_findings
+from mismatch_probe.logs.findings import LogFinding
+from mismatch_probe.records.logged import LoggedResponse
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """A column that holds no numbers. steps: in these only; None: in the whole log."""
+
+    code: str
+    steps: frozenset[int | None] | None
+
+
+class LogChecks:
+    """Add every response, then ask. Checks of parts of a log are added up with `+=`."""
+
+    def __init__(self, vocabulary_size: int | None = None) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._columns: dict[str, dict[int | None, ColumnSums]] = {name: defaultdict(ColumnSums) for name in COLUMNS}
+        self._there: set[str] = set()
+        self._alignment = Alignment()
+        self._rows = RowSums()
+
+    def add(self, response: LoggedResponse) -> None:
+        sampled = {name: sampled_values(response, name) for name in COLUMNS}
+        self._there |= {name for name, values in sampled.items() if values is not None}
+        num_sampled = int(response.sampled.sum())
+        for name in COLUMNS:
+            self._columns[name][response.step].add(name, sampled, num_sampled)
+        self._alignment.add(response)
+        self._rows.add(response)
+
+    def __iadd__(self, other: Self) -> Self:
+        for name, steps in other._columns.items():
+            for step, sums in steps.items():
+                self._columns[name][step] += sums
+        self._there |= other._there
+        self._alignment += other._alignment
+        self._rows += other._rows
+        return self
+
+    def unrecorded(self) -> dict[str, Unrecorded]:
+        """The columns that are there and hold no numbers, in the whole log or in some steps."""
+        found = {name: self._why(name) for name in COLUMNS if name in self._there}
+        return {name: why for name, why in found.items() if why is not None}
+
+    def findings(self) -> list[LogFinding]:
+        """All there is to tell, by column and then of the rows."""
+        unrecorded = self.unrecorded()
+        found: list[LogFinding] = []
+        for name in COLUMNS:
+            if name in self._there:
+                why = unrecorded.get(name)
+                recorded = ColumnSums()
+                for step, sums in self._columns[name].items():
+                    if why is None or (why.steps is not None and step not in why.steps):
+                        recorded += sums
+                steps = None if why is None else why.steps
+                found += column_findings(name, recorded, None if why is None else why.code, steps)
+        if not unrecorded.keys() & set(LOG_PROBS[:2]):
+            found += alignment_findings(self._alignment)
+        return [*found, *row_findings(self._rows, self._vocabulary_size)]
+
+    def _why(self, name: str) -> Unrecorded | None:
+        steps = self._columns[name]
+        whole = ColumnSums()
+        for sums in steps.values():
+            whole += sums
+        code = whole.why_unrecorded(name)
+        if code is not None:
+            return Unrecorded(code, None)
+        codes = {step: sums.why_unrecorded(name) for step, sums in steps.items()}
+        missing = frozenset(step for step, why in codes.items() if why is not None)
+        if not missing:
+            return None
+        return Unrecorded(next(why for why in codes.values() if why is not None), missing)

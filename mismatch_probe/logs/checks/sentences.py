@@ -1,0 +1,165 @@
+"""What the sums of a log say, in words."""
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from mismatch_probe.logs.checks.alignment import Alignment
+from mismatch_probe.logs.checks.columns import ColumnSums
+from mismatch_probe.logs.checks.rows import RowSums
+from mismatch_probe.logs.findings import Level, LogFinding
+from mismatch_probe.notation import write_count, write_share
+
+_NAMES: Final = {
+    "log_mu": "the sampler's log-probs",
+    "log_pi": "the trainer's log-probs",
+    "log_ref": "the reference's log-probs",
+    "entropy_nats": "the entropies",
+}
+_NOT_RECORDED: Final = {
+    "no_numbers": "hold no number",
+    "all_zero": "are all 0",
+    "constant": "are all the same number",
+    "copied": "are equal to the sampler's bit for bit, as a copy is that a trainer makes instead of computing them",
+}
+_MOST_STEPS_NAMED: Final = 8
+
+
+def column_findings(
+    column: str, sums: ColumnSums, unrecorded: str | None, steps: Collection[int | None] | None
+) -> Iterator[LogFinding]:
+    """What is to be told of a column. sums: of the steps that it is recorded in. steps: those without, or all."""
+    name = _NAMES[column]
+    if unrecorded is not None:
+        where = "" if steps is None else f" in {_steps(steps)}"
+        yield LogFinding(
+            code=unrecorded,
+            sentence=f"{name} {_NOT_RECORDED[unrecorded]}{where}: they were not recorded there and are left out",
+            level=Level.MISSING,
+            column=column,
+            evidence={} if steps is None else {"steps": _sorted(steps)},
+        )
+    of_all = write_count(sums.tokens)
+    if sums.wrong_sign:
+        sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
+        yield _counted("wrong_sign", f"{name} are {sign}", sums.wrong_sign, sums, column, Level.BROKEN)
+    if sums.absent and sums.recorded:
+        yield _counted("some_missing", f"{name} have no number", sums.absent, sums, column, Level.MISSING)
+    if sums.sentinels:
+        said = f"{name} are -9999 or lower, which an engine writes where it has none"
+        yield _counted("sentinels", said, sums.sentinels, sums, column, Level.MISSING)
+    if zeros := sums.zeros_for_missing:
+        why = (
+            f"where the other side is far below at {write_count(sums.refuted_zeros)} of them"
+            if sums.refuted_zeros
+            else "and none is nearly 0"
+        )
+        yield LogFinding(
+            code="zeros_for_missing",
+            sentence=(
+                f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, {why}: zeros stand for "
+                "values that were not recorded"
+            ),
+            level=Level.MISSING,
+            column=column,
+            evidence={"tokens": zeros, "of": sums.tokens, "refuted": sums.refuted_zeros},
+        )
+
+
+def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
+    """Whether one side is shifted, or the two do not belong together."""
+    correlations = alignment.correlations
+    if correlations is None:
+        return
+    evidence: dict[str, object] = {"correlations": {str(shift): value for shift, value in correlations.items()}}
+    said = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
+    if alignment.shift:
+        late = "late" if alignment.shift > 0 else "early"
+        yield LogFinding(
+            code="shifted",
+            sentence=f"the trainer's log-probs stand one token too {late} (correlation {said}): shift the column",
+            level=Level.BROKEN,
+            column="log_pi",
+            evidence=evidence,
+        )
+    elif alignment.unrelated:
+        yield LogFinding(
+            code="unrelated",
+            sentence=f"the two sides hardly go together (correlation {said}): other rows, other weights or other ids",
+            level=Level.WARNING,
+            column="log_pi",
+            evidence=evidence,
+        )
+
+
+def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
+    """What is to be told of masks and ids."""
+    yield LogFinding(
+        code="mask_counts",
+        sentence=(
+            f"tokens of the responses: {write_count(rows.sampled)} sampled, {write_count(rows.not_sampled)} of tools "
+            f"or templates; {write_count(rows.padding)} of padding left out"
+        ),
+        level=Level.NOTE,
+        evidence={"sampled": rows.sampled, "not_sampled": rows.not_sampled, "padding": rows.padding},
+    )
+    if rows.without_sampled:
+        yield LogFinding(
+            code="no_sampled_tokens",
+            sentence=(
+                f"{write_count(rows.without_sampled)} of {write_count(rows.responses)} responses have no token that "
+                "counts as sampled: their masks are 0 throughout"
+            ),
+            level=Level.NOTE,
+            evidence={"responses": rows.without_sampled, "of": rows.responses},
+        )
+    if rows.with_padding_inside:
+        yield LogFinding(
+            code="padding_as_tokens",
+            sentence=(
+                f"{write_count(rows.with_padding_inside)} responses start or end with one id over and over that has no "
+                f"log-prob, the first at {rows.padding_inside_at}: padding is marked as sampled; mend the mask"
+            ),
+            level=Level.WARNING,
+            evidence={"responses": rows.with_padding_inside, "at": rows.padding_inside_at},
+        )
+    if rows.copies:
+        yield LogFinding(
+            code="duplicates",
+            sentence=(
+                f"{write_count(rows.copies)} of {write_count(rows.responses)} responses repeat another one's ids and "
+                "are too improbable to be sampled twice: rows were copied, or sampled without chance"
+            ),
+            level=Level.WARNING,
+            evidence={"responses": rows.copies, "of": rows.responses},
+        )
+    if vocabulary_size is not None and rows.largest_id >= vocabulary_size:
+        yield LogFinding(
+            code="outside_vocabulary",
+            sentence=(
+                f"{rows.largest_id_at} has the token id {rows.largest_id}, outside the vocabulary of "
+                f"{write_count(vocabulary_size)}: the log is of another model"
+            ),
+            level=Level.BROKEN,
+            evidence={"id": rows.largest_id, "at": rows.largest_id_at, "vocabulary_size": vocabulary_size},
+        )
+
+
+def _counted(code: str, said: str, count: int, sums: ColumnSums, column: str, level: Level) -> LogFinding:
+    share = f"{write_count(count)} of {write_count(sums.tokens)} sampled tokens ({write_share(count, sums.tokens)})"
+    return LogFinding(
+        code=code,
+        sentence=f"{said}, at {share}",
+        level=level,
+        column=column,
+        evidence={"tokens": count, "of": sums.tokens},
+    )
+
+
+def _steps(steps: Collection[int | None]) -> str:
+    named = [str(step) for step in _sorted(steps)[:_MOST_STEPS_NAMED]]
+    more = f" and {len(steps) - len(named)} more" if len(steps) > len(named) else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(named)}{more}"
+
+
+def _sorted(steps: Collection[int | None]) -> list[int]:
+    return sorted(step for step in steps if step is not None)

@@ -1,0 +1,215 @@
+"""Each check on six real rollouts, sound and with one fault put in."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
+from mismatch_probe.records.logged import LoggedResponse
+
+ROLLOUTS = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"
+SURE = -0.3
+
+
+@pytest.fixture(scope="module")
+def sound() -> list[LoggedResponse]:
+    return list(FORMATS["plain"].read(ROLLOUTS, pytest.fail))
+
+
+def checked(responses: list[LoggedResponse], **options: int) -> LogChecks:
+    checks = LogChecks(**options)
+    for response in responses:
+        checks.add(response)
+    return checks
+
+
+def told(responses: list[LoggedResponse], **options: int) -> dict[str, LogFinding]:
+    """What is told beside the counts of tokens, by its code."""
+    findings = checked(responses, **options).findings()
+    assert len({finding.code for finding in findings}) == len(findings)
+    return {finding.code: finding for finding in findings if finding.code != "mask_counts"}
+
+
+def with_column(responses: list[LoggedResponse], column: str, make: Callable) -> list[LoggedResponse]:
+    return [replace(response, **{column: make(response)}) for response in responses]
+
+
+def at(values: np.ndarray, where: np.ndarray | int, value: float) -> np.ndarray:
+    changed = values.copy()
+    changed[where] = value
+    return changed
+
+
+def test_a_sound_log_is_only_counted(sound):
+    assert told(sound, vocabulary_size=279) == {}
+    assert checked(sound).unrecorded() == {}
+    [counts] = checked(sound).findings()
+    assert counts.evidence == {"sampled": 90, "not_sampled": 6, "padding": 0}
+
+
+NOT_RECORDED = {
+    "all_zero": lambda response: np.zeros_like(response.log_mu),
+    "constant": lambda response: np.full_like(response.log_mu, -5.63),
+    "copied": lambda response: response.log_mu,
+    "no_numbers": lambda response: np.full_like(response.log_mu, np.nan),
+}
+
+
+@pytest.mark.parametrize("code", NOT_RECORDED)
+def test_a_column_without_numbers_is_not_recorded(sound, code):
+    faulty = with_column(sound, "log_pi", NOT_RECORDED[code])
+    finding = told(faulty)[code]
+    assert (finding.level, finding.column) == (Level.MISSING, "log_pi")
+    assert list(told(faulty)) == [code], "nothing else is said of such a column"
+    unrecorded = checked(faulty).unrecorded()
+    assert unrecorded["log_pi"].code == code
+    assert unrecorded["log_pi"].steps is None
+
+
+@pytest.mark.parametrize("code", NOT_RECORDED)
+def test_a_column_without_numbers_in_one_step_is_not_recorded_there(sound, code):
+    of_step_2 = [response for response in sound if response.step == 2]
+    faulty = [*(each for each in sound if each.step == 1), *with_column(of_step_2, "log_pi", NOT_RECORDED[code])]
+    assert list(told(faulty)) == [code]
+    assert "in step 2" in told(faulty)[code].sentence
+    assert told(faulty)[code].evidence == {"steps": [2]}
+    assert checked(faulty).unrecorded()["log_pi"].steps == {2}
+
+
+def test_a_sampler_without_numbers_is_not_recorded_either(sound):
+    assert list(told(with_column(sound, "log_mu", NOT_RECORDED["all_zero"]))) == ["all_zero"]
+
+
+def test_an_absent_column_is_no_finding(sound):
+    assert told(with_column(sound, "log_pi", lambda response: None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "level"),
+    [
+        (np.nan, "some_missing", Level.MISSING),
+        (-9999.0, "sentinels", Level.MISSING),
+        (-np.inf, "sentinels", Level.MISSING),
+        (0.5, "wrong_sign", Level.BROKEN),
+    ],
+)
+@pytest.mark.parametrize("column", ["log_mu", "log_pi", "log_ref"])
+def test_one_value_that_is_no_log_prob_is_counted(sound, column, value, code, level):
+    faulty = [replace(sound[0], **{column: at(getattr(sound[0], column), 4, value)}), *sound[1:]]
+    findings = told(faulty)
+    assert list(findings) == [code]
+    assert (findings[code].level, findings[code].column) == (level, column)
+    assert findings[code].evidence == {"tokens": 1, "of": 90}
+
+
+def test_what_stands_at_a_tools_tokens_is_not_looked_at(sound):
+    tool = with_column(sound, "log_pi", lambda each: np.where(each.sampled, each.log_pi, np.nan))
+    assert told(tool) == {}
+
+
+def test_a_log_prob_may_be_rounded_above_zero(sound):
+    assert told(with_column(sound, "log_pi", lambda response: at(response.log_pi, 0, 0.125))) == {}
+
+
+def test_an_entropy_below_zero_is_broken(sound):
+    findings = told(with_column(sound, "entropy_nats", lambda response: -response.entropy_nats))
+    assert {code: finding.level for code, finding in findings.items()} == {"wrong_sign": Level.BROKEN}
+
+
+@pytest.mark.parametrize(("column", "other"), [("log_mu", "log_pi"), ("log_pi", "log_mu")])
+def test_zeros_that_the_other_side_refutes_were_not_recorded(sound, column, other):
+    def zeroed(response: LoggedResponse) -> np.ndarray:
+        unsure = np.flatnonzero(response.sampled & (getattr(response, other) < SURE))[:1]
+        return at(getattr(response, column), unsure, 0.0)
+
+    findings = told(with_column(sound, column, zeroed))
+    assert {code: finding.column for code, finding in findings.items()} == {"zeros_for_missing": column}
+
+
+def test_zeros_of_certain_tokens_are_log_probs(sound):
+    def certain(value: float) -> Callable:
+        return lambda response: np.where(response.log_mu > SURE, value, response.log_mu)
+
+    both = with_column(with_column(sound, "log_pi", certain(-1e-7)), "log_mu", certain(0.0))
+    nudged = with_column(both, "log_pi", lambda response: response.log_pi - 1e-3)
+    assert told(nudged) == {}
+
+
+def test_zeros_of_a_side_alone_were_not_recorded_where_nothing_is_nearly_zero(sound):
+    def alone(share: float) -> list[LoggedResponse]:
+        many = [replace(each, log_pi=None, log_mu=np.minimum(each.log_mu, -1e-3)) for each in sound] * 20
+        rng = np.random.default_rng(0)
+        return [
+            replace(each, log_mu=np.where(rng.random(each.log_mu.size) < share, 0, each.log_mu), group=str(number))
+            for number, each in enumerate(many)
+        ]
+
+    assert "zeros_for_missing" in told(alone(0.02))
+    assert "zeros_for_missing" not in told(alone(0.0))
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_column_shifted_by_a_token_is_broken(sound, shift):
+    faulty = with_column(sound, "log_pi", lambda response: np.roll(response.log_pi, shift))
+    finding = told(faulty)["shifted"]
+    assert finding.level == Level.BROKEN
+    assert ("late" in finding.sentence) == (shift == 1)
+    correlations = finding.evidence["correlations"]
+    assert correlations[str(shift)] > 0.9 > correlations["0"]
+
+
+def test_sides_of_other_rows_are_unrelated(sound):
+    def of_another(response: LoggedResponse) -> np.ndarray:
+        other = sound[(sound.index(response) + 1) % len(sound)]
+        return np.resize(other.log_pi[::-1], response.log_pi.size)
+
+    rows = [replace(each, log_pi=of_another(each)) for each in sound]
+    assert list(told(rows)) == ["unrelated"]
+
+
+def test_rows_that_were_copied_are_told_from_likely_ones(sound):
+    unlikely = [each for each in sound if each.log_mu[each.sampled].sum() < -20]
+    likely = [each for each in sound if each.log_mu[each.sampled].sum() > -10]
+    assert unlikely
+    assert likely
+    assert told([*sound, *unlikely])["duplicates"].evidence["responses"] == len(unlikely)
+    assert told([*sound, *likely]) == {}
+
+
+def test_ids_outside_the_vocabulary_are_of_another_model(sound):
+    finding = told(sound, vocabulary_size=260)["outside_vocabulary"]
+    assert finding.level == Level.BROKEN
+    assert finding.evidence == {"id": 260, "at": f"line 3 of {ROLLOUTS}", "vocabulary_size": 260}
+    assert told(sound, vocabulary_size=261) == {}
+
+
+def test_masks_are_counted_by_class(sound):
+    masked = [replace(sound[0], sampled=np.zeros_like(sound[0].sampled), num_padding=7), *sound[1:]]
+    findings = {finding.code: finding for finding in checked(masked).findings()}
+    assert findings["mask_counts"].evidence == {"sampled": 67, "not_sampled": 29, "padding": 7}
+    assert findings["no_sampled_tokens"].evidence == {"responses": 1, "of": 6}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_under_the_mask_is_seen(sound, side):
+    def padded(values: np.ndarray, fill: float) -> np.ndarray:
+        padding = np.full(12, fill, values.dtype)
+        return np.concatenate([padding, values] if side == "left" else [values, padding])
+
+    fills = {"token_ids": 0, "sampled": True, "log_mu": 0.0, "log_pi": -3.0, "log_ref": -3.0, "entropy_nats": 0.1}
+    faulty = [
+        replace(each, **{name: padded(getattr(each, name), fill) for name, fill in fills.items()}) for each in sound
+    ]
+    assert told(faulty)["padding_as_tokens"].evidence == {"responses": 6, "at": sound[0].where}
+
+
+def test_checks_of_parts_add_up(sound):
+    faulty = [replace(sound[0], log_pi=at(sound[0].log_pi, 4, -9999.0)), *sound[1:], sound[3]]
+    whole, parts = checked(faulty, vocabulary_size=260), checked(faulty[:2], vocabulary_size=260)
+    parts += checked(faulty[2:5], vocabulary_size=260)
+    parts += checked(faulty[5:], vocabulary_size=260)
+    assert parts.findings() == whole.findings()
+    assert len(whole.findings()) > 2
