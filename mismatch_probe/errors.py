@@ -5,6 +5,8 @@ environment, engine or memory, 129 hung up, 130 interrupted, 143 terminated. A m
 which flag or edit mends it.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import Final
 
@@ -21,6 +23,12 @@ def said(error: BaseException) -> str:
     """
     first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"{first} {others[0]}" if others and first.endswith(":") else first
+
+
+def did_you_mean(given: object, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a sentence on a name that is not known: the nearest one that is, or `otherwise`."""
+    near = get_close_matches(str(given), list(map(str, known)), n=1)
+    return f"; did you mean {near[0]!r}?" if near else otherwise
 
 
 class ExitCode(IntEnum):

@@ -20,6 +20,7 @@ from mismatch_probe.gate.result import GateResult
 from mismatch_probe.gate.run import answer_of, refused, run_gate
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import storage_errors, write_text
+from mismatch_probe.records.documents import write_document
 from mismatch_probe.records.regular_files import require_regular
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -99,7 +100,7 @@ def _files(run: Path, outputs: Outputs) -> dict[Path, Callable[[Path, GateResult
 
 
 def _write_json(path: Path, result: GateResult) -> None:
-    write_text(path, result.model_dump_json(indent=2) + "\n")
+    write_document(path, result)
 
 
 def _write_markdown(path: Path, result: GateResult) -> None:

@@ -1,8 +1,6 @@
 """What a run may be continued with: what can change a number is refused by name, what changes none is recorded."""
 
-import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from mismatch_probe.compare.addition import manifest_with, pairs_to_add
@@ -10,6 +8,7 @@ from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
 from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.grounds import decisive
 from mismatch_probe.records.manifest import Continuation, Manifest, StageRecord
 
@@ -87,8 +86,8 @@ def continuation(recorded: Manifest, now: Manifest) -> Continuation:
     names = {"environment", "versions", "hardware", "git"}
     there = {*recorded.settings.pairs, *pairs_to_add(recorded)}
     return Continuation(
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=["mismatch-probe", *sys.argv[1:]],
+        at=environment.now(),
+        command=environment.command_given(),
         changed=list(_changes(recorded.model_dump(include=names), now.model_dump(include=names)).values()),
         added=[pair for pair in now.settings.pairs if pair not in there],
         infer=[side for side in now.settings.infer if side not in recorded.settings.infer],

@@ -90,8 +90,8 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     versions, variables = environment.versions(), recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=["mismatch-probe", *sys.argv[1:]],
+        created_at=environment.now(),
+        command=environment.command_given(),
         settings=resolved,
         model=identity,
         checkpoints=identities,

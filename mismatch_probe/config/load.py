@@ -1,7 +1,6 @@
 """Settings from a TOML or YAML file, overridden by flags; an unknown key is an error with the nearest known one."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -9,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.texts import parse_toml, parse_yaml
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.reading import Unreadable, read_text
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -42,8 +41,8 @@ def given_settings(config: Path | None, flags: Mapping[str, Any]) -> dict[str, A
     return merged({} if config is None else read_settings_file(config), flags)
 
 
-def parse_settings(kind: type[Model], values: Mapping[str, Any]) -> Model:
-    """Validate settings.
+def parse_settings(kind: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
+    """Validate settings; `where` says in the sentence where they stand.
 
     Raises:
         UsageError: a key is unknown, a value is out of range, or something required is missing.
@@ -51,15 +50,15 @@ def parse_settings(kind: type[Model], values: Mapping[str, Any]) -> Model:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UsageError("; ".join(_sentence(kind, problem) for problem in error.errors())) from error
+        problems = "; ".join(_sentence(kind, problem) for problem in error.errors())
+        raise UsageError(f"{where}: {problems}" if where else problems) from error
 
 
 def _sentence(kind: type[BaseModel], problem: Any) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         names = _known_keys(kind)
-        near = get_close_matches(place, names, n=1) or get_close_matches(place.split(".")[-1], names, n=1)
-        return f"setting {place!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")
+        return f"setting {place!r} is unknown{did_you_mean(place, names, did_you_mean(place.split('.')[-1], names))}"
     if problem["type"] == "missing":
         return f"setting {place!r} is missing"
     if problem["type"] == "model_type":

@@ -6,8 +6,6 @@ from mismatch_probe.difference.changes import Change
 from mismatch_probe.records.summary import Counts, Record
 from mismatch_probe.stats.results import Estimate
 
-SCHEMA_VERSION = 1
-
 
 class Side(Record):
     """One of the two runs."""
@@ -67,7 +65,7 @@ class Difference(Record):
     then those of a prefill in both. None where the second run sampled its own.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     tool_version: str
     first: Side
     second: Side

@@ -1,12 +1,12 @@
 """What an inference engine (mu) must do: sample, score given ids by prefill, and say what it really ran with."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
@@ -26,7 +26,7 @@ class CachedReplay:
     num_cached_tokens: int
 
 
-class Engine(ABC):
+class Engine(Closing):
     """A started engine that holds one checkpoint in one dtype; use it as a context manager.
 
     A call is one batch: its result depends on the batch and the settings alone, never on earlier calls.
@@ -97,11 +97,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the engine's memory and processes; harmless when repeated."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -7,11 +7,8 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.metric_names import has_regression
 from mismatch_probe.gate.reading import OpenRun
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.summary import Record
-
-SCHEMA_VERSION = 1
 
 
 class FloorEntry(Record):
@@ -34,7 +31,7 @@ class FloorEntry(Record):
 class Floor(Record):
     """`floor.json`: made by `gate calibrate` from runs of one set-up, read by `gate`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     model_fingerprint: str
     runs: list[str]
     num_sequences: int
@@ -42,7 +39,7 @@ class Floor(Record):
 
 
 def write_floor(path: Path, floor: Floor) -> None:
-    write_text(path, floor.model_dump_json(indent=2) + "\n")
+    write_document(path, floor)
 
 
 def read_floor(path: Path) -> Floor:
@@ -57,7 +54,6 @@ def read_floor(path: Path) -> Floor:
         Floor,
         missing="the gate file names it as floor; make it with gate calibrate, or take floor out",
         mend="make it again with gate calibrate",
-        version=("schema_version", SCHEMA_VERSION),
     )
 
 

@@ -1,12 +1,11 @@
 """Reading the gate file: every mistake in it is one sentence that says where."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.gate.config import Check, FiledCheck, GateFile, GateSettings
 from mismatch_probe.gate.filed_metrics import FILED_METRICS
 from mismatch_probe.gate.metric_names import AGGREGATES, full_name, known_metrics
@@ -35,10 +34,8 @@ def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     tables = gate.get("check", [])
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise UsageError(f"{where}: gate.check is no list of tables; write each check under [[gate.check]]")
-    try:
-        settings = parse_settings(GateSettings, {key: value for key, value in gate.items() if key != "check"})
-    except UsageError as error:
-        raise UsageError(f"{where}, [gate]: {error}") from error
+    given = {key: value for key, value in gate.items() if key != "check"}
+    settings = parse_settings(GateSettings, given, f"{where}, [gate]")
     own = [_check(table, f"{where}, check {number}") for number, table in enumerate(tables, start=1)]
     repeated = next((check for index, check in enumerate(own) if check in own[:index]), None)
     if repeated is not None:
@@ -56,10 +53,7 @@ def _of(kind: type[_Kind], checks: Sequence[Check | FiledCheck]) -> Iterator[_Ki
 
 def _check(table: Mapping[str, Any], where: str) -> Check | FiledCheck:
     _known_metric(table, where)
-    try:
-        return parse_settings(FiledCheck, table) if _is_filed(table) else parse_settings(Check, table)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
+    return parse_settings(FiledCheck, table, where) if _is_filed(table) else parse_settings(Check, table, where)
 
 
 def _is_filed(table: Mapping[str, Any]) -> bool:
@@ -82,5 +76,5 @@ def _known_metric(table: Mapping[str, Any], where: str) -> None:
     if metric in known_metrics():
         aggregates = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
         raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(aggregates)}")
-    near = get_close_matches(metric, known_metrics() | FILED_METRICS.keys(), n=1)
-    raise UsageError(f"{where}: metric {metric!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ""))
+    hint = did_you_mean(metric, known_metrics() | FILED_METRICS.keys())
+    raise UsageError(f"{where}: metric {metric!r} is unknown{hint}")

@@ -6,8 +6,6 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import Kind
 from mismatch_probe.records.summary import Record
 
-SCHEMA_VERSION = 1
-
 Answer = Literal["pass", "fail", "inconclusive"]
 
 
@@ -71,7 +69,7 @@ class Look(Record):
 class GateResult(Record):
     """The answer of a gate; `error` means that nothing was decided, and is never a pass."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     tool_version: str
     answer: Literal["pass", "fail", "inconclusive", "error"]
     exit_code: ExitCode

@@ -5,7 +5,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from mismatch_probe import __version__
 from mismatch_probe.config.headroom import HeadroomSettings
@@ -21,7 +20,7 @@ from mismatch_probe.headroom.passes import look_backward, look_forward
 from mismatch_probe.headroom.responses import SAMPLED_BY, load_problems, sample_responses
 from mismatch_probe.headroom.trial import Bench, fits
 from mismatch_probe.headroom.weights import scan_weights
-from mismatch_probe.provenance import checkpoint
+from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path.fit import require_fit
@@ -66,7 +65,7 @@ def measure_headroom(settings: HeadroomSettings, tell: Tell) -> Headroom:
         weights = scan_weights(folder)
     headroom = Headroom(
         tool_version=__version__,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=environment.now(),
         model=settings.model.path,
         model_fingerprint=checkpoint.fingerprint(folder),
         settings=settings,

@@ -1,10 +1,8 @@
 """A log becomes a run directory that `report`, `gate` and `diff` read."""
 
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +27,7 @@ from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.partitions import Partitions, partitions
 from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollouts, prompts_in
 from mismatch_probe.importing.selection import chosen_prompts
+from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.keys import RESPONSES, content_key
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.log_origin import LogFile, LogNote, LogOrigin
@@ -195,8 +194,8 @@ def _manifest(log: Log, settings: CompareSettings, origin: LogOrigin, rollouts: 
     stages = {stage.name: _stage(log, stage.side, origin) for stage in make_plan(settings).stages}
     return Manifest(
         tool_version=__version__,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=["mismatch-probe", *sys.argv[1:]],
+        created_at=environment.now(),
+        command=environment.command_given(),
         settings=settings,
         model=ModelIdentity(
             name=f"the policy of {Path(log.source).name}",

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,7 @@ from mismatch_probe.localize.summarise import (
 from mismatch_probe.localize.suspects import find_suspects
 from mismatch_probe.localize.switches import SWITCHES, has_low_kv_cache, switches_of
 from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobInput, JobNotes, Workspace
-from mismatch_probe.provenance import checkpoint
+from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import Interventions, Localization
 from mismatch_probe.records.place_errors import read_sums
@@ -130,7 +129,7 @@ def _summarised(
     model = preparation.manifest.model
     return Localization(
         tool_version=__version__,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=environment.now(),
         model=model.name,
         model_fingerprint=model.fingerprint,
         settings=settings,

@@ -4,6 +4,8 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,16 @@ _PACKAGES = (
 )
 
 _QUERY_SECONDS = 20
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def command_given() -> list[str]:
+    """The words of the command that is running."""
+    return ["mismatch-probe", *sys.argv[1:]]
 
 
 def package_version(name: str) -> str | None:

@@ -8,14 +8,21 @@ from pydantic import BaseModel, ValidationError
 
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
+from mismatch_probe.records.atomic import write_text
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_document(
-    path: Path, kind: type[Model], *, missing: str, mend: str, version: tuple[str, int] | None = None
-) -> Model:
-    """A document of `kind`; `version` is the field that holds its version and the one that is read here.
+def write_document(path: Path, document: BaseModel) -> None:
+    """
+    Raises:
+        StorageError: the disk refused.
+    """
+    write_text(path, document.model_dump_json(indent=2) + "\n")
+
+
+def read_document(path: Path, kind: type[Model], *, missing: str, mend: str) -> Model:
+    """A document of `kind`, whose first field is its version, by default the one that is read here.
 
     `missing` is why it may not be there, `mend` what to do about one that cannot be read.
 
@@ -25,9 +32,7 @@ def read_document(
     """
     try:
         text = read_text(path)
-        content = as_object(parse_json(text))
-        if version is not None:
-            _require_version(content, *version)
+        _require_version(as_object(parse_json(text)), kind)
         return kind.model_validate_json(text)
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path} does not exist: {missing}") from error
@@ -37,10 +42,12 @@ def read_document(
         raise BrokenRecord(f"{path} cannot be read ({error}); {mend}") from error
 
 
-def _require_version(content: dict[str, Any], field: str, read_here: int) -> None:
-    version = content.get(field)
-    if type(version) is not int or version != read_here:
-        raise Unreadable(f"it has {field.replace('_', ' ')} {json.dumps(version)[:20]}, this version reads {read_here}")
+def _require_version(content: dict[str, Any], kind: type[BaseModel]) -> None:
+    name, field = next(iter(kind.model_fields.items()))
+    version = content.get(name)
+    if type(version) is not int or version != field.default:
+        version_read = f"{name.replace('_', ' ')} {json.dumps(version)[:20]}"
+        raise Unreadable(f"it has {version_read}, this version reads {field.default}")
 
 
 def first_problem(error: ValidationError) -> str:

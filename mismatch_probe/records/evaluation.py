@@ -8,14 +8,11 @@ from pydantic import model_validator
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.sides import Side, SideName
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.results import Estimate
-
-EVALUATION_VERSION = 1
 
 
 class _OfSides(Record):
@@ -77,7 +74,7 @@ class PairAccuracy(_OfSides):
 class Evaluation(Record):
     """The whole answer; the lists are empty until everything is sampled and scored."""
 
-    evaluation_version: int = EVALUATION_VERSION
+    evaluation_version: int = 1
     tool_version: str
     model: str
     model_fingerprint: str
@@ -100,7 +97,7 @@ class EvaluationDirectory(RunDirectory):
         return self.path / f"rollouts-{pi.sampler}.parquet"
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        write_text(self.evaluation_path, evaluation.model_dump_json(indent=2) + "\n")
+        write_document(self.evaluation_path, evaluation)
 
     def read_evaluation(self) -> Evaluation:
         """
@@ -113,5 +110,4 @@ class EvaluationDirectory(RunDirectory):
             Evaluation,
             missing="no evaluation was started here; give another --out",
             mend="evaluate again",
-            version=("evaluation_version", EVALUATION_VERSION),
         )

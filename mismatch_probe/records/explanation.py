@@ -6,8 +6,6 @@ from mismatch_probe.config.explain import ExplainSettings, LoggedSide
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.summary import Record, Verdict
 
-EXPLANATION_VERSION = 1
-
 Part = Literal["weights", "context", "distribution", "log", "format"]
 
 
@@ -59,7 +57,7 @@ class Explanation(Record):
     step: of training, whose responses were looked at; None for those of the whole log.
     """
 
-    schema_version: int = EXPLANATION_VERSION
+    schema_version: int = 1
     tool_version: str
     step: int | None = None
     settings: ExplainSettings

@@ -5,17 +5,15 @@ from typing import TypeVar
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.documents import read_document
-from mismatch_probe.records.explanation import EXPLANATION_VERSION, Explanation
-from mismatch_probe.records.headroom import HEADROOM_VERSION, Headroom
+from mismatch_probe.records.documents import read_document, write_document
+from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EXPLANATIONS, HEADROOM_FILE, LOCALIZATIONS
-from mismatch_probe.records.localize import LOCALIZE_VERSION, Localization
+from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.regular_files import require_regular
 
 Document = Headroom | Localization | Explanation
 _Document = TypeVar("_Document", Headroom, Localization, Explanation)
-_VERSIONS = {Headroom: HEADROOM_VERSION, Localization: LOCALIZE_VERSION, Explanation: EXPLANATION_VERSION}
 
 
 class Findings:
@@ -61,7 +59,7 @@ class Findings:
         """
         path = self.folder / file_name(document)
         require_absent(path)
-        write_text(path, document.model_dump_json(indent=2) + "\n")
+        write_document(path, document)
 
     def _localizations(self) -> list[Path]:
         return sorted(self.folder.glob(LOCALIZATIONS))
@@ -100,5 +98,4 @@ def _read(path: Path, kind: type[_Document]) -> _Document:
         kind,
         missing="nothing was found yet",
         mend="remove it and make it again",
-        version=("schema_version", _VERSIONS[kind]),
     )

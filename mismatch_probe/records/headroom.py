@@ -8,8 +8,6 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.summary import Record
 
-HEADROOM_VERSION = 1
-
 HeldAs = Literal["fp16", "fp32", "kernel"]
 """Where an FP16 run keeps an operation's result: in FP16, in FP32, or inside a fused kernel, which adds up in FP32."""
 
@@ -196,7 +194,7 @@ class Trial(Record):
 class Headroom(Record):
     """The whole answer."""
 
-    schema_version: int = HEADROOM_VERSION
+    schema_version: int = 1
     tool_version: str
     created_at: str
     model: str

@@ -6,8 +6,6 @@ from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.results import Estimate
 
-LOCALIZE_VERSION = 1
-
 Side = Literal["infer", "train"]
 
 
@@ -96,7 +94,7 @@ class Interventions(Record):
 
 
 class Localization(Record):
-    schema_version: int = LOCALIZE_VERSION
+    schema_version: int = 1
     tool_version: str
     created_at: str
     model: str

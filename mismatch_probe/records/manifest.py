@@ -8,8 +8,6 @@ from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.records.log_origin import LogOrigin
 
-MANIFEST_VERSION = 1
-
 
 class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -89,7 +87,7 @@ class Manifest(Entry):
     in a run made before there were any.
     """
 
-    manifest_version: int = MANIFEST_VERSION
+    manifest_version: int = 1
     tool_version: str
     created_at: str
     command: list[str]

@@ -13,13 +13,13 @@ from filelock import FileLock, Timeout
 from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors, write_text
-from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, require_kind
-from mismatch_probe.records.manifest import MANIFEST_VERSION, Manifest
+from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.parts import Parts
 from mismatch_probe.records.regular_files import require_regular_files
-from mismatch_probe.records.summary import SCHEMA_VERSION, Summary
+from mismatch_probe.records.summary import Summary
 
 _LOCK: Final = ".lock"
 
@@ -170,7 +170,7 @@ class RunDirectory:
             lock.release()
 
     def write_manifest(self, manifest: Manifest) -> None:
-        write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")
+        write_document(self.manifest_path, manifest)
 
     def read_manifest(self) -> Manifest:
         """The manifest of this comparison.
@@ -185,11 +185,10 @@ class RunDirectory:
             Manifest,
             missing="it is not a run directory",
             mend="run the comparison again",
-            version=("manifest_version", MANIFEST_VERSION),
         )
 
     def write_summary(self, summary: Summary) -> None:
-        write_text(self.summary_path, summary.model_dump_json(indent=2) + "\n")
+        write_document(self.summary_path, summary)
 
     def read_summary(self) -> Summary:
         """The summary of this comparison.
@@ -205,5 +204,4 @@ class RunDirectory:
             Summary,
             missing=f"the run is unfinished; continue it with `{go_on}`",
             mend=f"make it again with `{command_line('report', self.path, '--recompute')}`",
-            version=("schema_version", SCHEMA_VERSION),
         )

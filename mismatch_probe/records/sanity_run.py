@@ -3,13 +3,10 @@
 from pathlib import Path
 
 from mismatch_probe.config.sanity import SanitySettings
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.summary import Record
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.stats.results import Estimate
-
-SANITY_VERSION = 1
 
 
 class Solved(Record):
@@ -30,7 +27,7 @@ class SanityRecord(Record):
     verdict: what came of it, as a sentence.
     """
 
-    sanity_version: int = SANITY_VERSION
+    sanity_version: int = 1
     settings: SanitySettings
     rates: dict[str, float] = {}
     kept: list[str] | None = None
@@ -49,7 +46,7 @@ class SanityDirectory(TrainingDirectory):
         return self.path / "sanity.json"
 
     def write_sanity(self, record: SanityRecord) -> None:
-        write_text(self.sanity_path, record.model_dump_json(indent=2) + "\n")
+        write_document(self.sanity_path, record)
 
     def read_sanity(self) -> SanityRecord:
         """
@@ -62,5 +59,4 @@ class SanityDirectory(TrainingDirectory):
             SanityRecord,
             missing="no sanity test was started here; give another --out",
             mend="run the test again",
-            version=("sanity_version", SANITY_VERSION),
         )

@@ -18,8 +18,6 @@ from mismatch_probe.stats.results import (
     ProbabilityScatter,
 )
 
-SCHEMA_VERSION = 1
-
 
 class Record(BaseModel):
     """Frozen, no unknown keys; non-finite numbers cannot be written."""
@@ -177,7 +175,7 @@ class Contrast(Record):
 class Summary(Record):
     """The whole answer of a run."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     tool_version: str
     model: str
     model_fingerprint: str

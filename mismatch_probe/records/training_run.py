@@ -9,14 +9,12 @@ from typing import Any, Literal
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import storage_errors, write_text
-from mismatch_probe.records.documents import read_document
+from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import TRAININGS, require_kind
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_lines
 from mismatch_probe.records.manifest import Entry, ModelIdentity
 from mismatch_probe.records.regular_files import open_to_append
 from mismatch_probe.records.run_directory import RunDirectory
-
-TRAINING_VERSION = 1
 
 Outcome = Literal["finished", "stopped", "unfinished"]
 
@@ -24,7 +22,7 @@ Outcome = Literal["finished", "stopped", "unfinished"]
 class TrainingManifest(Entry):
     """What was started, on what; `effective` is what both sides report of themselves, `guards` those in use."""
 
-    training_version: int = TRAINING_VERSION
+    training_version: int = 1
     tool_version: str
     created_at: str
     command: list[str]
@@ -60,7 +58,7 @@ class TrainingDirectory(RunDirectory):
             self.remove()
 
     def write_training_manifest(self, manifest: TrainingManifest) -> None:
-        write_text(self.manifest_path, manifest.model_dump_json(indent=2) + "\n")
+        write_document(self.manifest_path, manifest)
 
     def read_training_manifest(self) -> TrainingManifest:
         """
@@ -74,7 +72,6 @@ class TrainingDirectory(RunDirectory):
             TrainingManifest,
             missing="it is not a training run",
             mend="train again",
-            version=("training_version", TRAINING_VERSION),
         )
 
     def append(self, path: Path, record: Mapping[str, Any]) -> None:
@@ -155,7 +152,7 @@ class TrainingSummary(Entry):
     those of responses.
     """
 
-    training_version: int = TRAINING_VERSION
+    training_version: int = 1
     tool_version: str
     model: str
     task: str

@@ -1,6 +1,5 @@
 """Before anything heavy starts: the checkpoint, problems, reward, objective and guards are resolved and checked."""
 
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,8 +106,8 @@ def prepare_training(
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
     manifest = TrainingManifest(
         tool_version=__version__,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=["mismatch-probe", *sys.argv[1:]],
+        created_at=environment.now(),
+        command=environment.command_given(),
         settings=settings,
         model=identity,
         content_keys={

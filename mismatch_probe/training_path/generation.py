@@ -4,12 +4,12 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig
 
+from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import EncodedPrompt
@@ -26,7 +26,7 @@ class Generated:
     finish_reason: Literal["stop", "length"]
 
 
-class Sampler:
+class Sampler(Closing):
     """pi, loaded to sample; use it in a `with` block.
 
     It decodes with a key-value cache, one token a pass, where scoring takes whole responses: the formats are the same,
@@ -98,14 +98,6 @@ class Sampler:
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _ended(token_ids: list[int], ends: set[int]) -> Generated:

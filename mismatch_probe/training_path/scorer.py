@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
@@ -35,7 +35,7 @@ _CPU_PASS_TOKENS: Final = 3072
 """Rows times longest of a pass: few enough that what a layer hands on stays in the processor's caches."""
 
 
-class Scorer:
+class Scorer(Closing):
     """A loaded model that scores batches; use it in a `with` block, or `close` it."""
 
     def __init__(
@@ -239,14 +239,6 @@ class Scorer:
         gc.collect()
         if self._arithmetic.device_type == "cuda":
             torch.cuda.empty_cache()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _score_pass(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         """Rows that share a pass, and again alone those that padding may have reached."""

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
+from mismatch_probe.errors import did_you_mean
 from mismatch_probe.train.objectives.choices import CORRECTIONS
 
 _DEFAULT_FACTOR = 0.5
@@ -78,8 +78,7 @@ def parse_action(text: object) -> Action:
         raise ValueError(f'{text!r} is no action; write "warn" or "lower_learning_rate(0.5)"')
     name, argument = match[1], match[2]
     if name not in list(ActionKind):
-        near = get_close_matches(name, list(ActionKind), n=1)
-        raise ValueError(f"action {name!r} is unknown" + (f"; did you mean {str(near[0])!r}?" if near else ""))
+        raise ValueError(f"action {name!r} is unknown{did_you_mean(name, ActionKind)}")
     kind = ActionKind(name)
     if kind.argument == "factor":
         return Action(kind, factor=_factor(name, argument))

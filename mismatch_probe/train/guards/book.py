@@ -1,10 +1,9 @@
 """All guards of a run: what the loop asks before each optimizer step."""
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.train.guards.actions import Action, ActionKind
 from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.guards.escalation import Escalation
@@ -114,10 +113,9 @@ class _Guard:
     def check_metrics(self, names: Collection[str]) -> None:
         absent = next((name for name in self.settings.metrics if name not in names), None)
         if absent is not None:
-            near = get_close_matches(absent, names, n=1)
+            hint = did_you_mean(absent, names, "; name another metric in the --guards file")
             raise UsageError(
-                f"guard {self.settings.name!r} reads {absent!r}, which no step gives, so it could never fire; "
-                + (f"did you mean {near[0]!r}?" if near else "name another metric in the --guards file")
+                f"guard {self.settings.name!r} reads {absent!r}, which no step gives, so it could never fire{hint}"
             )
 
     def check_canary(self, names: Collection[str]) -> None:

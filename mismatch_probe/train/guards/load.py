@@ -1,13 +1,12 @@
 """Reading a guard file: every mistake in it is one sentence that says where."""
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import ListAsTuple, Settings
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.guards.rules.cusum import CusumSettings
@@ -51,10 +50,8 @@ def parse_guards(content: Mapping[str, Any], where: str) -> tuple[GuardSettings,
     tables = content.get("guard", [])
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise UsageError(f"{where}: guard is no list of tables; write each guard under [[guard]]")
-    try:
-        file = parse_settings(GuardFileSettings, {key: value for key, value in content.items() if key != "guard"})
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
+    given = {key: value for key, value in content.items() if key != "guard"}
+    file = parse_settings(GuardFileSettings, given, where)
     own = [_guard(table, f"{where}, guard {table.get('name', number)}") for number, table in enumerate(tables, start=1)]
     names = [guard.name for guard in own]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -79,8 +76,7 @@ def _kept_defaults(file: GuardFileSettings, replaced: Iterable[str], where: str)
     known = [guard.name for guard in DEFAULT_GUARDS] if file.defaults else []
     unknown = next((name for name in file.off if name not in known), None)
     if unknown is not None:
-        near = get_close_matches(unknown, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(unknown, known)
         raise UsageError(f"{where}: off names {unknown!r}, which is no default guard in use{hint}")
     left_out = {*file.off, *replaced}
     return [guard for guard in DEFAULT_GUARDS if file.defaults and guard.name not in left_out]
@@ -89,12 +85,7 @@ def _kept_defaults(file: GuardFileSettings, replaced: Iterable[str], where: str)
 def _guard(table: Mapping[str, Any], where: str) -> GuardSettings:
     rule = table.get("rule")
     if not isinstance(rule, str) or rule not in RULES:
-        near = get_close_matches(rule, RULES, n=1) if isinstance(rule, str) else []
+        hint = did_you_mean(rule, RULES, f"; give one of {', '.join(RULES)}")
         problem = "has no rule" if rule is None else f"has an unknown rule {rule!r}"
-        raise UsageError(
-            f"{where} {problem}; " + (f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(RULES)}")
-        )
-    try:
-        return parse_settings(RULES[rule], table)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
+        raise UsageError(f"{where} {problem}{hint}")
+    return parse_settings(RULES[rule], table, where)
