@@ -3,13 +3,15 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.children import preloads
 from mismatch_probe.host import prepare_process
+from tests.gate.cli import CommandLine
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +21,38 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 gc.disable()
+
+
+@pytest.fixture
+def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model of a family, made once."""
+
+    @cache
+    def folder(family: str) -> Path:
+        from tests.tiny_models import make_checkpoint
+
+        return make_checkpoint(tmp_path_factory.mktemp(family) / family, family)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama(checkpoint: Callable[[str], Path]) -> Path:
+    """Where nothing else is said, the tiny model that a test takes."""
+    return checkpoint("llama")
+
+
+@pytest.fixture(scope="session")
+def adapter(llama: Path) -> Path:
+    """Of `llama`."""
+    from tests.adapters import make_adapter
+
+    return make_adapter(llama.parent / "adapter", llama)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_outcome
 from mismatch_probe.config.explain import ExplainSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
@@ -49,10 +49,7 @@ def run_explain_command(
             Findings(path).write(explanation)
             report = write_report(run) if run.summary_path.exists() else None
     render_explanation(explanation, console)
-    if report is not None:
-        console.print(f"Report: {report}", soft_wrap=True)
-    if json_output:
-        print_json(explanation)
+    print_outcome(console, report, explanation, as_json=json_output)
     return explanation.exit_code
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.cli.filing import Filing
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_outcome
 from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
@@ -34,8 +34,5 @@ def run_headroom(
         )
         report = filing.file(headroom)
     render_headroom(headroom, console)
-    if report is not None:
-        console.print(f"Report: {report}", soft_wrap=True)
-    if json_output:
-        print_json(headroom)
+    print_outcome(console, report, headroom, as_json=json_output)
     return headroom.exit_code

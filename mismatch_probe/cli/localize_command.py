@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_probe.children.servers import keep_scratch
 from mismatch_probe.cli.filing import Filing
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_outcome
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, localize_values
@@ -41,10 +41,7 @@ def run_localize(
             )
         report = filing.file(localization)
     render_localization(localization, console)
-    if report is not None:
-        console.print(f"Report: {report}", soft_wrap=True)
-    if json_output:
-        print_json(localization)
+    print_outcome(console, report, localization, as_json=json_output)
     return ExitCode.PASS
 
 

@@ -9,11 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from mismatch_probe.cli.output import people, print_json
-from mismatch_probe.cli.progress import progress_listener
-from mismatch_probe.compare.rescoring import rescore
+from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.rescoring import rescore_telling
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
@@ -74,21 +73,14 @@ def run_score(
     if "model" not in flags:
         raise UsageError("no model to score with; give --model the checkpoint that sampled these responses")
     run = open_scoring(RunDirectory(imported), out, ScoreRequest(**_with_dtypes(given)), flags)
-    try:
-        with progress_listener(console, run) as listener:
-            rescore(run, listener)
-    except (KeyboardInterrupt, MismatchProbeError):
-        console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
-        raise
+    rescore_telling(run, console)
     return _shown(run, console, json_output=json_output)
 
 
 def _shown(run: RunDirectory, console: Console, *, json_output: bool) -> ExitCode:
     path, summary = write_report(run), run.read_summary()
     render_terminal(summary, console, run.path)
-    console.print(f"Report: {path}", soft_wrap=True)
-    if json_output:
-        print_json(summary)
+    print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code
 
 

@@ -50,6 +50,18 @@ def print_json(document: BaseModel) -> None:
     sys.stdout.flush()
 
 
+def print_outcome(console: Console, report: Path | None, document: BaseModel, *, as_json: bool) -> None:
+    """Where the page is, if there is one, and the document where it is asked for.
+
+    Raises:
+        StorageError: standard output does not take it.
+    """
+    if report is not None:
+        console.print(f"Report: {report}", soft_wrap=True)
+    if as_json:
+        print_json(document)
+
+
 def tell_how_to_continue(console: Console, kept: str, command: str, path: Path, settings: Mapping[str, Any]) -> None:
     """What was `kept` of the run at `path`, and the command that goes on from there with its `settings`."""
     how = command_line(command, "--resume", "--out", path, *code_flags(settings))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import people, print_outcome
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.findings import Findings
@@ -29,9 +29,7 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: 
     console = people()
     path = write_report(directory)
     render_terminal(summary, console, directory.path)
-    console.print(f"Report: {path}", soft_wrap=True)
-    if json_output:
-        print_json(summary)
+    print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code
 
 
@@ -45,9 +43,7 @@ def report_findings(folder: Path, *, json_output: bool) -> None:
     """
     findings = Findings(folder)
     path = write_findings_report(findings)
-    people().print(f"Report: {path}", soft_wrap=True)
-    if json_output:
-        print_json(findings.documents()[0])
+    print_outcome(people(), path, findings.documents()[0], as_json=json_output)
 
 
 def report_training(directories: Sequence[TrainingDirectory], out: Path | None, *, json_output: bool) -> None:
@@ -68,6 +64,4 @@ def report_training(directories: Sequence[TrainingDirectory], out: Path | None, 
     summaries = write_training_report(directories, path)
     for directory, summary in zip(directories, summaries, strict=True):
         render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")
-    console.print(f"Report: {path}", soft_wrap=True)
-    if json_output:
-        print_json(summaries[0])
+    print_outcome(console, path, summaries[0], as_json=json_output)

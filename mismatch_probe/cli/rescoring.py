@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from rich.console import Console
+
 from mismatch_probe.cli.output import people
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.rescoring import open_rescoring, rescore
@@ -19,11 +21,21 @@ def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, t
     """
     console = people()
     run = open_rescoring(out, responses, settings_of, trust_remote_code=trust_remote_code)
+    rescore_telling(run, console)
+    console.print(f"Report: {write_report(run)}", soft_wrap=True)
+    return run
+
+
+def rescore_telling(run: RunDirectory, console: Console) -> None:
+    """Rescore, with its progress on the console.
+
+    Raises:
+        MismatchProbeError: it cannot be done; what was computed stays.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
     try:
         with progress_listener(console, run) as listener:
             rescore(run, listener)
     except (KeyboardInterrupt, MismatchProbeError):
         console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
         raise
-    console.print(f"Report: {write_report(run)}", soft_wrap=True)
-    return run

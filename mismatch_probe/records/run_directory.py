@@ -29,26 +29,11 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def manifest_path(self) -> Path:
-        return self.path / MANIFEST
-
-    @property
-    def prompts_path(self) -> Path:
-        return self.path / "prompts.parquet"
-
-    @property
-    def rollouts_path(self) -> Path:
-        return self.path / "rollouts.parquet"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / "report.html"
+        self.manifest_path = path / MANIFEST
+        self.prompts_path = path / "prompts.parquet"
+        self.rollouts_path = path / "rollouts.parquet"
+        self.summary_path = path / "summary.json"
+        self.report_path = path / "report.html"
 
     def leg_path(self, name: str) -> Path:
         return self.path / "legs" / f"{name}.parquet"

@@ -40,17 +40,11 @@ class TrainingManifest(Entry):
 class TrainingDirectory(RunDirectory):
     """Paths and documents of one training run."""
 
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        return self.path / "checkpoints"
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.metrics_path = path / "metrics.jsonl"
+        self.events_path = path / "events.jsonl"
+        self.checkpoints_path = path / "checkpoints"
 
     def discard_without_results(self) -> None:
         """Remove a run that ended before its first checkpoint, so that the same command can be given again, mended."""

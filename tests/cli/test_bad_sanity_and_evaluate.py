@@ -11,11 +11,6 @@ SANITY = ("sanity", "--model", "demo")
 EVALUATE = ("evaluate", "--model", "demo")
 
 
-@pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

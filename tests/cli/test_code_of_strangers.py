@@ -23,11 +23,6 @@ class EvilConfig(LlamaConfig):
 
 
 @pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A checkpoint whose configuration is code that makes the file `touched`."""
     folder = make_checkpoint(tmp_path / "model")

@@ -23,11 +23,6 @@ SMALL = ("--num-prompts", 2, "--samples-per-prompt", 2, "--max-new-tokens", 8)
 
 
 @pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run that says it was made from a tiny checkpoint."""
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=32, mean_length=20), with_summary=True)

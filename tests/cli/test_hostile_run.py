@@ -15,11 +15,6 @@ SMALL = Simulation(num_prompts=32, mean_length=20)
 
 
 @pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return simulated_run(tmp_path / "run", SMALL, with_summary=True)
 

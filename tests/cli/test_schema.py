@@ -16,11 +16,6 @@ from tests.simulated_run import Simulation, simulated_run
 SAMPLE = Path(__file__).parents[2] / "reports" / "demo" / "summary.json"
 
 
-@pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 def validate(name: str, document: Any) -> None:
     Draft202012Validator(json.loads(schema_path(name).read_text())).validate(document)
 

@@ -49,11 +49,6 @@ def recorded(run: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
 def two_batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "two.toml"
     path.write_text("[engine]\nbatch_sequences = 4\n[training]\nbatch_tokens = 512\n")

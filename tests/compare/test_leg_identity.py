@@ -24,11 +24,6 @@ GATE = "[gate]\nmin_sequences = 32\nmax_sequences = 32\nmin_prompts = 16\n" + ch
 
 
 @pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return simulated_run(tmp_path / "run", SMALL, with_summary=True)
 

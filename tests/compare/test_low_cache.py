@@ -10,7 +10,6 @@ from mismatch_probe.engines.vllm.kv_cache import require_cpu_cache
 from mismatch_probe.errors import ExitCode, UsageError
 from tests.command_line import probe
 from tests.compare.test_compare import summary_of
-from tests.tiny_models import make_checkpoint
 
 FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
 SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--samples-per-prompt", "2", "--max-new-tokens", "32")
@@ -18,11 +17,6 @@ needs_wide_vectors = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported() and not torch.cpu._is_amx_tile_supported(),
     reason="vLLM keeps an FP8 cache with AVX-512 or AMX only",
 )
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama")
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,6 @@ COMPARED = (
 )
 
 
-@pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 @pytest.mark.parametrize("flags", [["--rescore"], ["--out", "c"]])
 def test_rescoring_and_its_place_go_together(flags: list[str], tmp_path: Path, command_line: CommandLine) -> None:
     run = simulated_run(tmp_path / "a", SMALL)

@@ -25,18 +25,8 @@ PLAIN = SamplingSettings(max_new_tokens=32)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("served") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
-def adapter(checkpoint: Path) -> Path:
-    return make_adapter(checkpoint.parent / "adapter", checkpoint)
-
-
-@pytest.fixture(scope="module")
-def engine(start: StartEngine, checkpoint: Path, adapter: Path) -> Engine:
-    return start(checkpoint, adapter=adapter, max_new_tokens=32)
+def engine(start: StartEngine, llama: Path, adapter: Path) -> Engine:
+    return start(llama, adapter=adapter, max_new_tokens=32)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +35,11 @@ def served(engine: Engine) -> tuple[list[TokenSequence], list[ScoredSequence]]:
     return [one.sequence for one in sampled], [one.scores for one in sampled]
 
 
-def pi(checkpoint: Path, adapter: Path | None, *, merged: bool = False) -> Scorer:
+def pi(llama: Path, adapter: Path | None, *, merged: bool = False) -> Scorer:
     settings = TrainingPathSettings(
         device="cpu", adapter=None if adapter is None else str(adapter), adapter_merged=merged
     )
-    return Scorer.load(checkpoint, Dtype.FP32, settings)
+    return Scorer.load(llama, Dtype.FP32, settings)
 
 
 def found(scorer: Scorer, engine: Engine) -> list[tuple[str, str]]:
@@ -59,11 +49,11 @@ def found(scorer: Scorer, engine: Engine) -> list[tuple[str, str]]:
 
 
 def test_what_is_served_is_what_the_trainer_has_beside_its_weights(
-    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], checkpoint: Path, adapter: Path
+    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], llama: Path, adapter: Path
 ) -> None:
     sequences, decoded = served
     assert np.abs(gaps(decoded, engine.replay(sequences))).max() < 1e-5
-    with pi(checkpoint, adapter) as scorer:
+    with pi(llama, adapter) as scorer:
         assert np.abs(gaps(decoded, scorer.score_batch(sequences))).max() < 5e-5
         mine, theirs = scorer.effective_settings()["adapter"], engine.effective_settings()["adapter"]
         assert theirs == {**mine, "change_norm": pytest.approx(mine["change_norm"], rel=1e-6)}
@@ -71,19 +61,19 @@ def test_what_is_served_is_what_the_trainer_has_beside_its_weights(
 
 
 def test_merged_into_the_weights_it_agrees_in_fp32_and_that_is_noted(
-    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], checkpoint: Path, adapter: Path
+    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], llama: Path, adapter: Path
 ) -> None:
     sequences, decoded = served
-    with pi(checkpoint, adapter, merged=True) as scorer:
+    with pi(llama, adapter, merged=True) as scorer:
         assert np.abs(gaps(decoded, scorer.score_batch(sequences))).max() < 1e-4
         assert found(scorer, engine) == [("note", "adapter")]
 
 
 def test_an_adapter_on_one_side_alone_is_seen(
-    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], checkpoint: Path
+    engine: Engine, served: tuple[list[TokenSequence], list[ScoredSequence]], llama: Path
 ) -> None:
     sequences, decoded = served
-    with pi(checkpoint, None) as scorer:
+    with pi(llama, None) as scorer:
         assert np.abs(gaps(decoded, scorer.score_batch(sequences))).mean() > 0.1
         assert found(scorer, engine) == [("error", "adapter")]
 
@@ -91,11 +81,11 @@ def test_an_adapter_on_one_side_alone_is_seen(
 def test_another_alpha_is_seen(
     engine: Engine,
     served: tuple[list[TokenSequence], list[ScoredSequence]],
-    checkpoint: Path,
+    llama: Path,
     tmp_path: Path,
 ) -> None:
     sequences, decoded = served
-    with pi(checkpoint, make_adapter(tmp_path / "louder", checkpoint, alpha=32)) as scorer:
+    with pi(llama, make_adapter(tmp_path / "louder", llama, alpha=32)) as scorer:
         assert np.abs(gaps(decoded, scorer.score_batch(sequences))).mean() > 0.1
         assert found(scorer, engine) == [("error", "adapter")]
 
@@ -110,12 +100,12 @@ def test_a_gpu_serves_none_in_fp32_and_vllm_none_of_any_rank(adapter: Path) -> N
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_sentence(
-    start: StartEngine, checkpoint: Path, tmp_path: Path
+    start: StartEngine, llama: Path, tmp_path: Path
 ) -> None:
     wider = make_checkpoint(tmp_path / "wider", "llama", hidden_size=96)
     with pytest.raises(
         UsageError, match=r"vLLM does not serve the adapter .* \(.*\); give engine\.adapter one of this"
     ):
-        start(checkpoint, adapter=make_adapter(tmp_path / "other", wider))
+        start(llama, adapter=make_adapter(tmp_path / "other", wider))
     with pytest.raises(UsageError, match=r"--vllm\.enable_lora cannot be given: it is set by engine\.adapter"):
-        start(checkpoint, args={"enable_lora": True})
+        start(llama, args={"enable_lora": True})

@@ -22,11 +22,6 @@ def rehearsed(checkpoint: Path | str, *dtypes: Dtype, **args: object) -> None:
         pass
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama")
-
-
 @pytest.mark.slow
 def test_what_vllm_can_start_passes_in_every_dtype_and_leaves_this_process_as_it_was(llama: Path) -> None:
     before = dict(os.environ)

@@ -11,9 +11,7 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.self_checks import decoded_alone, scored_alone
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
-from tests.adapters import make_adapter
 from tests.engines.conftest import StartEngine, gaps
-from tests.tiny_models import make_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PLAIN = SamplingSettings(max_new_tokens=48)
@@ -24,26 +22,16 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("itself") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
-def adapter(checkpoint: Path) -> Path:
-    return make_adapter(checkpoint.parent / "adapter", checkpoint)
-
-
 def sampled(engine: Engine) -> list[TokenSequence]:
     return [one.sequence for one in engine.sample(REQUESTS, PLAIN)]
 
 
 @pytest.mark.parametrize(("dtype", "served"), [(Dtype.FP32, False), (Dtype.BF16, True)])
 def test_alone_among_many_and_behind_the_cache_it_says_the_same(
-    start: StartEngine, checkpoint: Path, adapter: Path, dtype: Dtype, served: bool
+    start: StartEngine, llama: Path, adapter: Path, dtype: Dtype, served: bool
 ) -> None:
     engine = start(
-        checkpoint,
+        llama,
         dtype,
         prefix_caching=True,
         adapter=adapter if served else None,
@@ -64,8 +52,8 @@ def test_alone_among_many_and_behind_the_cache_it_says_the_same(
     assert [len(one.logprobs) for one in decoded] == [len(sequence.token_ids) for sequence in sequences]
 
 
-def test_what_came_out_otherwise_ends_with_the_last_token_in_common(start: StartEngine, checkpoint: Path) -> None:
-    engine = start(checkpoint, max_new_tokens=48)
+def test_what_came_out_otherwise_ends_with_the_last_token_in_common(start: StartEngine, llama: Path) -> None:
+    engine = start(llama, max_new_tokens=48)
     sequences = sampled(engine)
     other = [
         TokenSequence(one.id, one.prompt_token_ids, [*one.token_ids[:2], (one.token_ids[2] + 1) % 250])
@@ -76,14 +64,14 @@ def test_what_came_out_otherwise_ends_with_the_last_token_in_common(start: Start
         engine.replay_cached(sequences)
 
 
-def test_a_stale_cache_is_seen(start: StartEngine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_cache_is_seen(start: StartEngine, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights change behind an engine that keeps what the old ones cached."""
     from safetensors.torch import load_file
 
-    engine = start(checkpoint, prefix_caching=True, args={"block_size": BLOCK}, max_new_tokens=48)
+    engine = start(llama, prefix_caching=True, args={"block_size": BLOCK}, max_new_tokens=48)
     sequences = sampled(engine)
     engine.sample(REQUESTS[-1:], PLAIN.model_copy(update={"max_new_tokens": 1}))
-    weights = load_file(checkpoint / "model.safetensors")
+    weights = load_file(llama / "model.safetensors")
     monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: None)  # type: ignore[attr-defined]
     engine.update_weights((name, weight * 1.1 if "k_proj" in name else weight) for name, weight in weights.items())
     [behind] = engine.replay_cached(sequences[-1:])

@@ -3,15 +3,9 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.gate.cli import CommandLine
 from tests.simulated_run import Simulation, simulated_run
 
 SIZE = 256
-
-
-@pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,6 @@ from tests.tiny_models import make_checkpoint
 SMALL = ("--prompts", "sums:easy", "--num-prompts", 2, "--samples-per-prompt", 2, "--max-new-tokens", 8)
 
 
-@pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 def test_one_document_on_stdout_and_the_same_in_the_folder(tmp_path: Path, command_line: CommandLine) -> None:
     folder = make_checkpoint(tmp_path / "m")
     ended = command_line("headroom", "--model", folder, *SMALL, "--out", tmp_path / "out", "--json")

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +8,8 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
-from tests.tiny_models import make_checkpoint
 
 Score = Callable[..., list[ScoredSequence]]
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny model of a family, made once."""
-
-    @cache
-    def folder(family: str) -> Path:
-        return make_checkpoint(tmp_path_factory.mktemp(family), family)
-
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -22,16 +22,6 @@ SEQUENCES = [TokenSequence(f"s{number}", [1, 2, 3, 4 + number], list(range(20, 5
 MODES = ("weights", "to", "autocast", "fsdp")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("adapted") / "llama", "llama")
-
-
-@pytest.fixture(scope="module")
-def adapter(checkpoint: Path) -> Path:
-    return make_adapter(checkpoint.parent / "adapter", checkpoint)
-
-
 def settings(adapter: Path | None, *, merged: bool = False, precision: str = "weights") -> TrainingPathSettings:
     given = {"device": "cpu", "precision": precision, "adapter_merged": merged}
     return parse_settings(TrainingPathSettings, given | ({} if adapter is None else {"adapter": str(adapter)}))
@@ -43,9 +33,9 @@ def scored(scorer: Scorer) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def truth(checkpoint: Path, adapter: Path) -> np.ndarray:
+def truth(llama: Path, adapter: Path) -> np.ndarray:
     """By peft's own model in FP32."""
-    base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, adapter).eval()
     rows = []
     for sequence in SEQUENCES:
@@ -59,9 +49,9 @@ def truth(checkpoint: Path, adapter: Path) -> np.ndarray:
 @pytest.mark.parametrize("precision", MODES)
 @pytest.mark.parametrize("merged", [False, True])
 def test_in_fp32_every_way_computes_what_peft_computes(
-    checkpoint: Path, adapter: Path, truth: np.ndarray, merged: bool, precision: str
+    llama: Path, adapter: Path, truth: np.ndarray, merged: bool, precision: str
 ) -> None:
-    scorer = Scorer.load(checkpoint, Dtype.FP32, settings(adapter, merged=merged, precision=precision))
+    scorer = Scorer.load(llama, Dtype.FP32, settings(adapter, merged=merged, precision=precision))
     held = scorer.effective_settings()["adapter"]
     assert (held["merged"], held["rank"], held["alpha"], held["num_modules"]) == (merged, 4, 16.0, 14)
     assert scorer.effective_settings()["dropout"] == "off"
@@ -69,25 +59,25 @@ def test_in_fp32_every_way_computes_what_peft_computes(
 
 
 def test_without_the_adapter_and_with_another_scale_it_computes_something_else(
-    checkpoint: Path, adapter: Path, truth: np.ndarray, tmp_path: Path
+    llama: Path, adapter: Path, truth: np.ndarray, tmp_path: Path
 ) -> None:
-    plain = Scorer.load(checkpoint, Dtype.FP32, settings(None))
+    plain = Scorer.load(llama, Dtype.FP32, settings(None))
     assert plain.effective_settings()["adapter"] is None
     assert np.abs(scored(plain) - truth).mean() > 0.5
     louder = Path(copytree(adapter, tmp_path / "louder"))
     config = (louder / "adapter_config.json").read_text()
     (louder / "adapter_config.json").write_text(config.replace('"lora_alpha": 16', '"lora_alpha": 32'))
-    assert np.abs(scored(Scorer.load(checkpoint, Dtype.FP32, settings(louder))) - truth).mean() > 0.5
+    assert np.abs(scored(Scorer.load(llama, Dtype.FP32, settings(louder))) - truth).mean() > 0.5
 
 
 def test_in_16_bit_the_formats_are_those_of_the_mode_and_merging_rounds_once(
-    checkpoint: Path, adapter: Path, truth: np.ndarray
+    llama: Path, adapter: Path, truth: np.ndarray
 ) -> None:
-    beside = Scorer.load(checkpoint, Dtype.BF16, settings(adapter))
+    beside = Scorer.load(llama, Dtype.BF16, settings(adapter))
     assert set(beside.effective_settings()["parameter_dtypes"]) == {"bf16"}
-    merged = Scorer.load(checkpoint, Dtype.BF16, settings(adapter, merged=True))
+    merged = Scorer.load(llama, Dtype.BF16, settings(adapter, merged=True))
     assert merged.effective_settings()["parameter_dtypes"] == {"bf16": 115008}
-    cast = Scorer.load(checkpoint, Dtype.BF16, settings(adapter, merged=True, precision="fsdp"))
+    cast = Scorer.load(llama, Dtype.BF16, settings(adapter, merged=True, precision="fsdp"))
     one, two, three = scored(beside), scored(merged), scored(cast)
     assert 1e-3 < np.abs(one - two).mean() < 0.1
     assert np.abs(two - truth).mean() < 0.1
@@ -95,23 +85,23 @@ def test_in_16_bit_the_formats_are_those_of_the_mode_and_merging_rounds_once(
 
 
 def test_the_reference_has_the_adapter_and_rounds_it_with_the_weights(
-    checkpoint: Path, adapter: Path, truth: np.ndarray
+    llama: Path, adapter: Path, truth: np.ndarray
 ) -> None:
-    given = Scorer.load(checkpoint, Dtype.FP32, settings(adapter), reference=True)
+    given = Scorer.load(llama, Dtype.FP32, settings(adapter), reference=True)
     assert given.rounding_is_exact
     np.testing.assert_allclose(scored(given), truth, atol=5e-5)
-    rounded = Scorer.load(checkpoint, Dtype.FP32, settings(adapter), reference=True, rounded_to=Dtype.BF16)
+    rounded = Scorer.load(llama, Dtype.FP32, settings(adapter), reference=True, rounded_to=Dtype.BF16)
     assert not rounded.rounding_is_exact
     assert 1e-4 < np.abs(scored(rounded) - truth).mean() < 0.1
 
 
-def test_an_adapter_of_another_model_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused(llama: Path, tmp_path: Path) -> None:
     wider = make_checkpoint(tmp_path / "wider", "llama", hidden_size=96)
     with pytest.raises(UsageError, match="does not fit the model"):
-        Scorer.load(checkpoint, Dtype.FP32, settings(make_adapter(tmp_path / "other", wider)))
+        Scorer.load(llama, Dtype.FP32, settings(make_adapter(tmp_path / "other", wider)))
     deeper = make_checkpoint(tmp_path / "deeper", "llama", num_hidden_layers=3)
     with pytest.raises(UsageError, match="does not fit the model"):
-        Scorer.load(checkpoint, Dtype.FP32, settings(make_adapter(tmp_path / "another", deeper)))
+        Scorer.load(llama, Dtype.FP32, settings(make_adapter(tmp_path / "another", deeper)))
 
 
 def test_merging_without_an_adapter_is_refused() -> None:
