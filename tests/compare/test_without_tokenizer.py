@@ -1,8 +1,6 @@
 """A checkpoint without a tokenizer, compared on prompts given as token ids: real engines, a tiny model."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,26 +8,28 @@ import pytest
 from mismatch_probe.compare.estimates import DryRun
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import probe
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lacks_text(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lacks_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     model = make_checkpoint(tmp_path / "model", "llama")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (model / name).unlink(missing_ok=True)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": [257, 40, 50 + one]}) + "\n" for one in range(4)))
     words = ["compare", "--model", model, "--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", "16"]
-    answer = _probe(tmp_path, *words, "--dry-run", "--json")
-    assert answer.returncode == ExitCode.PASS, answer.stderr
+    answer = probe(*words, "--dry-run", "--json", code=ExitCode.PASS)
     ahead = DryRun.model_validate_json(answer.stdout).outlook
     assert ahead is not None
     assert 0 < ahead.time.total.low_seconds < ahead.time.total.high_seconds
     assert all(one.fits for one in ahead.memory)
-    answer = _probe(tmp_path, *words, "--dtype", "fp32", "--out", "run")
-    assert answer.returncode == ExitCode.PASS, answer.stderr
+    probe(*words, "--dtype", "fp32", "--out", "run", code=ExitCode.PASS)
     run = RunDirectory(tmp_path / "run")
     assert not run.read_manifest().model.has_tokenizer
     assert all((stage.start_seconds or 0) > 0 for stage in run.read_manifest().stages.values())
@@ -37,9 +37,5 @@ def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lac
     assert run.read_summary().pairs[0].worst_tokens[0].token.startswith("<id ")
     page = run.report_path.read_text()
     assert "has no tokenizer" in page
-    assert _probe(tmp_path, "headroom", "--run", "run").returncode == ExitCode.PASS
+    probe("headroom", "--run", "run", code=ExitCode.PASS)
 
-
-def _probe(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mismatch_probe", *map(str, words)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
