@@ -11,10 +11,12 @@ import pytest
 
 from mismatch_probe.children import preloads
 from mismatch_probe.host import prepare_process
+from tests.cores import keep_to_own_cores
 from tests.gate.cli import CommandLine
 
 ROOT = Path(__file__).parents[1]
 
+keep_to_own_cores()
 prepare_process()
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """nohup has it ignored, and what commands do at it is tested."""

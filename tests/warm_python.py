@@ -20,6 +20,7 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, started
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
+from tests.cores import take_every_core
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -85,6 +86,8 @@ def become(send: Send, module: str, words: list[str], environment: dict[str, str
         os.dup2(opened, standard)
         os.close(opened)
     os.environ.update(environment)
+    if "WORLD_SIZE" in environment:
+        take_every_core()
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     if str(ROOT) not in sys.path:

@@ -12,6 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest, ScoredSequence
+from tests.cores import every_core
 
 CONTEXT = 192
 StartEngine = Callable[..., Engine]
@@ -19,7 +20,7 @@ StartEngine = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[StartEngine]:
-    """Starts one small engine at a time; a new start, or the module's end, closes the one before."""
+    """Starts one small engine at a time, on every core; a new start, or the module's end, closes the one before."""
     environment = dict(os.environ)
     running: list[Engine] = []
 
@@ -44,9 +45,10 @@ def start() -> Iterator[StartEngine]:
         running[:] = [engine]
         return engine
 
-    yield start_one
-    for engine in running:
-        engine.close()
+    with every_core():
+        yield start_one
+        for engine in running:
+            engine.close()
     os.environ.clear()
     os.environ.update(environment)
 
