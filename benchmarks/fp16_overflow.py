@@ -105,7 +105,7 @@ MODELS: Final = (
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of `STEPS` steps: guards with their first step, why it stopped, the share of updates that were lost."""
+    """What came of a run: guards with their first step, why it stopped, the share of updates that were lost."""
 
     dtype: Dtype
     guards: dict[str, int]
@@ -124,7 +124,7 @@ def examined(folder: Path) -> Headroom:
     return measure_headroom(settings, lambda line: None)
 
 
-def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path) -> Trained:
+def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path, steps: int = STEPS) -> Trained:
     """A run of `train` in a dtype on both sides, with its default guards."""
     asked: dict[str, Any] = {
         "model": {"path": str(folder)},
@@ -134,7 +134,7 @@ def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path) -> Trained:
         "optimizer": {"learning_rate": 1e-5},
         "train_dtype": dtype,
         "infer_dtype": dtype,
-        "steps": STEPS,
+        "steps": steps,
     }
     if model.reward is not None:
         asked["task"]["reward"] = model.reward

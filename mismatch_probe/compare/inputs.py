@@ -18,11 +18,8 @@ from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for
 
 @dataclass(frozen=True)
 class Inputs:
-    """on_gpu: whether the training path will run on one."""
-
     prompts: list[EncodedPrompt]
     attention: Attention
-    on_gpu: bool
 
 
 def checked_inputs(
@@ -51,7 +48,7 @@ def checked_inputs(
         when_killed="lower --num-prompts",
     )
     answer = run(job)
-    return Inputs([EncodedPrompt(**prompt) for prompt in answer["prompts"]], answer["attention"], answer["on_gpu"])
+    return Inputs([EncodedPrompt(**prompt) for prompt in answer["prompts"]], answer["attention"])
 
 
 def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
@@ -59,14 +56,11 @@ def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
     from mismatch_probe.training_path.fit import require_fit
     from mismatch_probe.training_path.loading import choose_attention, choose_device
 
+    choose_device(asked["device"])
     folder, trust_remote_code = Path(asked["folder"]), asked["trust_remote_code"]
     attention = choose_attention(folder, asked["attention"], trust_remote_code=trust_remote_code)
     require_fit(folder, trust_remote_code=trust_remote_code)
     given = [Prompt(**prompt) for prompt in json.loads(prompts)]
     tokenizer = tokenizer_for(given, asked["folder"], trust_remote_code=trust_remote_code)
     encoded = encode_prompts(given, tokenizer, asked["chat_template"], asked["vocabulary"], asked["context_length"])
-    return {
-        "prompts": [asdict(prompt) for prompt in encoded],
-        "attention": attention,
-        "on_gpu": choose_device(asked["device"]).type == "cuda",
-    }
+    return {"prompts": [asdict(prompt) for prompt in encoded], "attention": attention}

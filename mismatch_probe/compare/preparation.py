@@ -26,8 +26,6 @@ from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
 
 _BATCH_SEQUENCES = 256
-_BATCH_TOKENS_CPU = 2048
-"""Activations of more leave a processor's caches: measured, 16,384 take 1.2 to 1.6 times as long a token."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +175,11 @@ def _require_packages() -> None:
 def _resolved(settings: CompareSettings, inputs: Inputs) -> CompareSettings:
     """What was left open, as it came out."""
     size = settings.engine.batch_sequences or _BATCH_SEQUENCES
-    left_open = "batch_tokens" not in settings.training.model_fields_set
-    tokens = _BATCH_TOKENS_CPU if left_open and not inputs.on_gpu else settings.training.batch_tokens
     return settings.model_copy(
         update={
             "prompts": settings.prompts.model_copy(update={"num_prompts": len(inputs.prompts)}),
             "engine": settings.engine.model_copy(update={"batch_sequences": size}),
-            "training": settings.training.model_copy(update={"attention": inputs.attention, "batch_tokens": tokens}),
+            "training": settings.training.model_copy(update={"attention": inputs.attention}),
         }
     )
 

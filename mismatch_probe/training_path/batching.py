@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 from typing import Final
 
 import torch
@@ -30,6 +32,21 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
             batches.append([index])
             longest = length
     return batches
+
+
+def plan_passes(lengths: Sequence[int], pass_tokens: int, num_streams: int) -> list[list[int]]:
+    """The passes of a batch that so many streams share: batches of `plan_batches`, of about as many rows each.
+
+    Where rows suffice each stream has as many passes as the others, so that none waits long for the last.
+    """
+    passes: list[list[int]] = []
+    for alike in plan_batches(lengths, len(lengths) * max(lengths, default=0)):
+        most_rows = max(1, pass_tokens // max(lengths[alike[0]], 1))
+        rounds = ceil(len(alike) / (most_rows * num_streams))
+        num_passes = min(len(alike), rounds * num_streams)
+        ends = [number * len(alike) // num_passes for number in range(num_passes + 1)]
+        passes += [alike[start:end] for start, end in pairwise(ends)]
+    return passes
 
 
 @dataclass(frozen=True)

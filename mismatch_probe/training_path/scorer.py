@@ -19,7 +19,7 @@ from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention_choice import AttentionChoice
-from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_batches
+from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_passes
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.inside.routing import record_routing
 from mismatch_probe.training_path.loading import choose_device
@@ -32,7 +32,7 @@ from mismatch_probe.training_path.streams import in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 
 _CPU_PASS_TOKENS: Final = 3072
-"""Rows times longest of a pass: few enough that what a layer hands on stays in the processor's caches."""
+"""Rows times longest of a pass in 16 bits, half as many in 32: what a layer hands on stays in the core's caches."""
 
 
 class Scorer(Closing):
@@ -69,7 +69,8 @@ class Scorer(Closing):
         self._log_softmax_dtype = torch.float64 if is_double else torch_dtype(settings.log_softmax_dtype)
         on_cpu = arithmetic.device_type == "cpu"
         self._can_stream = on_cpu and settings.precision != "fsdp" and settings.device_map is None
-        self._pass_tokens = min(_CPU_PASS_TOKENS, settings.batch_tokens) if on_cpu else settings.batch_tokens
+        cached = max(1, _CPU_PASS_TOKENS * 2 // arithmetic.dtype.num_bytes)
+        self._pass_tokens = min(cached, settings.batch_tokens) if on_cpu else settings.batch_tokens
         self._description = describe_model(model)
         advice = "use a smaller model, or a training.device with more memory"
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
@@ -149,7 +150,7 @@ class Scorer(Closing):
         """
         if not batch:
             return []
-        passes = plan_batches([sequence.num_tokens for sequence in batch], self._pass_tokens)
+        passes = plan_passes([sequence.num_tokens for sequence in batch], self._pass_tokens, self._num_streams)
 
         def score(model: PreTrainedModel, rows: list[int]) -> list[ScoredSequence]:
             with self._arithmetic.active_in_thread():
@@ -219,8 +220,12 @@ class Scorer(Closing):
             "weight_cast": None if cast is None else cast.as_dict(),
             "chunked_head_difference": self._short_pass.head_difference,
             "pass_tokens": self._pass_tokens,
-            "passes_at_once": most_streams() if self._can_stream else 1,
+            "passes_at_once": self._num_streams,
         }
+
+    @property
+    def _num_streams(self) -> int:
+        return most_streams() if self._can_stream else 1
 
     @cached_property
     def weight_cast(self) -> WeightCast | None:

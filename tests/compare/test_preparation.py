@@ -12,7 +12,6 @@ from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import RunDirectoryError, UsageError
-from mismatch_probe.provenance import environment
 from tests.adapters import make_adapter
 from tests.tiny_models import make_checkpoint
 
@@ -36,15 +35,6 @@ def test_the_number_of_prompts_is_recorded_as_it_came_out_and_shown_by_a_dry_run
     preparation = prepared(checkpoint, prompts={"source": str(path)})
     assert preparation.manifest.settings.prompts.num_prompts == 5
     assert estimate(preparation).num_prompts == 5
-
-
-def test_batches_suit_the_device_that_scores_and_not_a_gpu_beside_it(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = environment.hardware()
-    monkeypatch.setattr(environment, "hardware", lambda: real | {"gpus": ["NVIDIA H200, 143771 MiB, 580"]})
-    settings = prepared(checkpoint, prompts={"source": "sums:easy", "num_prompts": 1}, training={"device": "cpu"})
-    assert settings.manifest.settings.training.batch_tokens == 2048
 
 
 def test_engine_arguments_are_recorded_under_their_names_and_in_their_types(checkpoint: Path) -> None:

@@ -38,4 +38,3 @@ def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lac
     page = run.report_path.read_text()
     assert "has no tokenizer" in page
     probe("headroom", "--run", "run", code=ExitCode.PASS)
-

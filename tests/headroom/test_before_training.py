@@ -7,13 +7,16 @@ import pytest
 from benchmarks.fp16_overflow import MODELS, Trained, examined, trained
 from mismatch_probe.records.headroom import Headroom, HeadroomCode
 
+STEPS = 9
+"""More than a guard needs: an overflow fires at the second step, and an update lost at each is most of so many."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def looked_at_and_trained(number: int, folder: Path) -> tuple[Headroom, dict[str, Trained]]:
     model = MODELS[number]
     checkpoint = model.make(folder / "model")
-    return examined(checkpoint), {dtype: trained(checkpoint, model, dtype, folder) for dtype in model.learns_in}
+    return examined(checkpoint), {dtype: trained(checkpoint, model, dtype, folder, STEPS) for dtype in model.learns_in}
 
 
 def test_a_model_that_fits_is_not_accused_and_trains_in_fp16(tmp_path: Path) -> None:
@@ -44,5 +47,5 @@ def test_a_backward_pass_that_overflows_is_foretold_and_seen_at_the_second_updat
     assert found.plain is not None
     assert found.plain.first_nonfinite is None
     assert runs["fp16"].guards["overflow"] == 2
-    assert runs["fp16"].overflows >= 8
+    assert runs["fp16"].overflows >= 6
     assert runs["bf16"].overflows == 0

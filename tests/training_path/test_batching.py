@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path.batching import pad_batch, plan_batches
+from mismatch_probe.training_path.batching import pad_batch, plan_batches, plan_passes
 
 lengths_and_budget = (st.lists(st.integers(1, 500), max_size=60), st.integers(1, 2000))
 
@@ -52,3 +52,27 @@ def test_padding_stands_to_the_right_and_the_last_token_is_no_input() -> None:
 def test_a_sequence_that_cannot_be_scored_is_named(sequence: TokenSequence, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         pad_batch([sequence], vocab_size=10)
+
+
+@given(*lengths_and_budget, st.integers(1, 8))
+def test_streams_share_a_batch_evenly_in_passes_within_their_budget(
+    lengths: list[int], budget: int, streams: int
+) -> None:
+    passes = plan_passes(lengths, budget, streams)
+    assert sorted(index for rows in passes for index in rows) == list(range(len(lengths)))
+    for rows in passes:
+        in_pass = [lengths[index] for index in rows]
+        assert len(rows) == 1 or len(rows) * max(in_pass) <= budget
+        assert min(in_pass) >= 0.75 * max(in_pass)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "streams", "rows_of_streams"),
+    [(16, 2, [8, 8]), (4, 2, [2, 2]), (17, 2, [8, 9]), (3, 2, [2, 1]), (1, 2, [1]), (7, 1, [7]), (16, 8, [2] * 8)],
+)
+def test_no_stream_has_more_than_a_row_of_a_length_beyond_the_others(
+    sequences: int, streams: int, rows_of_streams: list[int]
+) -> None:
+    passes = plan_passes([900] * sequences, 3072, streams)
+    shares = [sum(map(len, passes[number::streams])) for number in range(min(streams, len(passes)))]
+    assert sorted(shares) == sorted(rows_of_streams)

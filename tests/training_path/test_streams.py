@@ -104,6 +104,15 @@ def test_settings_say_how_passes_are_computed(checkpoint: Checkpoint) -> None:
         assert (found["passes_at_once"], found["pass_tokens"]) == (at_once, 1)
 
 
+@pytest.mark.parametrize(("dtype", "tokens"), [(Dtype.BF16, 3072), (Dtype.FP16, 3072), (Dtype.FP32, 1536)])
+def test_a_large_batch_is_computed_in_passes_that_fit_the_caches(
+    dtype: Dtype, tokens: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with Scorer.load(checkpoint("llama"), dtype, TrainingPathSettings()) as loaded:
+        assert loaded.effective_settings()["pass_tokens"] == tokens
+
+
 def test_a_model_that_was_changed_after_loading_is_scored_as_it_is(
     checkpoint: Checkpoint, batch: list[TokenSequence]
 ) -> None:

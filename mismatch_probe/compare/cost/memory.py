@@ -1,5 +1,6 @@
 """The most memory that each process of a comparison needs at once, set against what its device has."""
 
+import os
 from types import SimpleNamespace
 from typing import Final
 
@@ -19,6 +20,8 @@ _LOGIT_BYTES: Final = 12
 _LIVE_WIDTHS: Final = 8
 """Tensors of a layer's width that live at once in a forward pass."""
 _LIVE_SCORES: Final = 3
+_CPU_PASS_TOKENS: Final = 3072
+"""What the training path computes on a processor's core at a time."""
 _MOST_HEAD_BYTES: Final = 2**30
 _HEAD_LOGIT_BYTES: Final = 28
 """What the training path's head takes in chunks, in all passes that run at once, and for a logit of a short one."""
@@ -56,7 +59,7 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
     device = calibration.rates_of(what.process, what.dtype).device
     on_cpu = device == "cpu"
     needs = {
-        stage.name: _engine_bytes(stage, workload, on_cpu) if engine is not None else _scoring_bytes(stage, workload)
+        stage.name: (_scoring_bytes if engine is None else _engine_bytes)(stage, workload, on_cpu)
         for stage in job.stages
     }
     worst = max(needs, key=lambda name: needs[name])
@@ -93,7 +96,7 @@ def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
     return architecture.parameters * itemsize / ranks + max(cache, one_sequence) + logits
 
 
-def _scoring_bytes(stage: Stage, workload: Workload) -> float:
+def _scoring_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
     """Weights, the activations of the passes that run at once, the head's chunks, and scores that are written out."""
     assert stage.side.training is not None
     architecture, dtype = workload.architecture_of(stage.side), stage.side.dtype
@@ -101,8 +104,9 @@ def _scoring_bytes(stage: Stage, workload: Workload) -> float:
     itemsize = 4 if kept_in_fp32 else dtype.num_bytes
     longest = int(workload.lengths.max())
     width = max(architecture.hidden_size, architecture.intermediate_size)
-    activations = max(workload.pass_tokens, longest) * width * _LIVE_WIDTHS * itemsize
-    head = min(_MOST_HEAD_BYTES, workload.pass_tokens * architecture.vocab_size * _HEAD_LOGIT_BYTES)
+    at_once = min(workload.pass_tokens, _CPU_PASS_TOKENS * (os.cpu_count() or 1)) if on_cpu else workload.pass_tokens
+    activations = max(at_once, longest) * width * _LIVE_WIDTHS * itemsize
+    head = min(_MOST_HEAD_BYTES, at_once * architecture.vocab_size * _HEAD_LOGIT_BYTES)
     scores = 0
     if isinstance(stage, FloorStage) and stage.attention == "eager":
         repeated = min(longest, LONGEST_REPEATED)
