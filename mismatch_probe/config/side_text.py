@@ -38,7 +38,9 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
 
 def write_side(side: Mapping[str, Any]) -> str:
     """What `parse_side` reads as this side."""
-    settings = {key: value for key, value in side.items() if key not in ("name", "args") and value is not None}
+    settings = {
+        key: value for key, value in side.items() if key not in ("name", "args", "logged") and value is not None
+    }
     parts = [f"{key}={_written(value)}" for key, value in (settings | dict(side.get("args") or {})).items()]
     return ":".join([str(side["name"]), ",".join(parts)])
 

@@ -11,7 +11,7 @@ from mismatch_probe.headroom import models
 from mismatch_probe.headroom.fp16 import LOSSY, ROUNDS_TO_INFINITY
 from mismatch_probe.headroom.passes import Gradients
 from mismatch_probe.headroom.ranges import ForwardRanges, squared_norm
-from mismatch_probe.headroom.trial import Bench, Tried, fits, is_close
+from mismatch_probe.headroom.trial import Bench, TrialRun, fits, is_close
 from mismatch_probe.headroom.watch import Operation
 from mismatch_probe.records.headroom import Trial
 
@@ -54,7 +54,7 @@ class Seen:
         return [*results, *weights]
 
 
-def try_exceptions(bench: Bench, seen: Seen, plain: Tried, bf16: Tried) -> Trial | None:
+def try_exceptions(bench: Bench, seen: Seen, plain: TrialRun, bf16: TrialRun) -> Trial | None:
     """The FP16 run with modules in FP32 that fits, else the last one tried; None where there was nothing to try.
 
     A run that would hold more than half of the weights in FP32 is not tried.
@@ -84,7 +84,7 @@ def modules_of_overflowing_weights(model: PreTrainedModel) -> list[str]:
     return [_owner(name) for name, weights in named if not bool(weights.half().isfinite().all())]
 
 
-def _blamed(bench: Bench, seen: Seen, tried: Tried, chosen: set[str], bf16: Trial) -> list[str]:
+def _blamed(bench: Bench, seen: Seen, tried: TrialRun, chosen: set[str], bf16: Trial) -> list[str]:
     """Modules at fault for what is wrong with a run that has `chosen` in FP32."""
     trial = tried.trial
     blamed = modules_of_overflowing_weights(bench.reference)

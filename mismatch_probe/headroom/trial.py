@@ -28,7 +28,7 @@ _FAR: Final = 8.0
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRun:
     """A trial, its forward ranges, its first operation, in the order of execution, whose result is not finite, and how
     far its log-probs lie from FP32's, nats [T].
     """
@@ -56,8 +56,8 @@ class Bench:
         modules: Sequence[str] = (),
         residual_from: str | None = None,
         exponents: Sequence[int] = EXPONENTS,
-        yardstick: Tried | None = None,
-    ) -> Tried:
+        yardstick: TrialRun | None = None,
+    ) -> TrialRun:
         """Load the model in `dtype` with some modules, and the residual stream from a layer on, in FP32, and try it.
 
         `yardstick` is what a loss scale's gradient and the log-probs have to match, BF16. The backward passes are left
@@ -83,7 +83,7 @@ class Bench:
             from_exponent=low,
             to_exponent=high,
         )
-        return Tried(trial, ranges, first, errors_T)
+        return TrialRun(trial, ranges, first, errors_T)
 
 
 def _finite(error: float) -> float | None:

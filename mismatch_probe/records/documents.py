@@ -4,13 +4,19 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
 from mismatch_probe.records.atomic import write_text
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class Entry(BaseModel):
+    """A part of a document that is still being written; no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def write_document(path: Path, document: BaseModel) -> None:

@@ -61,7 +61,7 @@ class EventLine(_Line):
 _Kind = TypeVar("_Kind", bound=_Line)
 
 
-def read_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
+def read_run_lines(path: Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
     """Each whole line, as what it says and as it is written; one cut off at the end by a killed process is none.
 
     Raises:

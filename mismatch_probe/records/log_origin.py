@@ -2,11 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-
-class Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+from mismatch_probe.records.documents import Entry
 
 
 class LogFile(Entry):

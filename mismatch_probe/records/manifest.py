@@ -2,15 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.records.documents import Entry
 from mismatch_probe.records.log_origin import LogOrigin
-
-
-class Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class ModelIdentity(Entry):

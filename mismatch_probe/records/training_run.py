@@ -9,10 +9,10 @@ from typing import Any, Literal
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.atomic import storage_errors, write_text
-from mismatch_probe.records.documents import read_document, write_document
+from mismatch_probe.records.documents import Entry, read_document, write_document
 from mismatch_probe.records.kinds import TRAININGS, require_kind
-from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_lines
-from mismatch_probe.records.manifest import Entry, ModelIdentity
+from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_run_lines
+from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.regular_files import open_to_append
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -80,19 +80,19 @@ class TrainingDirectory(RunDirectory):
 
     def read_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Each step's metrics in the order they were written; raises as `read_lines`."""
-        for line, _ in read_lines(self.metrics_path, MetricsLine):
+        for line, _ in read_run_lines(self.metrics_path, MetricsLine):
             yield line.step, line.metrics
 
     def read_events(self) -> list[dict[str, Any]]:
         """What guards did, in order; raises as `read_lines`."""
-        return [line.model_dump() for line, _ in read_lines(self.events_path, EventLine)]
+        return [line.model_dump() for line, _ in read_run_lines(self.events_path, EventLine)]
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of later steps, which will be done again."""
         kinds: dict[Path, type[MetricsLine | EventLine]] = {self.metrics_path: MetricsLine, self.events_path: EventLine}
         for path, kind in kinds.items():
             if path.exists():
-                write_text(path, "".join(text for line, text in read_lines(path, kind) if line.step <= step))
+                write_text(path, "".join(text for line, text in read_run_lines(path, kind) if line.step <= step))
 
 
 class Canary(Entry):

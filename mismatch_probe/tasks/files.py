@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.reading import Unreadable, as_object, opened, opened_text, parse_json, require_text
-from mismatch_probe.tasks.rows import Row
+from mismatch_probe.tasks.rows import PromptRow
 
 
-def read_jsonl(path: Path, flag: str) -> Iterator[Row]:
+def read_jsonl(path: Path, flag: str) -> Iterator[PromptRow]:
     """One JSON object a line; blank lines are skipped.
 
     Raises:
@@ -31,7 +31,7 @@ def read_jsonl(path: Path, flag: str) -> Iterator[Row]:
         raise _unreadable(path, flag, error) from error
 
 
-def read_parquet(path: Path, flag: str) -> Iterator[Row]:
+def read_parquet(path: Path, flag: str) -> Iterator[PromptRow]:
     """One row of the table a prompt; batches are read as they are needed.
 
     Raises:
@@ -40,7 +40,7 @@ def read_parquet(path: Path, flag: str) -> Iterator[Row]:
     try:
         with opened(path) as file:
             for number, columns in enumerate(_table_rows(path, file)):
-                yield Row(f"row {number} of {path}", columns)
+                yield PromptRow(f"row {number} of {path}", columns)
     except (FileNotFoundError, Unreadable) as error:
         raise _unreadable(path, flag, error) from error
 
@@ -54,17 +54,17 @@ def _table_rows(path: Path, file: IO[bytes]) -> Iterator[dict[str, Any]]:
         raise UsageError(f"prompt file {path} is no readable parquet: {said(error)}") from error
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
+READERS: dict[str, Callable[[Path, str], Iterator[PromptRow]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
-def _parse_line(path: Path, number: int, line: str) -> Row:
+def _parse_line(path: Path, number: int, line: str) -> PromptRow:
     where = f"line {number} of {path}"
     try:
         columns = as_object(parse_json(line))
         require_text(json.dumps(columns, ensure_ascii=False))
     except Unreadable as error:
         raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
-    return Row(where, columns)
+    return PromptRow(where, columns)
 
 
 def _unreadable(path: Path, flag: str, error: Exception) -> UsageError:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from mismatch_probe.errors import MissingExtra, UsageError, said
-from mismatch_probe.tasks.rows import Row
+from mismatch_probe.tasks.rows import PromptRow
 
 HUB_PREFIX = "hub:"
 
 
-def read_hub(source: str, flag: str) -> Iterator[Row]:
+def read_hub(source: str, flag: str) -> Iterator[PromptRow]:
     """The rows of one split (`train` unless named); a local folder of data files works as well as a hub id.
 
     `flag` is what named it.
@@ -30,7 +30,7 @@ def read_hub(source: str, flag: str) -> Iterator[Row]:
     try:
         data = load_dataset(name, split=split or "train", streaming=True)
         for number, columns in enumerate(data):
-            yield Row(f"row {number} of {source}", columns)
+            yield PromptRow(f"row {number} of {source}", columns)
     except (ValueError, OSError, LookupError) as error:
         raise UsageError(
             f"prompt source {source} cannot be loaded ({said(error)}); "

@@ -11,14 +11,14 @@ PROMPT_COLUMNS = ("prompt", "messages", "prompt_token_ids")
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """A row's columns and where it stands (`line 3 of FILE`)."""
 
     where: str
     columns: dict[str, Any]
 
 
-def to_prompt(prompt_id: str, row: Row) -> Prompt:
+def to_prompt(prompt_id: str, row: PromptRow) -> Prompt:
     """Read a row that has exactly one of `prompt` (text or messages), `messages` and `prompt_token_ids`.
 
     The answer is `answer`, or verl's `reward_model.ground_truth`. A conversation's last assistant turn is no prompt
@@ -39,24 +39,24 @@ def to_prompt(prompt_id: str, row: Row) -> Prompt:
     return Prompt(prompt_id, messages=_messages(row, given[0], value), answer=answer, where=row.where)
 
 
-def _names(row: Row) -> str:
+def _names(row: PromptRow) -> str:
     return ", ".join(row.columns) or "none"
 
 
-def _answer(row: Row) -> str | None:
+def _answer(row: PromptRow) -> str | None:
     reward_model = row.columns.get("reward_model")
     ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     answer = row.columns.get("answer", ground_truth)
     return None if answer is None else str(answer)
 
 
-def _token_ids(row: Row, value: Any) -> list[int]:
+def _token_ids(row: PromptRow, value: Any) -> list[int]:
     if isinstance(value, list) and all(type(token_id) is int and 0 <= token_id < _LARGEST_ID for token_id in value):
         return value
     raise UsageError(f"{row.where}: prompt_token_ids is no list of token ids; give whole numbers of the vocabulary")
 
 
-def _messages(row: Row, column: str, value: Any) -> list[Message]:
+def _messages(row: PromptRow, column: str, value: Any) -> list[Message]:
     if not isinstance(value, list) or not all(
         isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value
     ):

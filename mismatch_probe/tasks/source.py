@@ -14,7 +14,7 @@ from mismatch_probe.tasks.gym import GYM_PREFIX, gym_prompts
 from mismatch_probe.tasks.hub import HUB_PREFIX, read_hub
 from mismatch_probe.tasks.procedural import MAX_TERMS, TASKS, ProblemSet, Terms
 from mismatch_probe.tasks.prompt import Prompt
-from mismatch_probe.tasks.rows import Row, to_prompt
+from mismatch_probe.tasks.rows import PromptRow, to_prompt
 
 DEFAULT_SPLIT = "medium"
 TERMS_KEY = "terms="
@@ -97,7 +97,7 @@ def parse_problem_set(source: str, seed: int, flag: str) -> ProblemSet:
     )
 
 
-def _rows(source: str, flag: str) -> Iterator[Row]:
+def _rows(source: str, flag: str) -> Iterator[PromptRow]:
     if source.startswith(HUB_PREFIX):
         return read_hub(source, flag)
     try:

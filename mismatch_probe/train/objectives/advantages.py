@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mismatch_probe.train.objectives.batch import RolloutBatch
-from mismatch_probe.train.objectives.choices import AdvantageRule, CriticSettings, require_group
+from mismatch_probe.train.objectives.choices import AdvantageRule, CriticRule, require_group
 
 STD_EPSILON = 1e-6
 VARIANCE_EPSILON = 1e-8
@@ -71,7 +71,7 @@ def sequence_advantages(rule: AdvantageRule, rewards_N: Tensor, groups: Groups) 
 
 
 @torch.no_grad()
-def generalized_advantages(batch: RolloutBatch, critic: CriticSettings) -> tuple[Tensor, Tensor]:
+def generalized_advantages(batch: RolloutBatch, critic: CriticRule) -> tuple[Tensor, Tensor]:
     """Advantages and returns of each token [T], float64 [GAE, arXiv 1506.02438, equation 16].
 
     The reward stands at a response's last token; the value after it is 0. Returns are the advantages plus the values.

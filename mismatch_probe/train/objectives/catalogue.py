@@ -15,7 +15,7 @@ from mismatch_probe.train.objectives.choices import (
     RATIOS,
     AdvantageRule,
     CorrectionName,
-    CriticSettings,
+    CriticRule,
     Normaliser,
     Objective,
     Ratio,
@@ -82,7 +82,7 @@ OBJECTIVES: Final[dict[str, Objective]] = {
             correction=CORRECTIONS["none"],
             normaliser="token",
             source="arXiv 1707.06347; discount, lambda and value clip of verl",
-            critic=CriticSettings(),
+            critic=CriticRule(),
         ),
     )
 }
@@ -123,7 +123,7 @@ def build_objective(name: str, overrides: Mapping[str, Any] | None = None) -> Ob
     advantage = given.advantage or base.advantage
     ratio = base.ratio if given.ratio in (None, base.ratio.level) else RATIOS[given.ratio]
     correction = CORRECTIONS[given.correction] if given.correction else base.correction
-    critic = (base.critic or CriticSettings()) if advantage == "gae" else None
+    critic = (base.critic or CriticRule()) if advantage == "gae" else None
     _refuse_unused(name, given, CLIPS, ratio.level == "none", "its ratio is none")
     _refuse_unused(name, given, ("threshold",), correction.threshold is None, "its correction has no threshold")
     _refuse_unused(name, given, CRITIC_SETTINGS, critic is None, "it has no critic")

@@ -42,7 +42,7 @@ class Correction:
 
 
 @dataclass(frozen=True)
-class CriticSettings:
+class CriticRule:
     """Generalised advantage estimation and the range within which a value may move in one update."""
 
     discount: float = 1.0
@@ -60,7 +60,7 @@ class Objective:
     correction: Correction
     normaliser: Normaliser
     source: str
-    critic: CriticSettings | None = None
+    critic: CriticRule | None = None
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == (self.advantage == "gae")

@@ -5,7 +5,7 @@ import torch
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.objectives.advantages import generalized_advantages, group_rewards, sequence_advantages
-from mismatch_probe.train.objectives.choices import GROUP_RULES, CriticSettings
+from mismatch_probe.train.objectives.choices import GROUP_RULES, CriticRule
 from tests.train.objectives.batches import GROUPS, REWARDS, random_batch, tokens_at
 from tests.train.objectives.literal import by_response, literal_advantages, literal_gae
 
@@ -54,9 +54,7 @@ def test_a_prompt_with_one_sample_has_nothing_to_be_compared_with(rule):
         advantages(rule, [1.0, 0.0, 1.0], [0, 0, 1])
 
 
-@pytest.mark.parametrize(
-    "critic", [CriticSettings(), CriticSettings(discount=0.9, gae_lambda=0.8), CriticSettings(gae_lambda=0.0)]
-)
+@pytest.mark.parametrize("critic", [CriticRule(), CriticRule(discount=0.9, gae_lambda=0.8), CriticRule(gae_lambda=0.0)])
 def test_gae_is_its_double_sum_whitened_over_what_is_in_the_loss(critic):
     batch = random_batch(excluded=[5])
     assert batch.values_T is not None
@@ -76,12 +74,12 @@ def test_gae_is_its_double_sum_whitened_over_what_is_in_the_loss(critic):
 
 def test_without_discount_every_return_is_the_reward():
     batch = random_batch()
-    _, returns = generalized_advantages(batch, CriticSettings())
+    _, returns = generalized_advantages(batch, CriticRule())
     torch.testing.assert_close(returns, batch.responses.spread(batch.rewards_N))
 
 
 def test_a_critic_that_is_right_leaves_no_advantage():
     batch = random_batch()
     perfect = batch.responses.spread(batch.rewards_N)
-    found, _ = generalized_advantages(replace(batch, values_T=perfect), CriticSettings(gae_lambda=0.9))
+    found, _ = generalized_advantages(replace(batch, values_T=perfect), CriticRule(gae_lambda=0.9))
     assert found.abs().max() < 1e-6

@@ -5,7 +5,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.objectives.catalogue import OBJECTIVES, build_objective
-from mismatch_probe.train.objectives.choices import Correction, CriticSettings, Ratio
+from mismatch_probe.train.objectives.choices import Correction, CriticRule, Ratio
 
 NAMES = [
     "reinforce",
@@ -41,7 +41,7 @@ def test_defaults_are_those_of_the_sources():
     assert OBJECTIVES["gspo"].ratio == Ratio("sequence", 3e-4, 4e-4)
     assert OBJECTIVES["dr-grpo"].ratio == Ratio("token", 0.2, 0.28)
     assert OBJECTIVES["grpo-token-tis"].correction == Correction("token", "truncate", 3.0)
-    assert OBJECTIVES["ppo"].critic == CriticSettings(discount=1.0, gae_lambda=1.0, value_clip=0.5)
+    assert OBJECTIVES["ppo"].critic == CriticRule(discount=1.0, gae_lambda=1.0, value_clip=0.5)
     assert {name for name, one in OBJECTIVES.items() if one.critic} == {"ppo"}
 
 
@@ -68,7 +68,7 @@ def test_a_choice_put_in_place_of_another_comes_with_its_own_defaults():
     found = build_objective("pg-seq-is", {"ratio": "token", "correction": "icepop", "advantage": "gae"})
     assert found.ratio == Ratio("token", 0.2, 0.2)
     assert found.correction == Correction("token", "mask", 5.0, floor=0.5)
-    assert found.critic == CriticSettings()
+    assert found.critic == CriticRule()
 
 
 def test_the_clip_of_an_objective_stays_where_its_own_ratio_is_named_again():
