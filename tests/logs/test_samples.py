@@ -34,6 +34,7 @@ SAMPLES = [
     Sample("miles", Holds.SAMPLER, first_step=0),
     Sample("open_instruct", Holds.SAMPLER, ("group",)),
     Sample("tinker", Holds.SAMPLER, ("temperature", "group"), marks_tools=False),
+    Sample("verl", Holds.SAMPLER, ("weight_version", "group")),
 ]
 
 

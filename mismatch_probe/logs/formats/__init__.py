@@ -11,6 +11,7 @@ from mismatch_probe.logs.formats.prime_rl import PRIME_RL
 from mismatch_probe.logs.formats.skyrl import SKYRL
 from mismatch_probe.logs.formats.slime import SLIME, SLIME_ROLLOUT
 from mismatch_probe.logs.formats.tinker import TINKER
+from mismatch_probe.logs.formats.verl import VERL, VERL_PROTOCOL
 
 _ALL: Final = (
     PLAIN,
@@ -23,5 +24,7 @@ _ALL: Final = (
     MILES_TRAIN,
     OPEN_INSTRUCT,
     TINKER,
+    VERL,
+    VERL_PROTOCOL,
 )
 FORMATS: Final[dict[str, Format]] = {known.name: known for known in _ALL}
