@@ -35,6 +35,8 @@ SAMPLES = [
     Sample("open_instruct", Holds.SAMPLER, ("group",)),
     Sample("tinker", Holds.SAMPLER, ("temperature", "group"), marks_tools=False),
     Sample("verl", Holds.SAMPLER, ("weight_version", "group")),
+    Sample("vllm_responses", Holds.SAMPLER, ("group",), first_step=None, marks_tools=False),
+    Sample("sglang_responses", Holds.SAMPLER, ("weight_version",), first_step=None, marks_tools=False),
 ]
 
 

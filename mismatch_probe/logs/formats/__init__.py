@@ -8,6 +8,7 @@ from mismatch_probe.logs.formats.nemo_rl import NEMO_RL
 from mismatch_probe.logs.formats.open_instruct import OPEN_INSTRUCT
 from mismatch_probe.logs.formats.plain import PLAIN
 from mismatch_probe.logs.formats.prime_rl import PRIME_RL
+from mismatch_probe.logs.formats.responses import SGLANG_RESPONSES, VLLM_RESPONSES
 from mismatch_probe.logs.formats.skyrl import SKYRL
 from mismatch_probe.logs.formats.slime import SLIME, SLIME_ROLLOUT
 from mismatch_probe.logs.formats.tinker import TINKER
@@ -26,5 +27,7 @@ _ALL: Final = (
     TINKER,
     VERL,
     VERL_PROTOCOL,
+    VLLM_RESPONSES,
+    SGLANG_RESPONSES,
 )
 FORMATS: Final[dict[str, Format]] = {known.name: known for known in _ALL}

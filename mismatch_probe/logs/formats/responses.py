@@ -1,0 +1,145 @@
+"""What inference servers answer, one answer a line: the OpenAI form of vLLM and others, and SGLang's `/generate`.
+
+A line may be the answer itself, or hold it as batch files do (`response.body`). The prompt's ids must stand in it.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mismatch_probe.logs.findings import Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.lines import read_lines
+from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.row import Row
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray, IntArray
+
+_PROMPT: Final = ("prompt_token_ids", "input_ids")
+_NAMED_BY_ID: Final = "token_id:"
+
+
+def _is_openai(look: Look) -> bool:
+    return look.lines_with("object", "choices") or (look.lines_with("response") and "body" in look.inside["response"])
+
+
+def _is_generate(look: Look) -> bool:
+    return look.kind == Kind.LINES and "output_token_logprobs" in look.inside.get("meta_info", ())
+
+
+def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for line in read_lines(path, tell):
+        if line.has("error"):
+            continue
+        answer = line.inside("response").inside("body") if line.has("response") else line
+        for choice in answer.rows("choices"):
+            token_ids, log_probs = _chosen(choice)
+            yield LoggedResponse(
+                where=line.where,
+                prompt_token_ids=_prompt(choice, answer, line, advice="ask with return_token_ids"),
+                token_ids=token_ids,
+                sampled=np.ones(token_ids.size, np.bool_),
+                log_mu=log_probs,
+                step=line.whole("step"),
+                weight_version=line.text("weight_version"),
+                temperature=line.number("temperature"),
+                group=answer.text("id"),
+                finish_reason=choice.text("finish_reason"),
+            )
+
+
+def _chosen(choice: Row) -> tuple[IntArray, FloatArray | None]:
+    """The ids and log-probs of a choice. Where `token_ids` is absent, tokens that are named by their ids have them."""
+    names: list[Any] | None = None
+    log_probs: Any = None
+    if choice.has("logprobs"):
+        held = choice.inside("logprobs")
+        if held.has("content"):
+            tokens = held.rows("content")
+            names = [token.columns.get("token") for token in tokens]
+            log_probs = [token.columns.get("logprob") for token in tokens]
+        else:
+            names, log_probs = held.columns.get("tokens"), held.columns.get("token_logprobs")
+    if choice.has("token_ids"):
+        token_ids = choice.ids("token_ids")
+    else:
+        token_ids = Row(choice.where, {"token_ids": _ids_in(choice, names)}).ids("token_ids")
+    row = Row(choice.where, {"logprobs": log_probs})
+    return token_ids, row.optional_numbers("logprobs", token_ids.size)
+
+
+def _ids_in(choice: Row, names: Any) -> list[int]:
+    if not isinstance(names, list) or not all(_is_id(name) for name in names):
+        raise choice.refusal("it has no token ids; ask the server for them with return_token_ids")
+    return [int(name.removeprefix(_NAMED_BY_ID)) for name in names]
+
+
+def _is_id(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(_NAMED_BY_ID) and name[len(_NAMED_BY_ID) :].isdecimal()
+
+
+def _prompt(*places: Row, advice: str) -> IntArray:
+    for row in places:
+        for column in _PROMPT:
+            if row.has(column):
+                return row.ids(column)
+    raise places[0].refusal(f"it has no ids of the prompt ({' or '.join(_PROMPT)}); {advice}")
+
+
+def _generated(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for row in read_lines(path, tell):
+        meta = row.inside("meta_info")
+        token_ids, log_probs = _pairs(meta, "output_token_logprobs")
+        if row.has("output_ids") and not np.array_equal(row.ids("output_ids"), token_ids):
+            raise row.refusal("output_ids are others than those of output_token_logprobs")
+        finish = meta.columns.get("finish_reason")
+        yield LoggedResponse(
+            where=row.where,
+            prompt_token_ids=_prompt_of_generate(row, meta),
+            token_ids=token_ids,
+            sampled=np.ones(token_ids.size, np.bool_),
+            log_mu=log_probs,
+            step=row.whole("step"),
+            weight_version=meta.text("weight_version"),
+            temperature=row.number("temperature"),
+            finish_reason=str(finish["type"]) if isinstance(finish, dict) and "type" in finish else None,
+        )
+
+
+def _prompt_of_generate(row: Row, meta: Row) -> IntArray:
+    if meta.has("input_token_logprobs"):
+        token_ids, _ = _pairs(meta, "input_token_logprobs")
+        if meta.whole("prompt_tokens") in (None, token_ids.size):
+            return token_ids
+    return _prompt(
+        row, advice="ask with return_logprob and logprob_start_len 0, or write the ids you sent into the line"
+    )
+
+
+def _pairs(row: Row, column: str) -> tuple[IntArray, FloatArray]:
+    """Ids and log-probs of a list of `[log-prob, id, text]` or `[log-prob, id]`; the first may have no log-prob."""
+    values = row.columns.get(column)
+    if not isinstance(values, list) or not all(isinstance(item, Sequence) and len(item) in (2, 3) for item in values):
+        raise row.refusal(f"{column} is no list of [log-prob, id, text] or [log-prob, id]")
+    split = Row(row.where, {"ids": [item[1] for item in values], column: [item[0] for item in values]})
+    return split.ids("ids"), split.numbers(column, len(values))
+
+
+VLLM_RESPONSES: Final = Format(
+    name="vllm_responses",
+    title="answers of a server in the OpenAI form",
+    holds=Holds.SAMPLER,
+    fits=_is_openai,
+    responses=_answers,
+    step_of=lambda path: None,
+)
+SGLANG_RESPONSES: Final = Format(
+    name="sglang_responses",
+    title="answers of SGLang's /generate",
+    holds=Holds.SAMPLER,
+    fits=_is_generate,
+    responses=_generated,
+    step_of=lambda path: None,
+)
