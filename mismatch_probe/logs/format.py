@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.files import Source, files_of, step_in_name
@@ -21,12 +22,17 @@ class Holds(StrEnum):
     NOTHING = "nothing"
 
 
+Prompt = dict[str, Any]
+"""A row of a prompt file: `prompt`, a text or messages, and `answer` where the log has one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """How one system writes its rollouts.
 
     title: how a sentence names it. fits: whether a file is of this format, told from its content. responses: those of
-    one file, in order. why_not: why a format has no responses that can be read, and what to do instead.
+    one file, in order. prompts: those of one file of texts, one for each response. why_not: why a format has no
+    responses that can be read, and what to do instead.
     """
 
     name: str
@@ -34,6 +40,7 @@ class Format:
     holds: Holds
     fits: Callable[[Look], bool]
     responses: Callable[[Path, Tell], Iterator[LoggedResponse]] = lambda path, tell: iter(())
+    prompts: Callable[[Path, Tell], Iterator[Prompt]] | None = None
     why_not: str | None = None
     step_of: Callable[[Path], int | None] = step_in_name
     complete: Callable[[Path], bool | None] = lambda path: None
@@ -70,6 +77,22 @@ class Format:
                 unfinished.add(source.step)
                 tell(_unfinished(source))
             yield from self.responses(source.path, tell)
+
+    def read_prompts(self, path: Path, tell: Tell) -> Iterator[Prompt]:
+        """Each prompt of a log of texts once, as a row of a prompt file.
+
+        Raises:
+            UsageError: as `files`; the format has no texts; a file is not what it should be.
+        """
+        if self.prompts is None:
+            raise UsageError(f"{path} is {self.title}, which has no texts of prompts")
+        seen: set[int] = set()
+        for source in self.sources(path):
+            for prompt in self.prompts(source.path, tell):
+                key = hash(repr(prompt["prompt"]))
+                if key not in seen:
+                    seen.add(key)
+                    yield prompt
 
     def _source(self, file: Path) -> Source:
         try:

@@ -42,6 +42,24 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
         raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
 
 
+def read_document(path: Path) -> Row:
+    """The one JSON object that a file holds, over as many lines as it likes.
+
+    Raises:
+        UsageError: the file cannot be read, is too long or no JSON object.
+    """
+    try:
+        with opened(path) as file:
+            content = file.read(LONGEST_LINE_BYTES + 1)
+            if len(content) > LONGEST_LINE_BYTES:
+                raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
+            return Row(str(path), as_object(parse_line(content)))
+    except FileNotFoundError as error:
+        raise UsageError(f"the log {path} does not exist") from error
+    except Unreadable as error:
+        raise UsageError(f"the log {path} cannot be read ({error}); mend or remove it") from error
+
+
 def parse_line(line: bytes) -> Any:
     """What a line means. NaN and Infinity pass, as Python writes them.
 

@@ -18,6 +18,7 @@ from mismatch_probe.reading import Unreadable, opened
 
 class Kind(StrEnum):
     LINES = "JSON lines"
+    DOCUMENT = "JSON document"
     PARQUET = "parquet"
     TORCH = "PyTorch file"
     PICKLE = "pickle"
@@ -75,10 +76,16 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
 def _lines(file: IO[bytes]) -> Look:
     while (line := file.readline(LONGEST_LINE_BYTES)) and not line.strip():
         pass
-    found = parse_line(line)
+    kind = Kind.LINES
+    try:
+        found = parse_line(line)
+    except Unreadable:
+        if not line.lstrip().startswith(b"{"):
+            raise
+        kind, found = Kind.DOCUMENT, parse_line(line + file.read(LONGEST_LINE_BYTES))
     if not isinstance(found, dict):
         return Look(Kind.OTHER)
-    return Look(Kind.LINES, frozenset(found), {key: _keys(value) for key, value in found.items()})
+    return Look(kind, frozenset(found), {key: _keys(value) for key, value in found.items()})
 
 
 def _keys(value: Any) -> frozenset[str]:

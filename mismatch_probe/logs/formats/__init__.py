@@ -11,6 +11,7 @@ from mismatch_probe.logs.formats.prime_rl import PRIME_RL
 from mismatch_probe.logs.formats.responses import SGLANG_RESPONSES, VLLM_RESPONSES
 from mismatch_probe.logs.formats.skyrl import SKYRL
 from mismatch_probe.logs.formats.slime import SLIME, SLIME_ROLLOUT
+from mismatch_probe.logs.formats.texts import AREAL, RLLM, ROLL, TRL, VERL_TEXT
 from mismatch_probe.logs.formats.tinker import TINKER
 from mismatch_probe.logs.formats.verl import VERL, VERL_PROTOCOL
 
@@ -29,5 +30,10 @@ _ALL: Final = (
     VERL_PROTOCOL,
     VLLM_RESPONSES,
     SGLANG_RESPONSES,
+    TRL,
+    VERL_TEXT,
+    AREAL,
+    ROLL,
+    RLLM,
 )
 FORMATS: Final[dict[str, Format]] = {known.name: known for known in _ALL}

@@ -1,0 +1,119 @@
+"""Logs of texts. Without the token ids nothing can be compared, but their prompts can be asked again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from mismatch_probe.logs.findings import Tell
+from mismatch_probe.logs.format import Format, Holds, Prompt
+from mismatch_probe.logs.lines import read_document, read_lines
+from mismatch_probe.logs.look import Kind, Look
+from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.tables import read_table
+
+_NO_IDS: Final = "it has no token ids and no log-probs"
+_DECODED: Final = "it has texts that were decoded without special tokens, no token ids and no log-probs"
+
+
+def _trl(path: Path, tell: Tell) -> Iterator[Prompt]:
+    for row in read_table(path, ("prompt",)):
+        yield _asked(row, row.columns.get("prompt"))
+
+
+def _verl(path: Path, tell: Tell) -> Iterator[Prompt]:
+    for row in read_lines(path, tell):
+        yield _asked(row, row.columns.get("input"), row.columns.get("gts"))
+
+
+def _areal(path: Path, tell: Tell) -> Iterator[Prompt]:
+    for row in read_lines(path, tell):
+        yield _asked(row, row.columns.get("prompt"))
+
+
+def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
+    for row in read_lines(path, tell):
+        prompts = row.columns.get("prompt")
+        if not isinstance(prompts, list):
+            raise row.refusal("prompt is no list")
+        for prompt in prompts:
+            yield _asked(row, prompt)
+
+
+def _rllm(path: Path, tell: Tell) -> Iterator[Prompt]:
+    row = read_document(path)
+    task = row.columns.get("task")
+    yield _asked(row, task.get("question") if isinstance(task, dict) else task)
+
+
+def _asked(row: Row, prompt: Any, answer: Any = None) -> Prompt:
+    if not isinstance(prompt, str | list):
+        raise row.refusal("its prompt is neither a text nor messages")
+    return {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": str(answer)}
+
+
+def _is_trl(look: Look) -> bool:
+    return look.table_with("step", "prompt", "completion")
+
+
+def _is_verl(look: Look) -> bool:
+    return look.lines_with("input", "output", "score", "step")
+
+
+def _is_areal(look: Look) -> bool:
+    return look.lines_with("task_id", "sample_idx", "tail_version", "prompt", "completion")
+
+
+def _is_roll(look: Look) -> bool:
+    return look.lines_with("prompt", "responses", "scores", "global_step")
+
+
+def _is_rllm(look: Look) -> bool:
+    return look.kind in (Kind.LINES, Kind.DOCUMENT) and look.keys.issuperset(("id", "task", "trajectories"))
+
+
+def _step_of_folder(path: Path) -> int | None:
+    """The number of the folder that a file is in."""
+    return int(path.parent.name) if path.parent.name.isdecimal() and len(path.parent.name) < 16 else None
+
+
+TRL: Final = Format(
+    name="trl",
+    title="TRL's table of completions",
+    holds=Holds.PROMPTS,
+    fits=_is_trl,
+    prompts=_trl,
+    why_not=_DECODED,
+)
+VERL_TEXT: Final = Format(
+    name="verl_text",
+    title="verl's rollout_data_dir",
+    holds=Holds.PROMPTS,
+    fits=_is_verl,
+    prompts=_verl,
+    why_not=_DECODED,
+)
+AREAL: Final = Format(
+    name="areal",
+    title="AReaL's rollout dump",
+    holds=Holds.PROMPTS,
+    fits=_is_areal,
+    prompts=_areal,
+    why_not=_NO_IDS,
+    step_of=_step_of_folder,
+)
+ROLL: Final = Format(
+    name="roll",
+    title="ROLL's rollout_dump_dir",
+    holds=Holds.PROMPTS,
+    fits=_is_roll,
+    prompts=_roll,
+    why_not=_DECODED,
+)
+RLLM: Final = Format(
+    name="rllm",
+    title="an episode of rllm",
+    holds=Holds.PROMPTS,
+    fits=_is_rllm,
+    prompts=_rllm,
+    why_not=_NO_IDS,
+)
