@@ -49,7 +49,6 @@ def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
         sample = counts.get(prompt_id, 0)
         counts[prompt_id] = sample + 1
         ids.append(mu.row_id(prompt_id, sample))
-    lengths = pc.list_value_length(rows["token_ids"]).to_pylist()
     columns: dict[str, Any] = {
         "id": ids,
         "prompt_id": rows["prompt_id"],
@@ -57,7 +56,7 @@ def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
         "seed": [_NOT_SEEDED] * rows.num_rows,
         "prompt_token_ids": rows["prompt_token_ids"],
         "token_ids": rows["token_ids"],
-        "token_texts": [[""] * length for length in lengths],
+        "token_texts": [[f"<id {one}>" for one in token_ids] for token_ids in rows["token_ids"].to_pylist()],
         "finish_reason": pc.fill_null(rows["finish_reason"], ""),
         "sampled": rows["mask"],
         "step": rows["step"],

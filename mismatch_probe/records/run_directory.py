@@ -15,7 +15,7 @@ from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.documents import read_document, write_document
-from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, require_kind
+from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, Kind, kind_of, require_kind
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.parts import Parts
 from mismatch_probe.records.regular_files import require_regular_files
@@ -172,6 +172,12 @@ class RunDirectory:
             mend="run the comparison again",
         )
 
+    def _how_to_finish(self) -> str:
+        if kind_of(self.path) == Kind.IMPORTED:
+            score = command_line("score", self.path, "--model", "CHECKPOINT", "--out", "SCORED")
+            return f"the log has one side's log-probs alone; compute the other's with `{score}`"
+        return f"the run is unfinished; continue it with `{command_line('compare', '--resume', '--out', self.path)}`"
+
     def write_summary(self, summary: Summary) -> None:
         write_document(self.summary_path, summary)
 
@@ -183,10 +189,9 @@ class RunDirectory:
             BrokenRecord: it is damaged or of another schema version.
         """
         require_kind(self.path, *COMPARISONS)
-        go_on = command_line("compare", "--resume", "--out", self.path)
         return read_document(
             self.summary_path,
             Summary,
-            missing=f"the run is unfinished; continue it with `{go_on}`",
+            missing=self._how_to_finish(),
             mend=f"make it again with `{command_line('report', self.path, '--recompute')}`",
         )

@@ -10,6 +10,9 @@ from mismatch_probe.report.names import pair_style
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import ConfidenceBin
 
+_WIDEST = 10.0
+"""Times the value: the interval of a few tokens can reach over hundreds of powers of ten, and is drawn up to here."""
+
 
 def draw(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
     """Mean abs(d) with its interval in bins of the reference probability, drawn equally wide."""
@@ -29,8 +32,11 @@ def draw(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
             bins = [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.value > 0]
             x = [float(edges.index(bin_.low)) for bin_ in bins]
             y = [bin_.mean_abs_diff.value for bin_ in bins]
-            low = [max(bin_.mean_abs_diff.low or 0, bin_.mean_abs_diff.value / 10) for bin_ in bins]
-            high = [bin_.mean_abs_diff.high or bin_.mean_abs_diff.value for bin_ in bins]
+            low = [max(bin_.mean_abs_diff.low or 0, bin_.mean_abs_diff.value / _WIDEST) for bin_ in bins]
+            high = [
+                min(bin_.mean_abs_diff.high or bin_.mean_abs_diff.value, bin_.mean_abs_diff.value * _WIDEST)
+                for bin_ in bins
+            ]
             band(axes, x, low, high, pair_style(pair), 0.22)
             line(axes, x, y, pair_style(pair))
         logarithmic(axes, "y")

@@ -1,0 +1,162 @@
+"""`import`: the numbers of a log arrive as they were written, and what it lacks is said."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset as dataset
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import PairSummary
+from tests.command_line import probe
+from tests.importing.logs import mean_abs, row, rows, write
+
+
+def imported(tmp_path: Path, log: Path, *words: object, code: ExitCode = ExitCode.PASS) -> RunDirectory:
+    probe("import", log, "--out", tmp_path / "run", *words, code=code)
+    return RunDirectory(tmp_path / "run")
+
+
+def pair_of(run: RunDirectory) -> PairSummary:
+    (pair,) = run.read_summary().pairs
+    return pair
+
+
+def test_the_mean_deviation_is_that_of_the_log_and_every_token_is_counted(tmp_path: Path) -> None:
+    written = rows()
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    pair = pair_of(run)
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written), rel=1e-12)
+    assert (pair.counts.num_sequences, pair.counts.num_tokens) == (len(written), 30 * len(written))
+    assert pair.counts.num_prompts == len(written) // 2
+
+
+def test_tokens_that_the_policy_did_not_sample_are_in_no_number(tmp_path: Path) -> None:
+    mask = [place % 3 != 0 for place in range(30)]
+    written = rows(mask=mask)
+    for one in written:
+        one["logprobs"] = np.where(mask, one["logprobs"], 0.0).tolist()
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written), rel=1e-12)
+    assert pair.counts.num_tokens == sum(mask) * len(written)
+
+
+def test_the_worst_token_is_named_by_its_place_in_the_response_and_not_among_the_sampled(tmp_path: Path) -> None:
+    written = rows(mask=[place >= 10 for place in range(30)])
+    written[3]["train_logprobs"][17] -= 9.0
+    worst = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).worst_tokens[0]
+    assert worst.position == 17
+    assert worst.token == f"<id {written[3]['token_ids'][17]}>"
+
+
+def test_each_step_has_its_own_numbers(tmp_path: Path) -> None:
+    written = [row(number, step=number // 8) for number in range(24)]
+    for one in written[16:]:
+        one["train_logprobs"] = [value - 0.5 for value in one["train_logprobs"]]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    steps = pair_of(run).steps
+    assert [one.step for one in steps] == [0, 1, 2]
+    for number, one in enumerate(steps):
+        of_step = mean_abs(written[8 * number : 8 * number + 8])
+        assert one.metrics["abs_logprob_diff"].value == pytest.approx(of_step, rel=1e-12)
+    assert "Over the steps of training" in run.report_path.read_text()
+
+
+def test_weight_versions_of_one_step_are_kept_apart(tmp_path: Path) -> None:
+    written = [row(number, step=7, weight_version=str(5 + number % 3)) for number in range(24)]
+    steps = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).steps
+    assert [(one.step, one.weight_version) for one in steps] == [(7, "5"), (7, "6"), (7, "7")]
+
+
+def test_the_whole_log_lies_there_as_parquet_by_step_and_can_be_imported_again(tmp_path: Path) -> None:
+    written = [row(number, step=number % 2) for number in range(24)]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    table = dataset.dataset(run.path / "log", format="parquet").to_table()
+    assert table.num_rows == len(written)
+    again = RunDirectory(tmp_path / "again")
+    probe("import", run.path / "log", "--out", again.path, code=ExitCode.PASS)
+    assert pair_of(again).metrics == pair_of(run).metrics
+
+
+def test_of_a_large_log_whole_prompts_are_analysed_and_it_is_said_how_many(tmp_path: Path) -> None:
+    written = rows(200)
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), "--max-tokens", 1000)
+    origin, pair = run.read_manifest().log, pair_of(run)
+    assert origin is not None
+    assert (origin.num_responses, origin.num_sampled_tokens) == (200, 6000)
+    assert 900 <= origin.analysed_tokens <= 1000
+    assert pair.counts.num_tokens == origin.analysed_tokens
+    assert pair.counts.num_sequences == 2 * (pair.counts.num_prompts or 0)
+    assert dataset.dataset(run.path / "log", format="parquet").to_table().num_rows == 200
+
+
+def test_a_log_without_the_trainers_side_is_inconclusive_and_says_what_computes_it(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", rows(with_pi=False))
+    answer = probe("import", log, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
+    assert f"score {tmp_path / 'run'} --model CHECKPOINT" in answer.stderr
+    answer = probe("report", tmp_path / "run", code=ExitCode.USAGE)
+    assert "score" in answer.stderr
+    assert "compare --resume" not in answer.stderr
+
+
+def test_log_probs_that_are_missing_are_counted_and_in_no_number(tmp_path: Path) -> None:
+    written = rows()
+    written[0]["logprobs"][3] = None
+    written[1]["train_logprobs"][3] = -9999.0
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
+    assert (pair.counts.missing_mu, pair.counts.missing_pi) == (1, 1)
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written[2:]), rel=1e-12)
+
+
+def test_a_reference_in_the_log_says_which_side_errs(tmp_path: Path) -> None:
+    written = rows()
+    for one in written:
+        one["ref_logprobs"] = one["logprobs"]
+    found = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).blame
+    assert found is not None
+    assert found.rms_error_mu is not None
+    assert found.rms_error_mu.value == 0
+    assert found.rms_error_pi is not None
+    assert found.rms_error_pi.value == pytest.approx(root_mean_square(written), rel=1e-9)
+
+
+def root_mean_square(written: list[dict[str, list[float]]]) -> float:
+    deviations = np.concatenate([np.subtract(one["train_logprobs"], one["logprobs"]) for one in written])
+    return float(np.sqrt(np.mean(deviations**2)))
+
+
+def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", rows(600))
+    run = imported(tmp_path, log)
+    gate = tmp_path / "gate.toml"
+    for limit, code in ((1.0, ExitCode.PASS), (0.001, ExitCode.GATE_FAILED)):
+        gate.write_text(f'[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n')
+        answer = probe("gate", "run", run.path, "--config", gate)
+        assert answer.returncode == code, answer.stderr
+    probe("diff", run.path, run.path, code=ExitCode.PASS)
+
+
+def test_an_imported_run_cannot_be_continued_by_sampling(tmp_path: Path) -> None:
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
+    answer = probe("compare", "--resume", "--out", run.path, code=ExitCode.USAGE)
+    assert "an imported log" in answer.stderr
+
+
+def test_nothing_stays_of_a_log_that_cannot_be_used(tmp_path: Path) -> None:
+    written = rows()
+    written[20]["logprobs"] = [0.5]
+    log = write(tmp_path / "log.jsonl", written)
+    answer = probe("import", log, "--out", tmp_path / "run", code=ExitCode.USAGE)
+    assert "line 21" in answer.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_takes_no_logged_side(tmp_path: Path) -> None:
+    config = tmp_path / "compare.toml"
+    config.write_text(
+        '[model]\npath = "demo"\n[[infer]]\nname = "x"\ndtype = "bf16"\nlogged = true\n[[train]]\nname = "y"\n'
+        'dtype = "bf16"\n'
+    )
+    answer = probe("compare", "--config", config, "--out", tmp_path / "run", code=ExitCode.USAGE)
+    assert "import" in answer.stderr
