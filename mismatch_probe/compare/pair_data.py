@@ -27,7 +27,8 @@ class PairData:
     """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
 
     `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
-    mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and were found to be the run's own.
+    mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and are the run's own. Two
+    columns of a log do not say which side computed them.
     """
 
     legs: dict[str, str]
@@ -90,7 +91,9 @@ class RunReader:
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
         joined = self._looked_at_closely(pi, mu, _joined(legs, tables, rollouts), keys)
-        joined = replace(joined, legs_say_whose_they_are=self._legs.say_whose_they_are)
+        joined = replace(
+            joined, legs_say_whose_they_are=self._legs.say_whose_they_are and not (pi.logged and mu.logged)
+        )
         if foreign is None:
             return joined
         leg = tables[foreign]

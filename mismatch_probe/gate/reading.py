@@ -37,7 +37,7 @@ def open_run(path: Path, what: str) -> OpenRun:
     manifest = run.read_manifest()
     check_finished(manifest, path, f"{what} {path}")
     samples = read_samples(run, manifest)
-    num_asked = read_table(run.prompts_path, ["prompt_id"]).num_rows * manifest.settings.sampling.samples_per_prompt
+    num_asked = _num_asked(run, manifest)
     check_complete(samples.values(), num_asked, path, f"{what} {path}")
     return OpenRun(path, manifest, samples)
 
@@ -122,3 +122,11 @@ def check_comparable(run: OpenRun, baseline: OpenRun) -> None:
                 f"the baseline {baseline.path} was sampled with {name} = {was}, the run with {now}: "
                 "give a baseline with the same sampling"
             )
+
+
+def _num_asked(run: RunDirectory, manifest: Manifest) -> int:
+    """How many responses each sampler has: of a log those that were imported, else as many as were to be sampled."""
+    if manifest.log is not None:
+        return manifest.log.analysed_responses
+    num_prompts: int = read_table(run.prompts_path, ["prompt_id"]).num_rows
+    return num_prompts * manifest.settings.sampling.samples_per_prompt

@@ -23,6 +23,7 @@ from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.log_origin import LogOrigin
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import prompts_of
 from mismatch_probe.records.run_directory import RunDirectory
@@ -70,7 +71,9 @@ def open_scoring(imported: RunDirectory, path: Path, request: ScoreRequest, give
     everything = pa.concat_tables(copies).combine_chunks()
     manifest = without_sampling(preparation.manifest, f"the responses are those of {imported.path}", everything)
     logged = [side for side in (log_mu, *settings.train_sides) if side.logged]
-    manifest = manifest.model_copy(update={"log": first.log, "stages": manifest.stages | _stages(first, logged)})
+    manifest = manifest.model_copy(
+        update={"log": _origin(first.log, rollouts), "stages": manifest.stages | _stages(first, logged)}
+    )
     preparation = Preparation(manifest, preparation.prompts)
     run = (resume_run if RunDirectory(path).is_run else start_run)(path, preparation)
     write_table(run.rollouts_path, everything)
@@ -110,6 +113,12 @@ def _with_recorded_ids(preparation: Preparation, imported: RunDirectory, rollout
     key = content_key([[prompt.prompt_id, prompt.token_ids] for prompt in prompts])
     keys = preparation.manifest.content_keys | {"prompts": key}
     return Preparation(preparation.manifest.model_copy(update={"content_keys": keys}), prompts)
+
+
+def _origin(log: LogOrigin, rollouts: pa.Table) -> LogOrigin:
+    """The log, of which these responses are scored."""
+    num_tokens = pc.sum(pc.list_flatten(rollouts["sampled"]).cast(pa.int64())).as_py()
+    return log.model_copy(update={"analysed_responses": rollouts.num_rows, "analysed_tokens": num_tokens})
 
 
 def _stages(first: Manifest, logged: Sequence[Side]) -> dict[str, StageRecord]:

@@ -1,0 +1,109 @@
+"""A log of a real engine's responses, scored and explained with its checkpoint: real vLLM, a tiny model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import probe
+from tests.importing.from_run import log_of_run
+from tests.importing.logs import write
+from tests.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def compared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A comparison in BF16, whose records the logs are made of."""
+    folder = tmp_path_factory.mktemp("compared")
+    prompts = write(folder / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(24)])
+    words = ["--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", 48, "--out", folder / "run"]
+    probe("compare", "--model", model, *words, code=ExitCode.PASS)
+    return RunDirectory(folder / "run")
+
+
+@pytest.fixture
+def imported(compared: RunDirectory, tmp_path: Path) -> Path:
+    log = write(tmp_path / "log.jsonl", log_of_run(compared, "bf16"))
+    probe("import", log, "--out", tmp_path / "imported", code=ExitCode.PASS)
+    return tmp_path / "imported"
+
+
+def test_scoring_a_log_gives_the_numbers_of_the_run_that_it_was_written_by(
+    compared: RunDirectory, imported: Path, model: Path, tmp_path: Path
+) -> None:
+    probe("score", imported, "--model", model, "--out", tmp_path / "scored", code=ExitCode.PASS)
+    pairs = {(pair.train, pair.infer): pair for pair in RunDirectory(tmp_path / "scored").read_summary().pairs}
+    assert list(pairs) == [("log", "log"), ("bf16", "log"), ("bf16", "bf16"), ("fp32", "fp32")]
+    (original,) = compared.read_summary().pairs
+    logged, recomputed = pairs["log", "log"], pairs["bf16", "log"]
+    for name in ("abs_logprob_diff", "kl_k3"):
+        assert logged.metrics[name].value == pytest.approx(original.metrics[name].value, rel=1e-6)
+        assert recomputed.metrics[name].value == pytest.approx(original.metrics[name].value, rel=1e-3)
+    assert logged.blame is not None
+    assert original.blame is not None
+    assert logged.blame.rms_error_mu is not None
+    assert original.blame.rms_error_mu is not None
+    assert logged.blame.rms_error_mu.value == pytest.approx(original.blame.rms_error_mu.value, rel=1e-3)
+    assert pairs["fp32", "fp32"].verdict.kind == "clean"
+    assert pairs["bf16", "bf16"].verdict.kind == "precision"
+
+
+def test_a_log_as_declared_is_explained_by_rounding_alone(imported: Path, model: Path) -> None:
+    found = _explained(imported, model)
+    assert found.verdict.kind == "clean"
+    assert [side.side for side in found.sides] == ["mu", "pi"]
+    assert "What explains the log" in (imported / "report.html").read_text()
+
+
+def test_a_temperature_that_the_sampler_left_out_is_named_on_its_side(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    """The log's trainer divides by 0.7, its sampler does not."""
+    tempered = tmp_path / "tempered"
+    log = write(tmp_path / "log.jsonl", log_of_run(compared, "bf16"))
+    probe("import", log, "--out", tempered, "--temperature", 0.7)
+    found = _explained(tempered, model)
+    for side in found.sides:
+        assert side.verdict.kind == "bug", side.verdict
+        assert side.explained_by is not None
+        (departure,) = side.explained_by.departures
+        assert departure.value == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_log_that_was_explained_once_is_not_silently_explained_again(imported: Path, model: Path) -> None:
+    _explained(imported, model)
+    answer = probe("explain", imported, "--model", model, code=ExitCode.USAGE)
+    assert "explain.json is there already" in answer.stderr
+
+
+def test_a_step_of_its_own_weights_is_scored_alone(compared: RunDirectory, model: Path, tmp_path: Path) -> None:
+    rows = log_of_run(compared, "bf16")
+    for number, one in enumerate(rows):
+        one["step"] = number % 2
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "imported", code=ExitCode.PASS)
+    words = ["score", tmp_path / "imported", "--model", model, "--out", tmp_path / "scored", "--no-engine"]
+    answer = probe(*words, code=ExitCode.USAGE)
+    assert "give --step" in answer.stderr
+    probe(*words, "--step", 1, code=ExitCode.PASS)
+    pairs = RunDirectory(tmp_path / "scored").read_summary().pairs
+    assert [(pair.train, pair.infer, pair.counts.num_sequences) for pair in pairs] == [
+        ("log", "log", 12),
+        ("bf16", "log", 12),
+    ]
+
+
+def _explained(run: Path, model: Path) -> Explanation:
+    answer = probe("explain", run, "--model", model, "--json", code=ExitCode.PASS)
+    assert np.isfinite(json.loads(answer.stdout)["seconds"])
+    return Explanation.model_validate_json(answer.stdout)
