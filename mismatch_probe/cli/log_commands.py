@@ -17,7 +17,7 @@ from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
 from mismatch_probe.notation import write_count
-from mismatch_probe.records.log_origin import LogFile, LogNote
+from mismatch_probe.records.log_origin import LogFile
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report import render_terminal, write_report
 
@@ -91,7 +91,7 @@ def _log(known: Format, source: Path) -> Log:
         format=known.name,
         files=[_file(one) for one in known.sources(source)],
         responses=known.read(source, found.append),
-        notes=lambda: [_note(one) for one in found],
+        told=lambda: found,
     )
 
 
@@ -103,16 +103,6 @@ def _file(source: Source) -> LogFile:
         modified_at=modified,
         step=source.step,
         complete=source.complete,
-    )
-
-
-def _note(finding: LogFinding) -> LogNote:
-    return LogNote(
-        level=finding.level.value,
-        code=finding.code,
-        sentence=finding.sentence,
-        column=finding.column,
-        evidence=dict(finding.evidence),
     )
 
 

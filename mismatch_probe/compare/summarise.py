@@ -14,7 +14,7 @@ from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Contrast, PairSummary, Summary, TokenInContext
+from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary, TokenInContext
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
@@ -101,6 +101,7 @@ def _pair_summary(
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_sides=_in_fp32(manifest.settings, name),
         is_logged=is_logged,
+        log_faults=_log_faults(manifest) if is_logged else [],
     )
     return PairSummary(
         train=name[0],
@@ -122,6 +123,12 @@ def _pair_summary(
         corrections=[] if pair is None else simulate_corrections(pair, level=manifest.settings.confidence),
         verdict=judge(case),
     )
+
+
+def _log_faults(manifest: Manifest) -> list[Cause]:
+    """What was seen in the log that makes its numbers mean nothing."""
+    notes = [] if manifest.log is None else manifest.log.notes
+    return [Cause(code=note.code, sentence=note.sentence) for note in notes if note.level == "broken"]
 
 
 def _with_full_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:

@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
+from mismatch_probe.records.log_tables import COLUMN_NAMES
 from mismatch_probe.records.rows import ids_key
-from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.records.sequences import EncodedPrompt, FloatArray
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema
 
 LOGGED_ROLLOUTS: Final = pa.schema(
@@ -66,28 +68,28 @@ def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
     return pa.table(columns, schema=LOGGED_ROLLOUTS).combine_chunks()
 
 
-def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str) -> pa.Table:
-    """Rows of a leg from a column of the log; a response without one has no log-prob: NaN for each token."""
+def logged_leg(rows: pa.Table, ids: pa.ChunkedArray, column: str, *, zeros_are_missing: bool = False) -> pa.Table:
+    """Rows of a leg from a column of the log (`log_mu`); a response without one has no log-prob: NaN for each token."""
     prompts, responses = rows["prompt_token_ids"].to_pylist(), rows["token_ids"].to_pylist()
     keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    number, absent = pa.list_(pa.float64()), pa.nulls(rows.num_rows)
     logprobs = [
-        [float("nan")] * len(response) if values is None else values
-        for values, response in zip(rows[column].to_pylist(), responses, strict=True)
+        _numbers(values, len(response), zeros_are_missing=zeros_are_missing)
+        for values, response in zip(rows[COLUMN_NAMES[column]].to_pylist(), responses, strict=True)
     ]
-    absent = pa.nulls(rows.num_rows)
     columns: dict[str, Any] = {
         "id": ids,
         "ids_key": pa.array(keys, type=pa.uint64()),
-        "logprobs": logprobs,
-        "top1_ids": absent,
-        "entropy_nats": rows["entropy"] if column == "train_logprobs" else absent,
-        "start_logprobs": absent,
+        "logprobs": pa.array(logprobs, type=number),
+        "top1_ids": absent.cast(pa.list_(pa.int32())),
+        "entropy_nats": rows["entropy"] if column == "log_pi" else absent.cast(pa.list_(pa.float32())),
+        "start_logprobs": absent.cast(number),
     }
-    schema = leg_schema(double=True)
-    return pa.table(
-        {
-            name: pa.array(v, schema.field(name).type) if isinstance(v, list) else v.cast(schema.field(name).type)
-            for name, v in columns.items()
-        },
-        schema=schema,
-    )
+    return pa.table(columns, schema=leg_schema(double=True))
+
+
+def _numbers(values: list[float] | None, length: int, *, zeros_are_missing: bool) -> FloatArray:
+    if values is None:
+        return np.full(length, np.nan)
+    numbers = np.asarray(values, dtype=np.float64)
+    return np.where(numbers == 0, np.nan, numbers) if zeros_are_missing else numbers

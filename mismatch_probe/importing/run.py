@@ -24,9 +24,11 @@ from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.census import Census
+from mismatch_probe.importing.columns import Columns
 from mismatch_probe.importing.partitions import Partitions, partitions
 from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollouts, prompts_in
 from mismatch_probe.importing.selection import chosen_prompts
+from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.keys import RESPONSES, content_key
 from mismatch_probe.records.legs import Legs
@@ -55,13 +57,13 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Log:
-    """A log that was recognised, ready to be read once. notes: what was seen in it, known once it is read."""
+    """A log that was recognised, ready to be read once. told: what its reader left out, known once it is read."""
 
     source: str
     format: str
     files: Sequence[LogFile]
     responses: Iterable[LoggedResponse]
-    notes: Callable[[], Sequence[LogNote]]
+    told: Callable[[], Sequence[LogFinding]]
 
 
 def import_log(log: Log, settings: LogSettings, out: Path, on_response: Callable[[int], None]) -> RunDirectory:
@@ -93,17 +95,18 @@ def log_pair(manifest: Manifest) -> PairName | None:
 
 
 def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Callable[[int], None]) -> Manifest:
-    census, whole = Census(), Partitions(run.path / LOG_FOLDER)
+    census, checks, whole = Census(), LogChecks(), Partitions(run.path / LOG_FOLDER)
     for response in log.responses:
         whole.add(census.add(response), response)
+        checks.add(response)
         on_response(response.token_ids.size)
     whole.finish()
-    notes = list(log.notes())
-    _require_usable(log, census)
-    rows = chosen_rows(
-        partitions(run.path / LOG_FOLDER), chosen_prompts(census.tokens_of, given.most_tokens)
-    ).combine_chunks()
-    settings, assumed = _settings(log, census, given)
+    findings = [*log.told(), *checks.findings()]
+    columns = Columns.of(census, checks, findings)
+    _require_usable(log, census, columns, findings)
+    chosen = chosen_prompts(census.tokens_of, given.most_tokens)
+    rows = columns.in_steps_that_count(chosen_rows(partitions(run.path / LOG_FOLDER), chosen)).combine_chunks()
+    settings, assumed = _settings(log, census, columns, given)
     mu = settings.mu(LOG_SIDE)
     rollouts, prompts = logged_rollouts(rows, mu), prompts_in(rows)
     origin = LogOrigin(
@@ -115,38 +118,50 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         analysed_responses=rows.num_rows,
         analysed_tokens=pa.compute.sum(pa.compute.list_flatten(rows["mask"]).cast(pa.int64())).as_py() or 0,
         assumed=assumed,
-        notes=notes,
+        notes=[_note(one) for one in findings],
     )
     manifest = _manifest(log, settings, origin, rollouts)
     legs = Legs(run, manifest.run_key)
     write_table(run.prompts_path, prompts_table(prompts))
     write_table(run.rollouts_path, rollouts)
-    legs.write(mu.leg("decode"), logged_leg(rows, rollouts["id"], "logprobs"))
-    if census.has_pi:
+    of_sides = {"log_mu": mu.leg("decode")}
+    if columns.has_pi:
         pi = settings.pi(LOG_SIDE)
-        legs.write(pi.leg(), logged_leg(rows, rollouts["id"], "train_logprobs"))
         reference = settings.reference_of(pi)
-        if reference is not None:
-            legs.write(reference.leg(), logged_leg(rows, rollouts["id"], "ref_logprobs"))
+        of_sides |= {"log_pi": pi.leg()} | ({} if reference is None else {"log_ref": reference.leg()})
+    for column, leg in of_sides.items():
+        table = logged_leg(rows, rollouts["id"], column, zeros_are_missing=column in columns.zeros_are_missing)
+        legs.write(leg, table)
     run.write_manifest(manifest)
     return manifest
 
 
-def _require_usable(log: Log, census: Census) -> None:
+def _note(finding: LogFinding) -> LogNote:
+    return LogNote(
+        level=finding.level.value,
+        code=finding.code,
+        sentence=finding.sentence,
+        column=finding.column,
+        evidence=dict(finding.evidence),
+    )
+
+
+def _require_usable(log: Log, census: Census, columns: Columns, findings: Sequence[LogFinding]) -> None:
     if not census.num_responses:
         raise UsageError(f"{log.source} holds no response, so there is nothing to import; give a log of {log.format}")
-    if not census.has_mu:
-        raise UsageError(
-            f"{log.source} holds no log-probs of the sampler, so there is nothing to compare; switch them on where it "
-            "is written (docs/logs.md says how)"
-        )
     if not census.num_sampled_tokens:
         raise UsageError(
             f"{log.source} marks no token as sampled by the policy, so there is nothing to compare; mend its mask"
         )
+    if not columns.has_mu:
+        why = next((one.sentence for one in findings if one.column == "log_mu"), "no row has them")
+        raise UsageError(
+            f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
+            "where it is written (docs/logs.md says how)"
+        )
 
 
-def _settings(log: Log, census: Census, given: LogSettings) -> tuple[CompareSettings, dict[str, str]]:
+def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) -> tuple[CompareSettings, dict[str, str]]:
     """The settings of the run, and what had to be assumed."""
     assumed = {
         name: f"{Dtype.BF16}, because the log does not say; give --{name.replace('_', '-')}"
@@ -160,16 +175,16 @@ def _settings(log: Log, census: Census, given: LogSettings) -> tuple[CompareSett
         temperature = 1.0
         assumed["temperature"] = "1, because the log does not say; give --temperature"
     train_dtype, infer_dtype = given.train_dtype or Dtype.BF16, given.infer_dtype or Dtype.BF16
-    train = LOG_SIDE if census.has_pi else train_dtype.value
+    train = LOG_SIDE if columns.has_pi else train_dtype.value
     settings = CompareSettings(
         model=ModelSettings(path=log.source),
         infer=(InferSide(name=LOG_SIDE, dtype=infer_dtype, logged=True),),
-        train=(TrainSide(name=LOG_SIDE, dtype=train_dtype, logged=True),) if census.has_pi else (),
+        train=(TrainSide(name=LOG_SIDE, dtype=train_dtype, logged=True),) if columns.has_pi else (),
         pairs=((train, LOG_SIDE),),
         prompts=PromptSettings(source=log.source),
         sampling=SamplingSettings(temperature=temperature, max_new_tokens=max(1, census.longest_response)),
         reference=ReferenceSettings(
-            dtype=Dtype.FP32 if census.has_pi and census.has_ref else "none", rounded_weights=False
+            dtype=Dtype.FP32 if columns.has_pi and columns.has_ref else "none", rounded_weights=False
         ),
         floors=FloorSettings(num_sequences=0),
         full_vocabulary=FullVocabularySettings(positions=0),

@@ -27,6 +27,9 @@ LOG: Final = pa.schema(
 )
 """One row a response; log-probs in nats, one list a response, NaN where the log has no number for a token."""
 
+COLUMN_NAMES: Final = {"log_mu": "logprobs", "log_pi": "train_logprobs", "log_ref": "ref_logprobs"}
+"""Of the log-probs of a `LoggedResponse`, as the tables have them."""
+
 
 def log_table(prompt_ids: Sequence[str], responses: Sequence[LoggedResponse]) -> pa.Table:
     """Rows of a log."""

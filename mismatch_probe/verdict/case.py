@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.summary import Counts, SettingFinding
+from mismatch_probe.records.summary import Cause, Counts, SettingFinding
 from mismatch_probe.stats.results import Blame, Estimate, LengthLaw
 from mismatch_probe.verdict.ids import IdsFound
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
@@ -18,6 +18,7 @@ class Case:
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
     and were found to be the run's own. is_logged: both sides are those of a log.
+    log_faults: what makes its numbers mean nothing.
     """
 
     name: tuple[str, str]
@@ -37,6 +38,7 @@ class Case:
     takes_dtypes: bool = True
     exact_sides: tuple[str, ...] = ()
     is_logged: bool = False
+    log_faults: list[Cause] = field(default_factory=list)
 
     @property
     def is_of_dtypes(self) -> bool:

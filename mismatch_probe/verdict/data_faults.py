@@ -12,6 +12,7 @@ SIDES = ("the training path", "the engine")
 
 def data_faults(case: Case) -> Iterator[Cause]:
     """Every reason not to trust the pair; none for sound data."""
+    yield from case.log_faults
     counts = case.counts
     asked = (case.train_dtype, case.infer_dtype)
     for side, wanted, applied in zip(SIDES, asked, (case.applied_train, case.applied_infer), strict=True):

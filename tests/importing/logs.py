@@ -15,8 +15,8 @@ def row(
     number: int, *, step: int | None = None, with_pi: bool = True, tokens: int = 30, **others: Any
 ) -> dict[str, Any]:
     random = np.random.default_rng(number)
-    log_mu = -random.exponential(1.0, tokens)
-    log_pi = np.minimum(log_mu + random.normal(0, NOISE, tokens), 0.0)
+    log_mu = -0.1 - random.exponential(1.0, tokens)
+    log_pi = log_mu + random.normal(0, NOISE, tokens)
     found: dict[str, Any] = {
         "prompt_token_ids": [1, 5, 10 + number // 2],
         "token_ids": random.integers(3, 200, tokens).tolist(),

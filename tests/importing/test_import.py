@@ -10,7 +10,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from tests.command_line import probe
-from tests.importing.logs import mean_abs, row, rows, write
+from tests.importing.logs import NOISE, mean_abs, row, rows, write
 
 
 def imported(tmp_path: Path, log: Path, *words: object, code: ExitCode = ExitCode.PASS) -> RunDirectory:
@@ -112,18 +112,55 @@ def test_log_probs_that_are_missing_are_counted_and_in_no_number(tmp_path: Path)
 def test_a_reference_in_the_log_says_which_side_errs(tmp_path: Path) -> None:
     written = rows()
     for one in written:
-        one["ref_logprobs"] = one["logprobs"]
-    found = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).blame
-    assert found is not None
-    assert found.rms_error_mu is not None
-    assert found.rms_error_mu.value == 0
-    assert found.rms_error_pi is not None
-    assert found.rms_error_pi.value == pytest.approx(root_mean_square(written), rel=1e-9)
+        one["ref_logprobs"] = [value - 1e-6 for value in one["logprobs"]]
+    errors = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).blame
+    assert errors is not None
+    assert errors.rms_error_mu is not None
+    assert errors.rms_error_mu.value == pytest.approx(1e-6, rel=1e-3)
+    assert errors.rms_error_pi is not None
+    assert errors.rms_error_pi.value == pytest.approx(NOISE, rel=0.2)
 
 
-def root_mean_square(written: list[dict[str, list[float]]]) -> float:
-    deviations = np.concatenate([np.subtract(one["train_logprobs"], one["logprobs"]) for one in written])
-    return float(np.sqrt(np.mean(deviations**2)))
+@pytest.mark.parametrize("column", ["train_logprobs", "ref_logprobs"])
+def test_a_column_that_copies_the_samplers_is_not_taken_for_a_second_opinion(tmp_path: Path, column: str) -> None:
+    written = rows()
+    for one in written:
+        one[column] = one["logprobs"]
+    wanted = ExitCode.INCONCLUSIVE if column == "train_logprobs" else ExitCode.PASS
+    origin = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=wanted).read_manifest().log
+    assert origin is not None
+    assert [note.code for note in origin.notes if note.level == "missing"] == ["copied"]
+
+
+def test_steps_whose_trainers_side_was_not_computed_are_left_out_and_named(tmp_path: Path) -> None:
+    """NeMo-RL writes zeros where it skips the pass."""
+    written = [row(number, step=number // 8) for number in range(24)]
+    for one in written[8:16]:
+        one["train_logprobs"] = [0.0] * 30
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    pair, origin = pair_of(run), run.read_manifest().log
+    assert [one.step for one in pair.steps] == [0, 2]
+    assert pair.counts.num_sequences == 16
+    assert origin is not None
+    (note,) = (one for one in origin.notes if one.level == "missing")
+    assert (note.code, note.evidence["steps"]) == ("all_zero", [1])
+
+
+def test_zeros_that_stand_for_missing_numbers_are_called_missing(tmp_path: Path) -> None:
+    written = rows()
+    for number in range(0, len(written), 3):
+        written[number]["logprobs"][5] = 0.0
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
+    assert pair.verdict.code == "missing_logprobs"
+    assert pair.counts.missing_mu == 8
+
+
+def test_a_shifted_column_is_broken_data_and_no_mismatch(tmp_path: Path) -> None:
+    written = rows()
+    for one in written:
+        one["train_logprobs"] = [*one["train_logprobs"][1:], -1.0]
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
+    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "shifted")
 
 
 def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
