@@ -1,22 +1,42 @@
 """`mismatch-probe compare`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Dtypes, Sets, settings_given
+from mismatch_probe.cli.options import Dtypes, Flag, gives_settings
+from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
+_SIDES: Final = {
+    "reference": Flag("reference.dtype", "What both sides are held against: fp32, fp64, none."),
+    "train_precision": Flag("training.precision", "How pi is brought to its dtype: weights, to, autocast, fsdp."),
+}
+_NUM_PROMPTS: Final = {
+    "num_prompts": Flag(
+        "prompts.num_prompts", "How many prompts to use; 64, or all of a smaller source, unless given.", int
+    )
+}
 
+
+@gives_settings(
+    options.MODEL,
+    options.PROMPTS,
+    _NUM_PROMPTS,
+    options.SAMPLES_PER_PROMPT,
+    options.MAX_NEW_TOKENS,
+    options.TEMPERATURE,
+    options.SEED,
+    _SIDES,
+    options.ATTENTION,
+    options.DEVICE,
+)
 def compare(
-    context: typer.Context,
-    model: options.Model = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    given: dict[str, Any],
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
@@ -28,27 +48,6 @@ def compare(
         list[str] | None,
         typer.Option(help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, or checkpoint=FOLDER (repeatable)."),
     ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="What both sides are held against: fp32, fp64, none."), Sets("reference.dtype")
-    ] = None,
-    prompts: options.Prompts = None,
-    chat_template: options.ChatTemplate = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(help="How many prompts to use; 64, or all of a smaller source, unless given."),
-        Sets("prompts.num_prompts"),
-    ] = None,
-    samples_per_prompt: options.SamplesPerPrompt = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    seed: options.Seed = None,
-    train_precision: Annotated[
-        str | None,
-        typer.Option(help="How pi is brought to its dtype: weights, to, autocast, fsdp."),
-        Sets("training.precision"),
-    ] = None,
-    attention: options.Attention = None,
-    device: options.Device = None,
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
@@ -63,7 +62,7 @@ def compare(
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
     """
-    flags = settings_given(compare, context, **side_values(dtype, train_dtype, infer_dtype, train, infer))
+    flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
     warm_up()
     from mismatch_probe.cli.compare_command import run_compare
 

@@ -1,43 +1,34 @@
 """`mismatch-probe evaluate`."""
 
-from typing import Annotated
+from typing import Any, Final
 
 import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import pairs_of
-from mismatch_probe.cli.options import Sets, settings_given
+from mismatch_probe.cli.options import Flag, gives_settings
+from mismatch_probe.config.nested import nested
+
+_PROBLEMS: Final = {
+    "task": Flag("prompts.source", options.TASK_HELP),
+    "num_problems": Flag(
+        "prompts.num_prompts", "How many problems; 256, or all of a smaller source, unless given.", int
+    ),
+    "reward": Flag("evaluation.reward", options.REWARD_HELP),
+    "samples_per_prompt": Flag(
+        "sampling.samples_per_prompt", "Responses sampled for each problem; 4 unless given.", int
+    ),
+    "seed": Flag("sampling.seed", "Seed of problems and sampling.", int),
+    "sample_pi": Flag("evaluation.sample_pi", "Also sample responses on the training path itself; slower.", bool),
+}
 
 
+@gives_settings(options.MODEL, _PROBLEMS, options.MAX_NEW_TOKENS, options.TEMPERATURE, options.DEVICE)
 def evaluate(
-    context: typer.Context,
-    model: options.Model = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    task: Annotated[options.Task, Sets("prompts.source")] = None,
-    num_problems: Annotated[
-        int | None,
-        typer.Option(help="How many problems; 256, or all of a smaller source, unless given."),
-        Sets("prompts.num_prompts"),
-    ] = None,
-    reward: Annotated[options.RewardName, Sets("evaluation.reward")] = None,
+    given: dict[str, Any],
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
-    samples_per_prompt: Annotated[
-        int | None,
-        typer.Option(help="Responses sampled for each problem; 4 unless given."),
-        Sets("sampling.samples_per_prompt"),
-    ] = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of problems and sampling."), Sets("sampling.seed")] = None,
-    device: options.Device = None,
-    sample_pi: Annotated[
-        bool,
-        typer.Option("--sample-pi", help="Also sample responses on the training path itself; slower."),
-        Sets("evaluation.sample_pi"),
-    ] = False,
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
@@ -47,7 +38,7 @@ def evaluate(
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
-    flags = settings_given(evaluate, context, pairs=pairs_of(dtype, train_dtype, infer_dtype))
+    flags = given | nested({"pairs": pairs_of(dtype, train_dtype, infer_dtype)})
     from mismatch_probe.cli.evaluate_command import run_evaluate
 
     raise typer.Exit(int(run_evaluate(flags, config=config, out=out, resume=resume, json_output=json_output)))

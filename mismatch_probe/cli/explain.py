@@ -1,21 +1,28 @@
 """`mismatch-probe explain RUN --model CHECKPOINT`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Sets, settings_given
+from mismatch_probe.cli.options import Flag, gives_settings
+
+_SAID: Final = {
+    "train_dtype": Flag("pi.dtype", "The trainer computed in."),
+    "infer_dtype": Flag("mu.dtype", "The sampler computed in."),
+    "top_p": Flag("mu.top_p", "The sampler's log-probs are said to be normalised over.", float),
+    "top_k": Flag("mu.top_k", "As --top-p, of the best so many.", int),
+    "adapter": Flag("adapter", "LoRA adapter of both sides: a folder."),
+    "device": Flag("device", "auto, cpu, cuda, cuda:1."),
+}
 
 
+@gives_settings(options.MODEL, _SAID)
 def explain(
-    context: typer.Context,
+    given: dict[str, Any],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")],
-    model: options.Model = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
     step: Annotated[
         int | None, typer.Option(help="Explain the responses of this step, whose weights MODEL has.")
     ] = None,
@@ -23,28 +30,19 @@ def explain(
         list[str] | None,
         typer.Option(help="Other weights to try, as VERSION=FOLDER (repeatable): a checkpoint or a LoRA adapter."),
     ] = None,
-    train_dtype: Annotated[str | None, typer.Option(help="The trainer computed in."), Sets("pi.dtype")] = None,
-    infer_dtype: Annotated[str | None, typer.Option(help="The sampler computed in."), Sets("mu.dtype")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Both sides are said to be at; default: what the import says.")
     ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="The sampler's log-probs are said to be normalised over."), Sets("mu.top_p")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="As --top-p, of the best so many."), Sets("mu.top_k")] = None,
-    adapter: Annotated[str | None, typer.Option(help="LoRA adapter of both sides: a folder."), Sets("adapter")] = None,
     num_responses: Annotated[int | None, typer.Option(min=1, help="Look at so many responses; default 128.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1."), Sets("device")] = None,
     json_output: options.JsonOutput = False,
 ) -> None:
     """Name the cause of what a log shows: each suspected one is computed from the checkpoint and set against it."""
-    flags = settings_given(explain, context)
     warm_up()
     from mismatch_probe.cli.explain_command import run_explain_command
 
     code = run_explain_command(
         run,
-        flags,
+        given,
         step=step,
         weights=weights or [],
         temperature=temperature,

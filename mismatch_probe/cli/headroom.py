@@ -1,48 +1,30 @@
 """`mismatch-probe headroom`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Sets, settings_given
+from mismatch_probe.cli.options import Flag, gives_settings
+
+_EXAMINATION: Final = {
+    "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 8 unless given.", int),
+    "temperature": Flag("sampling.temperature", "Sampling temperature.", float),
+    "reward": Flag("reward", options.REWARD_HELP),
+    "objective": Flag("objective.name", "Whose gradient: grpo, dr-grpo, reinforce, gspo, …"),
+    "attention": Flag("attention", "Attention of the FP16 runs: sdpa, eager, flash_attention_2; default: as `train`."),
+    "device": Flag("device", "auto, cpu, cuda, cuda:1."),
+    "batch_tokens": Flag("batch_tokens", "Tokens of one forward pass, padding included.", int),
+    "weights_only": Flag("weights_only", "Scan the stored weights, of any size, and run nothing.", bool),
+}
 
 
+@gives_settings(
+    options.MODEL, options.PROMPTS, options.SAMPLES_PER_PROMPT, options.MAX_NEW_TOKENS, options.SEED, _EXAMINATION
+)
 def headroom(
-    context: typer.Context,
-    model: options.Model = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    prompts: options.Prompts = None,
-    chat_template: options.ChatTemplate = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(help="How many prompts to use; 8 unless given."), Sets("prompts.num_prompts")
-    ] = None,
-    samples_per_prompt: options.SamplesPerPrompt = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature."), Sets("sampling.temperature")
-    ] = None,
-    seed: options.Seed = None,
-    reward: Annotated[options.RewardName, Sets("reward")] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="Whose gradient: grpo, dr-grpo, reinforce, gspo, …"), Sets("objective.name")
-    ] = None,
-    attention: Annotated[
-        str | None,
-        typer.Option(help="Attention of the FP16 runs: sdpa, eager, flash_attention_2; default: as `train`."),
-        Sets("attention"),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1."), Sets("device")] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of one forward pass, padding included."), Sets("batch_tokens")
-    ] = None,
-    weights_only: Annotated[
-        bool,
-        typer.Option("--weights-only", help="Scan the stored weights, of any size, and run nothing."),
-        Sets("weights_only"),
-    ] = False,
+    given: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder to write headroom.json and report.html into.")] = None,
     run: options.Run = None,
     config: options.Config = None,
@@ -52,7 +34,6 @@ def headroom(
 
     Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
     """
-    flags = settings_given(headroom, context)
     from mismatch_probe.cli.headroom_command import run_headroom
 
-    raise typer.Exit(int(run_headroom(flags, config=config, out=out, run=run, json_output=json_output)))
+    raise typer.Exit(int(run_headroom(given, config=config, out=out, run=run, json_output=json_output)))

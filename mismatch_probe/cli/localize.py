@@ -1,48 +1,42 @@
 """`mismatch-probe localize`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Sets, settings_given
+from mismatch_probe.cli.options import Flag, gives_settings
+from mismatch_probe.config.nested import nested
 from mismatch_probe.errors import UsageError
 
+_LOOK: Final = {
+    "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 16 unless given.", int),
+    "modules": Flag("modules", "Every module, not only every block.", bool),
+    "no_interventions": Flag(
+        "interventions", "Only where errors enter, not what would mend them.", bool, turns_off=True
+    ),
+    "switches": Flag(
+        "switches", "Also restart the engine in other ways: compiled, chunked prefill; on CUDA more.", bool
+    ),
+}
 
+
+@gives_settings(
+    options.MODEL,
+    options.PROMPTS,
+    options.MAX_NEW_TOKENS,
+    options.SEED,
+    _LOOK,
+    options.ATTENTION,
+    options.DEVICE,
+)
 def localize(
-    context: typer.Context,
-    model: options.Model = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    given: dict[str, Any],
     dtype: Annotated[str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32.")] = None,
     train_dtype: Annotated[str | None, typer.Option(help="The training path computes in.")] = None,
     infer_dtype: Annotated[str | None, typer.Option(help="The engine computes in.")] = None,
-    prompts: options.Prompts = None,
-    chat_template: options.ChatTemplate = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(help="How many prompts to use; 16 unless given."), Sets("prompts.num_prompts")
-    ] = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    seed: options.Seed = None,
-    modules: Annotated[
-        bool, typer.Option("--modules", help="Every module, not only every block."), Sets("modules")
-    ] = False,
-    no_interventions: Annotated[
-        bool,
-        typer.Option("--no-interventions", help="Only where errors enter, not what would mend them."),
-        Sets("interventions", turns_off=True),
-    ] = False,
-    switches: Annotated[
-        bool,
-        typer.Option(
-            "--switches", help="Also restart the engine in other ways: compiled, chunked prefill; on CUDA more."
-        ),
-        Sets("switches"),
-    ] = False,
-    attention: options.Attention = None,
-    device: options.Device = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
     ] = None,
@@ -56,8 +50,7 @@ def localize(
     """
     if dtype is not None and (train_dtype is not None or infer_dtype is not None):
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
-    dtypes = {"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype}
-    flags = settings_given(localize, context, **dtypes)
+    flags = given | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
     warm_up()
     from mismatch_probe.cli.localize_command import run_localize
 

@@ -1,63 +1,67 @@
-"""The flags that several commands have, declared once, each with the setting that it gives."""
+"""The flags that several commands have, declared once; one that is a setting is declared with it."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Final
 
 import typer
 
 from mismatch_probe.config.nested import nested
 from mismatch_probe.errors import UsageError
 
-_ENGINE_PREFIX = "--vllm."
+_ENGINE_PREFIX: Final = "--vllm."
 
 
 @dataclass(frozen=True)
-class Sets:
-    """The setting that a flag gives, by its dotted name; a flag that turns something off gives `False`."""
+class Flag:
+    """A flag that gives the setting of this dotted name, and nothing else; one that `turns_off` gives False."""
 
-    path: str
+    setting: str
+    help: str
+    kind: Any = str
     turns_off: bool = False
 
+    def parameter(self, name: str) -> inspect.Parameter:
+        """As typer reads it; the flag is `--name`, with dashes."""
+        if self.kind is bool:
+            return _keyword(name, bool, typer.Option(False, f"--{name.replace('_', '-')}", help=self.help))
+        return _keyword(name, self.kind | None, typer.Option(None, help=self.help))
 
-Model = Annotated[str | None, typer.Option(help="Checkpoint: a folder, a hub id, or `demo`."), Sets("model.path")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id."), Sets("model.revision")]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run the model code that the checkpoint brings."),
-    Sets("model.trust_remote_code"),
-]
-Prompts = Annotated[
-    str | None,
-    typer.Option(help="`sums:SPLIT`, a .jsonl or .parquet file, or hub:OWNER/NAME."),
-    Sets("prompts.source"),
-]
-ChatTemplate = Annotated[
-    str | None,
-    typer.Option(help="auto (text becomes a user message if there is a template), always, never."),
-    Sets("prompts.chat_template"),
-]
-Task = Annotated[str | None, typer.Option(help="Problems: `sums:SPLIT`, a .jsonl or .parquet file, hub:…")]
-RewardName = Annotated[str | None, typer.Option(help="`math`, or `module:function`; default: the task's own.")]
+
+Flags = Mapping[str, Flag]
+
+MODEL: Final = {
+    "model": Flag("model.path", "Checkpoint: a folder, a hub id, or `demo`."),
+    "revision": Flag("model.revision", "Branch, tag or commit of a hub id."),
+    "trust_remote_code": Flag("model.trust_remote_code", "Run the model code that the checkpoint brings.", bool),
+}
+PROMPTS: Final = {
+    "prompts": Flag("prompts.source", "`sums:SPLIT`, a .jsonl or .parquet file, or hub:OWNER/NAME."),
+    "chat_template": Flag(
+        "prompts.chat_template", "auto (text becomes a user message if there is a template), always, never."
+    ),
+}
+SAMPLES_PER_PROMPT: Final = {
+    "samples_per_prompt": Flag("sampling.samples_per_prompt", "Responses sampled for each prompt.", int)
+}
+MAX_NEW_TOKENS: Final = {"max_new_tokens": Flag("sampling.max_new_tokens", "Longest response, in tokens.", int)}
+TEMPERATURE: Final = {
+    "temperature": Flag("sampling.temperature", "Sampling temperature, the same on both sides.", float)
+}
+SEED: Final = {"seed": Flag("sampling.seed", "Seed of prompts and sampling.", int)}
+ATTENTION: Final = {"attention": Flag("training.attention", "pi's attention: sdpa, eager, flash_attention_2.")}
+DEVICE: Final = {"device": Flag("training.device", "Device of the training path: auto, cpu, cuda, cuda:1.")}
+
+TASK_HELP: Final = "Problems: `sums:SPLIT`, a .jsonl or .parquet file, hub:…"
+REWARD_HELP: Final = "`math`, or `module:function`; default: the task's own."
+
 Dtypes = list[str] | None
 BothDtypes = Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")]
 TrainDtypes = Annotated[Dtypes, typer.Option(help="Training side (repeatable; crossed with --infer-dtype).")]
 InferDtypes = Annotated[Dtypes, typer.Option(help="Inference side (repeatable).")]
-SamplesPerPrompt = Annotated[
-    int | None, typer.Option(help="Responses sampled for each prompt."), Sets("sampling.samples_per_prompt")
-]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Longest response, in tokens."), Sets("sampling.max_new_tokens")]
-Temperature = Annotated[
-    float | None, typer.Option(help="Sampling temperature, the same on both sides."), Sets("sampling.temperature")
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of prompts and sampling."), Sets("sampling.seed")]
-Attention = Annotated[
-    str | None, typer.Option(help="pi's attention: sdpa, eager, flash_attention_2."), Sets("training.attention")
-]
-Device = Annotated[
-    str | None, typer.Option(help="Device of the training path: auto, cpu, cuda, cuda:1."), Sets("training.device")
-]
 Run = Annotated[Path | None, typer.Option(help="Run of `compare` to take the settings from and to file the result in.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
@@ -65,20 +69,46 @@ Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the sa
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def settings_given(command: Callable[..., None], context: typer.Context, **more: Any) -> dict[str, Any]:
-    """The settings that a command line gives, engine arguments and `more` included, as a file would hold them.
+def gives_settings(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of these groups: its first parameter is what they and the engine arguments set, as a
+    file would hold it. Typer is shown the flags in its place.
+    """
+    flags = {name: flag for group in groups for name, flag in group.items()}
 
+    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(context: typer.Context, **values: Any) -> None:
+            command(_given(flags, context), **{name: value for name, value in values.items() if name not in flags})
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        shown = [flag.parameter(name) for name, flag in flags.items()]
+        arguments = [parameter for parameter in own if parameter.default is parameter.empty]
+        rest = [parameter for parameter in own if parameter.default is not parameter.empty]
+        parameters = [_keyword("context", typer.Context), *arguments, *shown, *rest]
+        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        called.flags = flags  # type: ignore[attr-defined]
+        return called
+
+    return with_flags
+
+
+def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+
+
+def _given(flags: Flags, context: typer.Context) -> dict[str, Any]:
+    """
     Raises:
         UsageError: a word is neither a flag nor an engine argument.
     """
-    given: dict[str, Any] = {"engine.args": vllm_flags(context.args) or None, **more}
-    for name, hint in get_type_hints(command, include_extras=True).items():
+    given: dict[str, Any] = {"engine.args": vllm_flags(context.args) or None}
+    for name, flag in flags.items():
         source = context.get_parameter_source(name)
-        for sets in (argument for argument in get_args(hint) if isinstance(argument, Sets)):
-            if source is not None and source.name != "DEFAULT":
-                given[sets.path] = (
-                    not sets.turns_off if isinstance(context.params[name], bool) else context.params[name]
-                )
+        if source is not None and source.name != "DEFAULT":
+            value = context.params[name]
+            given[flag.setting] = not flag.turns_off if flag.kind is bool else value
     return nested(given)
 
 

@@ -1,42 +1,37 @@
 """`mismatch-probe score RUN --model CHECKPOINT --out SCORED`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import settings_given
+from mismatch_probe.cli.options import gives_settings
 
 
+@gives_settings(options.MODEL, options.ATTENTION, options.DEVICE)
 def score(
-    context: typer.Context,
+    given: dict[str, Any],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")],
     out: Annotated[Path, typer.Option(help="Run directory to make, or to continue.")],
-    model: options.Model = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
     step: Annotated[int | None, typer.Option(help="Score the responses of this step, whose weights MODEL has.")] = None,
     train_dtype: Annotated[str | None, typer.Option(help="The training path computes in; default: the log's.")] = None,
     infer_dtype: Annotated[str | None, typer.Option(help="The engine computes in; default: the log's.")] = None,
     no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
-    attention: options.Attention = None,
-    device: options.Device = None,
     json_output: options.JsonOutput = False,
 ) -> None:
     """Compute what an imported log lacks, on its own token ids: the trainer's side, the engine's, the FP32 reference.
 
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
-    flags = settings_given(score, context)
     warm_up()
     from mismatch_probe.cli.log_commands import run_score
 
     code = run_score(
         run,
         out,
-        flags,
+        given,
         {"train_dtype": train_dtype, "infer_dtype": infer_dtype, "with_engine": not no_engine, "step": step},
         json_output=json_output,
     )
