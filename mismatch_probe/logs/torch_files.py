@@ -8,10 +8,9 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,20 +35,15 @@ _DTYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _StorageKind:
-    name: str
+class _Storage(NamedTuple):
+    """Tuples, unlike dataclasses, cannot be changed by the pickle that they stand in."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Storage:
     kind: str
     entry: str
     num_items: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor whose bytes are still in the file. offset, strides: in items."""
 
     storage: _Storage
@@ -71,7 +65,7 @@ TENSOR_NAMES: Final[Names] = {
     "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
     **NUMPY_NAMES,
     "collections.OrderedDict": StandIn(lambda *pairs: dict(*pairs)),
-    **{f"torch.{name}Storage": _StorageKind(name) for name in _DTYPES},
+    **{f"torch.{name}Storage": name for name in _DTYPES},
 }
 
 
@@ -165,6 +159,6 @@ def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, s
 
 def _stored(pid: Any) -> _Storage:
     what, kind, entry, _, num_items = pid
-    if what != "storage" or not isinstance(kind, _StorageKind) or type(entry) is not str or type(num_items) is not int:
+    if what != "storage" or kind not in _DTYPES or type(entry) is not str or type(num_items) is not int:
         raise ValueError("no storage")
-    return _Storage(kind.name, entry, num_items)
+    return _Storage(kind, entry, num_items)

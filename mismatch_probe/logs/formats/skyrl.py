@@ -25,7 +25,7 @@ from mismatch_probe.records.logged import LoggedResponse
 
 _MODULES: Final = ("skyrl.backends.skyrl_train.training_batch", "skyrl_train.training_batch")
 _REBUILD: Final = "_rebuild_tensor_batch"
-_NAMES: Final[Names] = {
+NAMES: Final[Names] = {
     **NUMPY_NAMES,
     "torch.device": UNREAD,
     **{f"{module}.{_REBUILD}": StandIn(lambda kind, state: state) for module in _MODULES},
@@ -43,7 +43,7 @@ def _fits(look: Look) -> bool:
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     try:
         with opened(path) as file:
-            batch, num_padding_rows = _batch(load(file, _NAMES))
+            batch, num_padding_rows = _batch(load(file, NAMES))
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
     except Unreadable as error:

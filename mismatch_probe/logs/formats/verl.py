@@ -4,10 +4,9 @@ Nothing of tensordict is imported: its names mean the few things that are read h
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +23,7 @@ from mismatch_probe.records.logged import LoggedResponse
 _COLUMNS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs")
 
 
-@dataclass(frozen=True, slots=True)
-class _Jagged:
+class _Jagged(NamedTuple):
     """Rows of several lengths, one behind the other: row i is values[offsets[i]:offsets[i + 1]]."""
 
     values: Any
@@ -48,7 +46,7 @@ def _fields(kind: Any, state: Any) -> Any:
     return state["_tensordict"]
 
 
-_NAMES: Final[Names] = {
+NAMES: Final[Names] = {
     **TENSOR_NAMES,
     "__builtin__.set": StandIn(lambda *_: Unread()),
     "builtins.set": StandIn(lambda *_: Unread()),
@@ -74,7 +72,7 @@ def _is_protocol(look: Look) -> bool:
 
 
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
-    with saved_file(path, _NAMES) as file:
+    with saved_file(path, NAMES) as file:
         step = Row(str(path), file.content).whole("global_steps")
         for number, (columns, tags, key) in enumerate(_rows(path, file)):
             row = Row(f"sample {number} of {path}", {**tags, **columns})

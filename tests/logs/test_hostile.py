@@ -1,0 +1,275 @@
+"""Files that are damaged, or made to do harm: one sentence that names the place, and nothing is run."""
+
+import json
+import os
+import pickle
+import socket
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs import FORMATS, LogFinding, lines, recognise
+from mismatch_probe.logs.formats import skyrl, verl
+from mismatch_probe.logs.torch_files import TENSOR_NAMES
+
+DATA = Path(__file__).parent / "data"
+ROLLOUTS = DATA / "plain" / "rollouts.jsonl"
+ROW = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": [-0.5, -0.25]}
+
+
+def refused(path: Path, name: str = "plain") -> str:
+    """The sentence that a log is refused with, of one line."""
+    with pytest.raises(UsageError) as caught:
+        list(FORMATS[name].read(path, lambda finding: None))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def log(tmp_path):
+    def write(*rows: object) -> Path:
+        path = tmp_path / "log.jsonl"
+        path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"token_ids": "34"}, "token_ids is no list"),
+        ({"token_ids": [3, -4]}, "token_ids is no list of token ids"),
+        ({"token_ids": [3, 2**31]}, "token_ids is no list of token ids"),
+        ({"token_ids": [3, 2**80]}, "token_ids is no list of token ids"),
+        ({"token_ids": [3.0, 4.5]}, "token_ids is no list of token ids"),
+        ({"token_ids": [True, False]}, "token_ids is no list of token ids"),
+        ({"token_ids": [3, "4"]}, "token_ids is no list of token ids"),
+        ({"token_ids": [3, None]}, "token_ids is no list of token ids"),
+        ({"token_ids": [[3], [4]]}, "token_ids is no plain list"),
+        ({"token_ids": [3, [4]]}, "token_ids holds lists of several lengths"),
+        ({"token_ids": None}, "it has no token_ids"),
+        ({"logprobs": [-0.5]}, "logprobs has 1 entries where the tokens are 2"),
+        ({"logprobs": ["-0.5", "-0.25"]}, "logprobs is no list of numbers"),
+        ({"logprobs": [{}, {}]}, "logprobs is no list of numbers"),
+        ({"logprobs": {"0": -0.5}}, "logprobs is no list"),
+        ({"mask": [1, 2]}, "mask is no list of 0 and 1"),
+        ({"step": -1}, "step is no whole number"),
+        ({"step": 1.5}, "step is no whole number"),
+        ({"step": 10**400}, "step is no whole number"),
+        ({"temperature": "1"}, "temperature is no number"),
+        ({"temperature": float("nan")}, "temperature is no number"),
+        ({"group": ["a"]}, "group is neither a text nor a whole number"),
+    ],
+)
+def test_a_column_of_another_kind_is_refused_with_its_line(log, change, reason):
+    said = refused(log(ROW, ROW | change))
+    assert "line 2 of" in said
+    assert reason in said
+    assert said.endswith("mend or remove the row")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[" * 100_000, "nests deeper than can be read"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "nests deeper than can be read"),
+        ('{"step": ' + "9" * 100_000 + "}", "more digits than can be read"),
+        ('{"token_ids": [1], "token_ids": [2]}', "names the key 'token_ids' twice"),
+        ("[1, 2]", "it holds a list, not an object"),
+        ("{'a': 1}", "malformed JSON"),
+    ],
+)
+def test_a_line_that_is_no_row_is_refused(log, line, reason):
+    said = refused(log(ROW, line, ROW))
+    assert "line 2 of" in said
+    assert reason in said
+
+
+def test_a_line_that_is_too_long_is_not_read_to_its_end(log, monkeypatch):
+    path = log(ROW, ROW | {"group": "x" * 5000})
+    monkeypatch.setattr(lines, "LONGEST_LINE_BYTES", 4 * 2**10)
+    assert "line 2 of" in refused(path)
+    assert "longer than" in refused(path)
+
+
+def test_a_last_line_that_is_cut_off_leaves_the_others(log):
+    path = log(ROW, ROW, ROW)
+    path.write_bytes(path.read_bytes()[:-20])
+    told: list[LogFinding] = []
+    assert len(list(FORMATS["plain"].read(path, told.append))) == 2
+    assert [(finding.code, finding.evidence["line"]) for finding in told] == [("half_written", 3)]
+
+
+def test_a_last_line_without_its_newline_is_a_line(log):
+    path = log(ROW, ROW)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(list(FORMATS["plain"].read(path, pytest.fail))) == 2
+
+
+def test_text_that_is_not_utf_8_is_refused(log):
+    path = log(ROW, ROW)
+    path.write_bytes(path.read_bytes().replace(b"[3, 4]", b"[3,\xff4]", 1))
+    assert "line 1 of" in refused(path)
+    assert "not UTF-8" in refused(path)
+
+
+def test_a_parquet_that_is_cut_off_is_refused(tmp_path):
+    whole = next((DATA / "miles").rglob("*.parquet")).read_bytes()
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(whole[: len(whole) // 2])
+    assert "no readable parquet" in refused(cut, "miles")
+
+
+class Harmful:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.path,))
+
+
+def torch_saved(path: Path, pickled: bytes, **more: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {"data.pkl": pickled, **more}.items():
+            archive.writestr(f"archive/{name}", content)
+    return path
+
+
+@pytest.mark.parametrize("name", ["slime", "slime_rollout", "verl", "skyrl"])
+def test_a_pickle_with_code_is_never_run(name, tmp_path):
+    touched = tmp_path / "touched"
+    pickled = pickle.dumps({"format_version": 2, "samples": [Harmful(touched)]}, protocol=2)
+    path = tmp_path / "log"
+    if name == "skyrl":
+        path.write_bytes(pickled)
+    else:
+        torch_saved(path, pickled)
+    said = refused(path, name)
+    assert "could run code" in said
+    pickle.loads(pickled)
+    assert touched.exists(), "the pickle does write where it is loaded"
+
+
+@pytest.mark.parametrize(
+    "names", [("os", "system"), ("builtins", "eval"), ("builtins", "getattr"), ("posix", "system"), ("a\x1b[2J", "b")]
+)
+def test_no_name_of_a_pickle_is_looked_up(names, tmp_path):
+    path = tmp_path / "log.pkl"
+    path.write_bytes(b"c" + "\n".join(names).encode() + b"\n(X\x04\x00\x00\x00exittR.")
+    said = refused(path, "skyrl")
+    assert "could run code" in said
+    assert "\x1b" not in said
+
+
+ALLOWED = sorted({*skyrl.NAMES, *verl.NAMES, *TENSOR_NAMES})
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_pickle_cannot_change_what_an_allowed_name_means(name, tmp_path):
+    """`BUILD` sets attributes of what a name means: none of ours can be changed."""
+    module, _, attribute = name.rpartition(".")
+    state = pickle.dumps(({}, {"__call__": 1, "_function": 1, "__class__": 1}), protocol=2)[2:-1]
+    program = b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + state + b"b."
+    path = tmp_path / "log.pkl"
+    path.write_bytes(program)
+    before = {known: repr(meaning) for known, meaning in {**skyrl.NAMES, **verl.NAMES}.items()}
+    assert "cannot be read" in refused(path, "skyrl")
+    assert "cannot be read" in refused(torch_saved(tmp_path / "log.pt", program), "verl")
+    assert {known: repr(meaning) for known, meaning in {**skyrl.NAMES, **verl.NAMES}.items()} == before
+
+
+def tensor(shape: tuple, strides: tuple, offset: object = 0, numel: object = 4) -> bytes:
+    """A pickle of one sample whose tokens are a tensor as given, over a storage of 4 numbers."""
+
+    def pickled(value: object) -> bytes:
+        return pickle.dumps(value, protocol=2)[2:-1]
+
+    storage = (
+        b"(" + pickled("storage") + b"ctorch\nLongStorage\n" + pickled("0") + pickled("cpu") + pickled(numel) + b"tQ"
+    )
+    made = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + pickled(offset) + pickled(shape) + pickled(strides)
+    made += b"\x89" + b"ccollections\nOrderedDict\n)RtR"
+    sample = b"}(" + pickled("tokens") + made + pickled("response_length") + pickled(1) + b"u"
+    return b"\x80\x02}(" + pickled("rollout_id") + pickled(0) + pickled("samples") + b"]" + sample + b"a" + b"u."
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        tensor((8,), (1,)),
+        tensor((4,), (1,), offset=1),
+        tensor((2**40,), (0,)),
+        tensor((2**20, 2**20), (0, 0)),
+        tensor((4,), (-1,)),
+        tensor((4,), (1, 1)),
+        tensor((2**62,), (2**62,)),
+        tensor((4,), (1,), offset=-1),
+        tensor((5,), (1,), numel=5),
+        tensor((True,), (1,)),
+    ],
+)
+def test_a_tensor_that_is_larger_than_its_bytes_is_refused(program, tmp_path):
+    path = torch_saved(tmp_path / "0.pt", program, **{"data/0": struct.pack("<4q", 1, 2, 3, 4)})
+    assert "cannot be read" in refused(path, "slime_rollout")
+
+
+def test_a_tensor_that_is_not_is_read(tmp_path):
+    path = torch_saved(tmp_path / "0.pt", tensor((4,), (1,)), **{"data/0": struct.pack("<4q", 1, 2, 3, 4)})
+    [response] = FORMATS["slime_rollout"].read(path, pytest.fail)
+    assert (response.prompt_token_ids.tolist(), response.token_ids.tolist()) == ([1, 2, 3], [4])
+
+
+@pytest.mark.parametrize("name", ["slime", "verl", "skyrl"])
+def test_a_saved_step_that_is_cut_off_anywhere_is_refused(name, tmp_path):
+    whole = FORMATS[name].sources(DATA / name)[0].path.read_bytes()
+    for length in (0, 1, 10, len(whole) // 2, len(whole) - 30):
+        cut = tmp_path / "log"
+        cut.write_bytes(whole[:length])
+        assert "cannot be read" in refused(cut, name)
+
+
+def test_a_compressed_archive_is_refused(tmp_path):
+    path = tmp_path / "bomb.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x00" * 10**8)
+    assert "no whole file of torch.save" in refused(path, "slime")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "socket"])
+def test_a_folder_of_a_log_holds_files_and_nothing_else(kind, tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(ROLLOUTS.read_bytes())
+    other = folder / "other"
+    if kind == "link":
+        other.symlink_to(ROLLOUTS)
+    elif kind == "pipe":
+        os.mkfifo(other)
+    else:
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(str(other))
+    with pytest.raises(UsageError, match="nothing but folders and regular files is opened"):
+        recognise(folder)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="is not a log of a known format"):
+        recognise(pipe)
+    assert "a pipe or a device" in refused(pipe)
+
+
+def test_links_of_a_tracker_are_left_alone(tmp_path):
+    tracker = tmp_path / "wandb"
+    tracker.mkdir()
+    (tracker / "latest-run").symlink_to(tmp_path)
+    (tmp_path / "rollouts.jsonl").write_bytes(ROLLOUTS.read_bytes())
+    assert recognise(tmp_path).name == "plain"
