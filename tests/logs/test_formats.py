@@ -1,0 +1,338 @@
+"""What is peculiar to one format."""
+
+import json
+import pickle
+import shutil
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs import FORMATS, LogChecks, LogFinding, recognise
+from mismatch_probe.records.logged import LoggedResponse
+
+DATA = Path(__file__).parent / "data"
+
+
+def read(path: Path, name: str | None = None) -> tuple[list[LoggedResponse], list[LogFinding]]:
+    told: list[LogFinding] = []
+    return list(recognise(path, name).read(path, told.append)), told
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def written(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def codes(responses: list[LoggedResponse]) -> list[str]:
+    checks = LogChecks()
+    for response in responses:
+        checks.add(response)
+    return [finding.code for finding in checks.findings() if finding.code != "mask_counts"]
+
+
+class TestPlain:
+    def test_parquet_and_lines_are_the_same(self, tmp_path):
+        path = DATA / "plain" / "rollouts.jsonl"
+        pq.write_table(pa.Table.from_pylist(lines_of(path)), tmp_path / "rollouts.parquet", row_group_size=2)
+        for one, other in zip(read(path)[0], read(tmp_path / "rollouts.parquet")[0], strict=True):
+            for field in one.__dataclass_fields__.keys() - {"where"}:
+                assert np.array_equal(getattr(one, field), getattr(other, field)), field
+
+    def test_what_is_absent_is_none_and_what_has_no_number_is_nan(self, tmp_path):
+        rows = [{"prompt_token_ids": [1], "token_ids": [2, 3], "logprobs": [None, -0.5]}]
+        [response] = read(written(tmp_path / "a.jsonl", rows))[0]
+        assert np.isnan(response.log_mu[0])
+        assert (response.log_pi, response.step, response.group) == (None, None, None)
+        assert response.sampled.all()
+
+    def test_nulls_in_parquet_are_nan(self, tmp_path):
+        table = pa.table({"prompt_token_ids": [[1]], "token_ids": [[2, 3]], "logprobs": [[None, -0.5]]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        [response] = read(tmp_path / "a.parquet")[0]
+        assert np.isnan(response.log_mu[0])
+
+    def test_a_column_that_is_not_read_is_named(self, tmp_path):
+        rows = [{"prompt_token_ids": [1], "token_ids": [2], "logprobs": [-0.5], "train_logprob": [-0.5]}]
+        _, [told] = read(written(tmp_path / "a.jsonl", rows))
+        assert told.sentence.endswith("not read: train_logprob")
+
+
+class TestNemoRl:
+    FILE = DATA / "nemo_rl" / "train_data_step1.jsonl"
+
+    def test_an_uncomputed_column_never_reads_as_a_mismatch(self, tmp_path):
+        rows = [row | {"prev_logprobs": [[0.0] * len(row["token_ids"][0])]} for row in lines_of(self.FILE)]
+        responses, _ = read(written(tmp_path / "train_data_step7.jsonl", rows))
+        assert codes(responses) == ["all_zero"]
+        assert {response.step for response in responses} == {7}
+
+    def test_a_bypass_copy_never_reads_as_perfect(self, tmp_path):
+        rows = [row | {"prev_logprobs": row["generation_logprobs"]} for row in lines_of(self.FILE)]
+        assert codes(read(written(tmp_path / "a.jsonl", rows))[0]) == ["copied"]
+
+    def test_literals_that_json_lacks_are_no_numbers(self, tmp_path):
+        rows = lines_of(self.FILE)
+        start = rows[0]["token_loss_mask"][0].index(1)
+        rows[0]["prev_logprobs"][0][start : start + 2] = [float("nan"), float("-inf")]
+        assert codes(read(written(tmp_path / "a.jsonl", rows))[0]) == ["some_missing", "sentinels"]
+
+    def test_a_sample_outside_the_loss_has_no_token_that_counts(self, tmp_path):
+        rows = lines_of(self.FILE)
+        rows[0]["sample_loss_mask"] = [0.0]
+        responses, _ = read(written(tmp_path / "a.jsonl", rows))
+        assert responses[0].token_ids.size == 23
+        assert not responses[0].sampled.any()
+
+    def test_padding_on_the_other_side_is_refused(self, tmp_path):
+        rows = lines_of(self.FILE)
+        rows[1]["token_loss_mask"][0].reverse()
+        with pytest.raises(UsageError, match=r"line 2 .* behind input_lengths, 11: the padding is elsewhere"):
+            read(written(tmp_path / "a.jsonl", rows))
+
+    def test_the_order_of_keys_says_nothing(self, tmp_path):
+        rows = [dict(reversed(row.items())) for row in lines_of(self.FILE)]
+        assert len(read(written(tmp_path / "a.jsonl", rows))[0]) == 3
+
+
+class TestPrimeRl:
+    FILE = DATA / "prime_rl" / "token_exports" / "step_1" / "rank_0.jsonl"
+
+    def test_the_filler_before_the_first_token_is_no_log_prob(self, tmp_path):
+        rows = [row | {"loss_mask": [True] * len(row["token_ids"])} for row in lines_of(self.FILE)]
+        responses, _ = read(written(tmp_path / "a.jsonl", rows))
+        assert all(np.isnan(response.log_pi[0]) and np.isnan(response.log_mu[0]) for response in responses)
+        assert all(np.isfinite(response.log_pi[1:]).all() for response in responses)
+
+    def test_minus_9999_is_told(self, tmp_path):
+        rows = lines_of(self.FILE)
+        rows[0]["inference_logprobs"][-1] = -9999.0
+        assert codes(read(written(tmp_path / "a.jsonl", rows))[0]) == ["sentinels"]
+
+    def test_a_column_of_nulls_was_not_recorded(self, tmp_path):
+        rows = [row | {"trainer_logprobs": [None] * len(row["token_ids"])} for row in lines_of(self.FILE)]
+        assert codes(read(written(tmp_path / "a.jsonl", rows))[0]) == ["no_numbers"]
+
+    def test_another_schema_is_refused(self, tmp_path):
+        rows = [row | {"schema_version": 2} for row in lines_of(self.FILE)]
+        with pytest.raises(UsageError, match="schema_version is another than 1"):
+            read(written(tmp_path / "a.jsonl", rows))
+
+    def test_a_step_is_complete_where_it_is_marked(self):
+        sources = recognise(DATA / "prime_rl").sources(DATA / "prime_rl")
+        assert [(source.step, source.complete) for source in sources] == [(1, True)] * 2 + [(2, False)] * 2
+
+
+class TestSlime:
+    def test_versions_come_from_the_rollout_dump_or_are_told_missing(self, tmp_path):
+        shutil.copytree(DATA / "slime" / "train_data", tmp_path / "train_data")
+        responses, told = read(tmp_path)
+        assert {response.weight_version for response in responses} == {None}
+        assert [finding.code for finding in told] == ["no_weight_versions"] * 2
+
+    def test_the_rollout_dump_alone_has_the_samplers_side(self):
+        responses, _ = read(DATA / "slime" / "rollout_data")
+        assert [response.weight_version for response in responses] == ["0"] * 3 + ["1"] * 3
+        assert sum(response.sampled.sum() for response in responses) == 90
+        assert {response.log_pi for response in responses} == {None}
+        assert {response.finish_reason for response in responses} == {"stop"}
+
+    @staticmethod
+    def changed(path: Path, change) -> Path:
+        content = torch.load(DATA / "slime" / "train_data" / "0.pt", weights_only=True)
+        change(content)
+        torch.save(content, path)
+        return path
+
+    def test_an_uncomputed_column_is_absent(self, tmp_path):
+        path = self.changed(tmp_path / "0.pt", lambda it: [sample.pop("log_probs") for sample in it["samples"]])
+        assert {response.log_pi for response in read(path)[0]} == {None}
+
+    def test_another_version_is_refused(self, tmp_path):
+        path = self.changed(tmp_path / "0.pt", lambda content: content.update(format_version=3))
+        with pytest.raises(UsageError, match="another format_version than 2"):
+            read(path)
+
+    def test_bf16_is_read_as_it_is(self, tmp_path):
+        path = self.changed(
+            tmp_path / "0.pt",
+            lambda it: [sample.update(log_probs=sample["log_probs"].bfloat16()) for sample in it["samples"]],
+        )
+        exact = read(DATA / "slime" / "train_data" / "0.pt")[0]
+        for rounded, response in zip(read(path)[0], exact, strict=True):
+            assert np.array_equal(rounded.log_pi, torch.tensor(response.log_pi).bfloat16().float().numpy())
+
+    def test_an_evaluation_is_left_out(self, tmp_path):
+        shutil.copy(DATA / "slime" / "rollout_data" / "0.pt", tmp_path / "eval_0.pt")
+        shutil.copy(DATA / "slime" / "rollout_data" / "0.pt", tmp_path / "0.pt")
+        responses, told = read(tmp_path)
+        assert (len(responses), [finding.code for finding in told]) == (3, ["evaluation_left_out"])
+
+
+class TestSkyrl:
+    FILE = DATA / "skyrl" / "dumped_data" / "global_step_1_training_input.pkl"
+
+    def test_a_skipped_forward_leaves_no_column(self, tmp_path):
+        pickled = self.FILE.read_bytes()
+        responses, _ = read(written_batch(tmp_path, pickled, lambda columns: columns.update(action_log_probs=None)))
+        assert {response.log_pi for response in responses} == {None}
+
+    def test_padding_on_the_right_is_read_too(self, tmp_path):
+        def to_the_right(columns: dict) -> None:
+            for name, column in columns.items():
+                array = column and np.frombuffer(column["data"], column["dtype"]).reshape(column["shape"])
+                if array is None:
+                    continue
+                mask = "attention_mask" if name in ("sequences", "attention_mask") else "response_mask"
+                length = sum(np.frombuffer(original[mask]["data"], np.int64).reshape(3, -1).T)
+                rolled = [np.roll(row, int(count)) for row, count in zip(array, length, strict=True)]
+                columns[name] = column | {"data": np.stack(rolled).tobytes()}
+
+        original: dict = {}
+
+        def change(columns: dict) -> None:
+            original.update(columns)
+            to_the_right(columns)
+
+        responses, _ = read(written_batch(tmp_path, self.FILE.read_bytes(), change))
+        for one, other in zip(responses, read(self.FILE)[0], strict=True):
+            assert np.array_equal(one.token_ids, other.token_ids)
+            assert np.array_equal(one.log_pi, other.log_pi)
+
+    def test_what_numpy_lacks_is_read_from_torch_save(self, tmp_path):
+
+        def in_bf16(columns: dict) -> None:
+            column = columns["action_log_probs"]
+            array = np.frombuffer(column["data"], np.float32).reshape(column["shape"])
+            buffer = BytesIO()
+            torch.save(torch.tensor(array).bfloat16(), buffer)
+            columns["action_log_probs"] = {"format": "torch", "data": buffer.getvalue()}
+
+        responses, _ = read(written_batch(tmp_path, self.FILE.read_bytes(), in_bf16))
+        for one, other in zip(responses, read(self.FILE)[0], strict=True):
+            assert np.allclose(one.log_pi, other.log_pi, rtol=2**-8, atol=0)
+
+
+def written_batch(folder: Path, pickled: bytes, change) -> Path:
+    """SkyRL's pickle with columns changed: unpickled by names of the test's own, and pickled under SkyRL's names."""
+    module = b"skyrl.backends.skyrl_train.training_batch"
+
+    class Names(pickle.Unpickler):
+        def find_class(self, module: str, name: str):
+            return {"_rebuild_tensor_batch": lambda kind, state: state}.get(name, lambda *_: None)
+
+    state = Names(BytesIO(pickled)).load()
+    change(state["batch_dict"])
+    body = pickle.dumps((None, state), protocol=3)[2:-1]
+    path = folder / "global_step_1_training_input.pkl"
+    path.write_bytes(b"\x80\x03c" + module + b"\n_rebuild_tensor_batch\n" + body + b"R.")
+    return path
+
+
+def test_the_train_dump_of_miles_is_refused_with_what_to_do():
+    path = DATA / "miles" / "train_data" / "0_0.pt"
+    with pytest.raises(UsageError, match="give the folder dashboard_columns beside it"):
+        read(path)
+    assert recognise(DATA / "miles").name == "miles"
+
+
+def test_open_instruct_may_have_no_log_probs(tmp_path):
+    rows = [row | {"logprobs": None} for row in lines_of(next((DATA / "open_instruct").iterdir()))]
+    responses, _ = read(written(tmp_path / "a.jsonl", rows))
+    assert {response.log_mu for response in responses} == {None}
+    assert all(response.sampled.all() for response in responses)
+
+
+def test_a_failed_call_of_tinker_is_no_response(tmp_path):
+    path = DATA / "tinker" / "capture" / "sample.jsonl"
+    [first, *others] = lines_of(path)
+    failed = {key: value for key, value in first.items() if key != "samples"} | {"status": "error"}
+    assert len(read(written(tmp_path / "a.jsonl", [others[0], failed]))[0]) == len(others[0]["samples"])
+
+
+class TestResponses:
+    FILE = DATA / "vllm_responses" / "answers.jsonl"
+
+    def test_a_batch_file_holds_answers_too(self, tmp_path):
+        rows = [
+            {"id": str(n), "custom_id": str(n), "response": {"status_code": 200, "body": answer}, "error": None}
+            for n, answer in enumerate(lines_of(self.FILE))
+        ]
+        rows.append({"id": "f", "custom_id": "f", "response": None, "error": {"message": "no"}})
+        one, other = read(written(tmp_path / "a.jsonl", rows))[0], read(self.FILE)[0]
+        assert [each.token_ids.tolist() for each in one] == [each.token_ids.tolist() for each in other]
+
+    @pytest.mark.parametrize(
+        ("drop", "advice"),
+        [("prompt_token_ids", "no ids of the prompt"), ("token_ids", "ask the server for them with return_token_ids")],
+    )
+    def test_what_was_not_asked_for_is_named(self, tmp_path, drop, advice):
+        def without(answer: dict) -> dict:
+            kept = {key: value for key, value in answer.items() if key != drop}
+            for choice in kept["choices"]:
+                choice.pop(drop, None)
+                if drop == "token_ids" and "tokens" in choice["logprobs"]:
+                    choice["logprobs"]["tokens"] = ["a"] * len(choice["logprobs"]["tokens"])
+            return kept
+
+        with pytest.raises(UsageError, match=advice):
+            read(written(tmp_path / "a.jsonl", [without(answer) for answer in lines_of(self.FILE)]))
+
+    def test_ids_that_differ_inside_an_answer_are_refused(self, tmp_path):
+        rows = lines_of(DATA / "sglang_responses" / "generate.jsonl")
+        rows[1]["output_ids"][0] += 1
+        with pytest.raises(UsageError, match=r"line 2 .* output_ids are others"):
+            read(written(tmp_path / "a.jsonl", rows))
+
+
+class TestRecognition:
+    def test_what_fits_nothing_is_refused_with_the_formats(self, tmp_path):
+        path = written(tmp_path / "train_data_step1.jsonl", [{"loss": 0.5}])
+        for name in (path, tmp_path):
+            with pytest.raises(UsageError, match=r"known format \(plain, nemo_rl, .*--format"):
+                recognise(name)
+
+    def test_an_unknown_name_is_refused_with_the_formats(self, tmp_path):
+        with pytest.raises(UsageError, match=r"--format verl3 .* plain, nemo_rl"):
+            recognise(tmp_path, "verl3")
+
+    def test_nothing_there_is_a_sentence(self, tmp_path):
+        with pytest.raises(UsageError, match="does not exist"):
+            recognise(tmp_path / "none")
+
+    def test_two_formats_in_a_folder_ask_for_a_name(self, tmp_path):
+        shutil.copy(TestNemoRl.FILE, tmp_path / "a.jsonl")
+        shutil.copy(DATA / "plain" / "rollouts.jsonl", tmp_path / "b.jsonl")
+        with pytest.raises(UsageError, match=r"--format nemo_rl\|plain"):
+            recognise(tmp_path)
+        assert len(read(tmp_path, "nemo_rl")[0]) == 3
+        assert len(read(tmp_path, "plain")[0]) == 6
+
+    def test_the_richer_of_two_formats_is_taken(self):
+        assert recognise(DATA / "slime").name == "slime"
+
+    def test_steps_are_read_in_their_order(self, tmp_path):
+        for step in (10, 9, 100):
+            shutil.copy(TestNemoRl.FILE, tmp_path / f"train_data_step{step}.jsonl")
+        assert [source.step for source in FORMATS["nemo_rl"].sources(tmp_path)] == [9, 10, 100]
+
+    def test_a_format_that_is_insisted_on_reads_what_it_can_and_says_what_it_cannot(self, tmp_path):
+        with pytest.raises(UsageError, match=r"line 1 of .*token_ids"):
+            read(written(tmp_path / "a.jsonl", [{"loss": 0.5}]), "plain")
+
+    def test_a_file_that_grew_is_looked_at_again(self, tmp_path):
+        path = tmp_path / "a.jsonl"
+        path.write_text("")
+        with pytest.raises(UsageError):
+            recognise(path)
+        shutil.copy(TestNemoRl.FILE, path)
+        assert recognise(path).name == "nemo_rl"
