@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.fault_lab.models import HELD_OUT
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, as_json
 
-INNOCENT = ("clean", "precision", "routing")
+NOT_A_BUG = ("clean", "precision", "routing")
 
 NOT_INJECTED = """## Not injected
 
@@ -127,7 +127,7 @@ def _is_right(code: str, one: Outcome) -> bool:
 
 
 def _is_wrong(code: str, one: Outcome) -> bool:
-    return code not in (*one.expected, *INNOCENT, "unexplained")
+    return code not in (*one.expected, *NOT_A_BUG, "unexplained")
 
 
 def _weakest(found: Sequence[Outcome]) -> str:

@@ -70,7 +70,7 @@ def raise_to_fp32(
 
     The layer `residual_from` takes its hidden states in FP32, which makes the residual stream from there on FP32.
     What multiplies by 16-bit matrices has its inputs rounded to 16 bits, and so have rotations, which would take their
-    format from raised embeddings; norms and additions compute in the wider format of what they are given.
+    format from embeddings in FP32; norms and additions compute in the wider format of what they are given.
     """
     low = next(model.parameters()).dtype
     for name in modules:
@@ -80,11 +80,11 @@ def raise_to_fp32(
     if residual_from is not None:
         model.get_submodule(residual_from).register_forward_pre_hook(_casting_first_input(torch.float32))
     let_layer_norms_widen(model)
-    raised = {id(part) for name in modules for part in model.get_submodule(name).modules()}
+    in_fp32 = {id(part) for name in modules for part in model.get_submodule(name).modules()}
     for module in model.modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.dtype == low]
         is_matrix = any(parameter.dim() > 1 for parameter in own) and not isinstance(module, torch.nn.Embedding)
-        is_rotation = type(module).__name__.endswith("RotaryEmbedding") and id(module) not in raised
+        is_rotation = type(module).__name__.endswith("RotaryEmbedding") and id(module) not in in_fp32
         if is_matrix or is_rotation:
             module.register_forward_pre_hook(_casting_inputs(low), with_kwargs=True)
 

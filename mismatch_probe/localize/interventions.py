@@ -15,7 +15,7 @@ from mismatch_probe.stats.sequences import Floats
 
 TOGETHER: Final = "all parts together"
 _WHOLE: Final = ("everything", TOGETHER)
-"""What is no part among those that are raised together; nor is a single layer."""
+"""What is no part among those that are in FP32 together; nor is a single layer."""
 ONE_AT_A_TIME: Final = "one response at a time"
 ReadLeg = Callable[[str], Floats]
 
@@ -26,7 +26,7 @@ def judge_interventions(
     """`read` gives the log-probs [T] of a leg by its name; a trial without a part is its side as it is.
 
     A part of the engine is held against the training path as it is, and the reverse; what the engine's decoding and its
-    replay differ in is on both sides of each contrast. A part tried on both sides is also raised on both.
+    replay differ in is on both sides of each contrast. A part tried on both sides is also in FP32 on both.
     """
     legs = {(trial.side, trial.part): trial for trial in trials}
     log_pi, log_mu = read("train"), read("infer")
@@ -34,13 +34,13 @@ def judge_interventions(
     for (side, part), trial in legs.items():
         if not part:
             continue
-        raised, plain = read(trial.leg), legs[side, ""]
-        after = raised - log_mu if side == "train" else log_pi - raised
+        tried, plain = read(trial.leg), legs[side, ""]
+        after = tried - log_mu if side == "train" else log_pi - tried
         before = read(plain.leg) - log_mu if side == "train" else log_pi - read(plain.leg)
         judged.append(_judged(part, side, [trial], [plain], estimator, after, before))
         if side == "train" and ("infer", part) in legs:
             other, other_plain = legs["infer", part], legs["infer", ""]
-            after, before = raised - read(other.leg), read(plain.leg) - read(other_plain.leg)
+            after, before = tried - read(other.leg), read(plain.leg) - read(other_plain.leg)
             judged.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
     parts = [
         intervention
@@ -67,7 +67,7 @@ def _judged(
     after: Floats,
     before: Floats,
 ) -> Intervention:
-    """From the log-ratios [T] with the part raised and without."""
+    """From the log-ratios [T] with the part in FP32 and without."""
     terms_after, terms_before = k3_terms(after), k3_terms(before)
     kl = estimator.mean(terms_after, "token", Scale.POSITIVE)
     totals = [estimator.totals(terms, "token") for terms in (terms_after, terms_before)]

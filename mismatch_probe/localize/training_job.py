@@ -36,7 +36,7 @@ def run_training_job(workspace: Workspace) -> JobNotes:
 
 
 def _score_and_record(workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes) -> None:
-    """pi scores every response, plainly and with parts raised; what is looked into is recorded besides."""
+    """pi scores every response, plainly and with parts in FP32; what is looked into is recorded besides."""
     settings = task.settings
     folder = Path(task.folder)
     model, arithmetic = load_training_model(

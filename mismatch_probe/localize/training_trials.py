@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.localize.interventions import TOGETHER
-from mismatch_probe.localize.trials import NOT_16_BIT, Raise, Score, try_parts
+from mismatch_probe.localize.trials import NOT_16_BIT, InFP32, Score, try_parts
 from mismatch_probe.localize.workspace import JobNotes, Workspace
 from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.sequences import TokenSequence
@@ -31,7 +31,7 @@ def try_training_parts(
     if settings.training.attention == "flash_attention_2":
         names.remove(ATTENTION)
         notes.left_out["attention of the training path"] = "flash_attention_2 does not compute in FP32"
-    parts: dict[str, Raise] = {name: partial(model_part_in_fp32, model, name) for name in [*names, EVERYTHING]}
+    parts: dict[str, InFP32] = {name: partial(model_part_in_fp32, model, name) for name in [*names, EVERYTHING]}
     parts[TOGETHER] = partial(_all_in_fp32, model, [name for name in names if not is_layer(name)])
     notes.trials += try_parts(workspace, "train", sequences, score, parts)
 

@@ -1,4 +1,4 @@
-"""What each side gives with one part raised, on the same ids: scored with the part, timed beside scoring without it."""
+"""What each side gives with one part in FP32, on the same ids: scored with it, timed beside scoring without it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,15 @@ from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import write_table
 
 Score = Callable[[], list[ScoredSequence]]
-Raise = Callable[[], AbstractContextManager[int]]
-NOT_16_BIT: Final = "its weights are not 16-bit, so it has no part to raise"
+InFP32 = Callable[[], AbstractContextManager[int]]
+NOT_16_BIT: Final = "its weights are not 16-bit, so it has no part to compute in FP32"
 _REPEATS: Final = 2
 
 
 def try_parts(
-    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: Mapping[str, Raise]
+    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: Mapping[str, InFP32]
 ) -> list[TrialNotes]:
-    """Score without anything raised, then with each part, and write a leg for each."""
+    """Score with nothing in FP32, then with each part, and write a leg for each."""
     plain = try_plain(workspace, side, sequences, score)
     return [plain, *(_tried(workspace, side, sequences, score, name, part) for name, part in parts.items())]
 
@@ -28,7 +28,7 @@ def try_parts(
 def try_plain(
     workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, name: str = ""
 ) -> TrialNotes:
-    """Score with nothing raised, as the side is or, with a name, as `score` runs it otherwise."""
+    """Score with no part in FP32, as the side is or, with a name, as `score` runs it otherwise."""
     return _tried(workspace, side, sequences, score, name, lambda: nullcontext(0))
 
 
@@ -38,9 +38,9 @@ def _tried(
     sequences: Sequence[TokenSequence],
     score: Score,
     part: str,
-    raise_part: Raise,
+    in_fp32: InFP32,
 ) -> TrialNotes:
-    with raise_part() as extra_bytes:
+    with in_fp32() as extra_bytes:
         seconds = []
         for _ in range(_REPEATS):
             begun = time.perf_counter()

@@ -29,7 +29,7 @@ class JobInput(BaseModel):
 
 
 class TrialNotes(BaseModel):
-    """One scoring of every response; `part` is what was raised for it, empty where nothing was."""
+    """One scoring of every response; `part` is what computed in FP32, empty where nothing did."""
 
     part: str
     side: Side

@@ -46,7 +46,7 @@ class Adjustments:
                 bound = action.factor * (max(ratios) if self.sequence_bound is None else self.sequence_bound)
                 return replace(self, sequence_bound=bound) if 0 < bound < math.inf and median(ratios) <= bound else self
             case ActionKind.RAISE_PRECISION:
-                raised: dict[str, Any] = {f"{action.side}_dtype": Dtype.FP32}
-                return replace(self, **raised)
+                in_fp32: dict[str, Any] = {f"{action.side}_dtype": Dtype.FP32}
+                return replace(self, **in_fp32)
             case _:
                 return self

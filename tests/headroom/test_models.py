@@ -14,7 +14,7 @@ IDS = torch.arange(24).reshape(2, 12)
 SETTINGS = HeadroomSettings(model=ModelSettings(path="tiny"))
 
 
-def raised(folder: Path, modules: list[str], residual_from: str | None = None) -> PreTrainedModel:
+def kept_in_fp32(folder: Path, modules: list[str], residual_from: str | None = None) -> PreTrainedModel:
     model = models.load(folder, Dtype.FP16, SETTINGS)
     models.raise_to_fp32(model, models.load(folder, Dtype.FP32, SETTINGS), modules, residual_from)
     return model
@@ -36,7 +36,7 @@ def result_formats(model: PreTrainedModel) -> dict[str, torch.dtype]:
 
 
 def test_a_raised_module_answers_in_fp32_and_the_others_do_not(tmp_path: Path) -> None:
-    formats = result_formats(raised(make_checkpoint(tmp_path / "m"), ["model.layers.0.mlp"]))
+    formats = result_formats(kept_in_fp32(make_checkpoint(tmp_path / "m"), ["model.layers.0.mlp"]))
     assert formats["model.layers.0.mlp.down_proj"] == torch.float32
     assert formats["model.layers.0.self_attn.q_proj"] == torch.float16
     assert formats["model.layers.1.mlp.down_proj"] == torch.float16
@@ -44,7 +44,7 @@ def test_a_raised_module_answers_in_fp32_and_the_others_do_not(tmp_path: Path) -
 
 
 def test_a_residual_stream_in_fp32_leaves_the_products_in_fp16(tmp_path: Path) -> None:
-    formats = result_formats(raised(make_checkpoint(tmp_path / "m"), [], "model.layers.1"))
+    formats = result_formats(kept_in_fp32(make_checkpoint(tmp_path / "m"), [], "model.layers.1"))
     assert formats["model.layers.0"] == torch.float16
     assert formats["model.layers.1"] == torch.float32
     assert formats["model.layers.1.mlp.down_proj"] == torch.float16
@@ -55,14 +55,14 @@ def test_a_residual_stream_in_fp32_leaves_the_products_in_fp16(tmp_path: Path) -
 def test_everything_in_fp32_is_the_fp32_model(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / family, family)
     whole = models.load(folder, Dtype.FP32, SETTINGS)
-    model = raised(folder, ["model", "lm_head"])
+    model = kept_in_fp32(folder, ["model", "lm_head"])
     with torch.no_grad():
         difference = model(input_ids=IDS, use_cache=False).logits - whole(input_ids=IDS, use_cache=False).logits
     assert float(difference.abs().max()) < 1e-5
 
 
 def test_a_raised_head_does_not_raise_the_embeddings_it_was_tied_to(tmp_path: Path) -> None:
-    model = raised(make_checkpoint(tmp_path / "m", "qwen3"), ["lm_head"])
+    model = kept_in_fp32(make_checkpoint(tmp_path / "m", "qwen3"), ["lm_head"])
     assert model.get_output_embeddings().weight.dtype == torch.float32
     assert model.get_input_embeddings().weight.dtype == torch.float16
 

@@ -35,7 +35,7 @@ def flat(scorer: Scorer) -> FloatArray:
 
 
 class Loaded:
-    """A training path in BF16 and the log-probs that it gives with parts raised."""
+    """A training path in BF16 and the log-probs that it gives with parts in FP32."""
 
     def __init__(self, folder: Path) -> None:
         settings = TrainingPathSettings()

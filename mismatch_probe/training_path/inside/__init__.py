@@ -1,1 +1,1 @@
-"""Inside a model of transformers: what each place computes, recorded, held against FP32, or raised in precision."""
+"""Inside a model of transformers: what each place computes, recorded, held against FP32, or computed in FP32."""

@@ -29,7 +29,7 @@ EVERYTHING: Final = "everything"
 
 
 def model_parts(model: PreTrainedModel) -> list[str]:
-    """What can be raised in this model, every layer last."""
+    """What can compute in FP32 in this model, every layer last."""
     parts = [LM_HEAD, RESIDUAL, NORMS, ATTENTION]
     if _rotary_modules(model):
         parts.append(ROPE)
@@ -63,7 +63,7 @@ def _routers_in_fp32(model: PreTrainedModel, stack: ExitStack) -> int:
 
 def _layer(model: PreTrainedModel, part: str, stack: ExitStack) -> int:
     if not is_layer(part):
-        raise ValueError(f"{part!r} is no part that can be raised")
+        raise ValueError(f"{part!r} is no part that can compute in FP32")
     return _in_fp32(undivided_modules(model)[int(part.removeprefix("layer "))], stack)
 
 
