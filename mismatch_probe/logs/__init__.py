@@ -2,7 +2,7 @@
 
 from mismatch_probe.logs.checks import LogChecks, Unrecorded
 from mismatch_probe.logs.files import Source
-from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS
 from mismatch_probe.logs.recognise import recognise
@@ -13,6 +13,7 @@ __all__ = [
     "Holds",
     "Level",
     "LogChecks",
+    "LogCode",
     "LogFinding",
     "Source",
     "Tell",

@@ -18,11 +18,37 @@ class Level(StrEnum):
     """They are not touched."""
 
 
+class LogCode(StrEnum):
+    """What can be told of a log (`docs/logs.md`)."""
+
+    NO_NUMBERS = "no_numbers"
+    ALL_ZERO = "all_zero"
+    CONSTANT = "constant"
+    COPIED = "copied"
+    SOME_MISSING = "some_missing"
+    SENTINELS = "sentinels"
+    ZEROS_FOR_MISSING = "zeros_for_missing"
+    WRONG_SIGN = "wrong_sign"
+    SHIFTED = "shifted"
+    UNRELATED = "unrelated"
+    MASK_COUNTS = "mask_counts"
+    NO_SAMPLED_TOKENS = "no_sampled_tokens"
+    PADDING_AS_TOKENS = "padding_as_tokens"
+    DUPLICATES = "duplicates"
+    OUTSIDE_VOCABULARY = "outside_vocabulary"
+    HALF_WRITTEN = "half_written"
+    UNFINISHED_STEP = "unfinished_step"
+    PADDING_ROWS = "padding_rows"
+    EVALUATION_LEFT_OUT = "evaluation_left_out"
+    NO_WEIGHT_VERSIONS = "no_weight_versions"
+    UNREAD_COLUMNS = "unread_columns"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogFinding:
     """One thing that is told about a log. column: the field of `LoggedResponse` that it is about; None: the rows."""
 
-    code: str
+    code: LogCode
     sentence: str
     level: Level
     column: str | None = None

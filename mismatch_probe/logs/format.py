@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.files import Source, files_of, step_in_name
-from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.look import Look, look_at
 from mismatch_probe.records.logged import LoggedResponse
 
@@ -104,7 +104,7 @@ class Format:
 
 def _unfinished(source: Source) -> LogFinding:
     return LogFinding(
-        code="unfinished_step",
+        code=LogCode.UNFINISHED_STEP,
         sentence=f"step {source.step} was not declared finished by its system: rows of it may be missing",
         level=Level.WARNING,
         evidence={"file": str(source.path), "step": source.step},

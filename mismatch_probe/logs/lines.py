@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, as_object, opened, parse_json
 
@@ -75,7 +75,7 @@ def parse_line(line: bytes) -> Any:
 
 def _half_written(path: Path, number: int) -> LogFinding:
     return LogFinding(
-        code="half_written",
+        code=LogCode.HALF_WRITTEN,
         sentence=f"line {number}, the last of {path}, is cut off: the lines before it are read, and it is left out",
         level=Level.WARNING,
         evidence={"file": str(path), "line": number},

@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from mismatch_probe.logs.findings import LogCode
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB, MOST_ROUNDED_UP, is_usable
@@ -78,18 +79,18 @@ class ColumnSums:
             setattr(self, field.name, _JOINED.get(field.name, operator.add)(mine, theirs))
         return self
 
-    def why_unrecorded(self, column: str) -> str | None:
+    def why_unrecorded(self, column: str) -> LogCode | None:
         """The code of why the column holds no numbers at all, None where it does."""
         if not self.recorded:
-            return "no_numbers" if self.tokens else None
+            return LogCode.NO_NUMBERS if self.tokens else None
         if self.zeros == self.recorded and (self.recorded >= ENOUGH_TOKENS or self.refuted_zeros):
-            return "all_zero"
+            return LogCode.ALL_ZERO
         if self.recorded < ENOUGH_TOKENS:
             return None
         if self.lowest == self.highest:
-            return "constant"
+            return LogCode.CONSTANT
         if column in ("log_pi", "log_ref") and self.copies == self.recorded:
-            return "copied"
+            return LogCode.COPIED
         return None
 
     @property

@@ -8,7 +8,7 @@ from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums, sampled_values
 from mismatch_probe.logs.checks.rows import RowSums
 from mismatch_probe.logs.checks.sentences import alignment_findings, column_findings, row_findings
-from mismatch_probe.logs.findings import LogFinding
+from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.records.logged import LoggedResponse
 
 
@@ -16,7 +16,7 @@ from mismatch_probe.records.logged import LoggedResponse
 class Unrecorded:
     """A column that holds no numbers. steps: in these only; None: in the whole log."""
 
-    code: str
+    code: LogCode
     steps: frozenset[int | None] | None
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import ColumnSums
 from mismatch_probe.logs.checks.rows import RowSums
-from mismatch_probe.logs.findings import Level, LogFinding
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_share
 
 _NAMES: Final = {
@@ -16,16 +16,16 @@ _NAMES: Final = {
     "entropy_nats": "the entropies",
 }
 _NOT_RECORDED: Final = {
-    "no_numbers": "hold no number",
-    "all_zero": "are all 0",
-    "constant": "are all the same number",
-    "copied": "are equal to the sampler's bit for bit, as a copy is that a trainer makes instead of computing them",
+    LogCode.NO_NUMBERS: "hold no number",
+    LogCode.ALL_ZERO: "are all 0",
+    LogCode.CONSTANT: "are all the same number",
+    LogCode.COPIED: "are equal to the sampler's bit for bit, as where a trainer copies them instead of computing",
 }
 _MOST_STEPS_NAMED: Final = 8
 
 
 def column_findings(
-    column: str, sums: ColumnSums, unrecorded: str | None, steps: Collection[int | None] | None
+    column: str, sums: ColumnSums, unrecorded: LogCode | None, steps: Collection[int | None] | None
 ) -> Iterator[LogFinding]:
     """What is to be told of a column. sums: of the steps that it is recorded in. steps: those without, or all."""
     name = _NAMES[column]
@@ -41,12 +41,12 @@ def column_findings(
     of_all = write_count(sums.tokens)
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
-        yield _counted("wrong_sign", f"{name} are {sign}", sums.wrong_sign, sums, column, Level.BROKEN)
+        yield _counted(LogCode.WRONG_SIGN, f"{name} are {sign}", sums.wrong_sign, sums, column, Level.BROKEN)
     if sums.absent and sums.recorded:
-        yield _counted("some_missing", f"{name} have no number", sums.absent, sums, column, Level.MISSING)
+        yield _counted(LogCode.SOME_MISSING, f"{name} have no number", sums.absent, sums, column, Level.MISSING)
     if sums.sentinels:
         said = f"{name} are -9999 or lower, which an engine writes where it has none"
-        yield _counted("sentinels", said, sums.sentinels, sums, column, Level.MISSING)
+        yield _counted(LogCode.SENTINELS, said, sums.sentinels, sums, column, Level.MISSING)
     if zeros := sums.zeros_for_missing:
         why = (
             f"where the other side is far below at {write_count(sums.refuted_zeros)} of them"
@@ -54,7 +54,7 @@ def column_findings(
             else "and none is nearly 0"
         )
         yield LogFinding(
-            code="zeros_for_missing",
+            code=LogCode.ZEROS_FOR_MISSING,
             sentence=(
                 f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, {why}: zeros stand for "
                 "values that were not recorded"
@@ -75,7 +75,7 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
     if alignment.shift:
         late = "late" if alignment.shift > 0 else "early"
         yield LogFinding(
-            code="shifted",
+            code=LogCode.SHIFTED,
             sentence=f"the trainer's log-probs stand one token too {late} (correlation {said}): shift the column",
             level=Level.BROKEN,
             column="log_pi",
@@ -83,7 +83,7 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
         )
     elif alignment.unrelated:
         yield LogFinding(
-            code="unrelated",
+            code=LogCode.UNRELATED,
             sentence=f"the two sides hardly go together (correlation {said}): other rows, other weights or other ids",
             level=Level.WARNING,
             column="log_pi",
@@ -94,7 +94,7 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
 def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
     """What is to be told of masks and ids."""
     yield LogFinding(
-        code="mask_counts",
+        code=LogCode.MASK_COUNTS,
         sentence=(
             f"tokens of the responses: {write_count(rows.sampled)} sampled, {write_count(rows.not_sampled)} of tools "
             f"or templates; {write_count(rows.padding)} of padding left out"
@@ -104,7 +104,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
     )
     if rows.without_sampled:
         yield LogFinding(
-            code="no_sampled_tokens",
+            code=LogCode.NO_SAMPLED_TOKENS,
             sentence=(
                 f"{write_count(rows.without_sampled)} of {write_count(rows.responses)} responses have no token that "
                 "counts as sampled: their masks are 0 throughout"
@@ -114,7 +114,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
     if rows.with_padding_inside:
         yield LogFinding(
-            code="padding_as_tokens",
+            code=LogCode.PADDING_AS_TOKENS,
             sentence=(
                 f"{write_count(rows.with_padding_inside)} responses start or end with one id over and over that has no "
                 f"log-prob, the first at {rows.padding_inside_at}: padding is marked as sampled; mend the mask"
@@ -124,7 +124,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
     if rows.copies:
         yield LogFinding(
-            code="duplicates",
+            code=LogCode.DUPLICATES,
             sentence=(
                 f"{write_count(rows.copies)} of {write_count(rows.responses)} responses repeat another one's ids and "
                 "are too improbable to be sampled twice: rows were copied, or sampled without chance"
@@ -134,7 +134,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
     if vocabulary_size is not None and rows.largest_id >= vocabulary_size:
         yield LogFinding(
-            code="outside_vocabulary",
+            code=LogCode.OUTSIDE_VOCABULARY,
             sentence=(
                 f"{rows.largest_id_at} has the token id {rows.largest_id}, outside the vocabulary of "
                 f"{write_count(vocabulary_size)}: the log is of another model"
@@ -144,7 +144,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
         )
 
 
-def _counted(code: str, said: str, count: int, sums: ColumnSums, column: str, level: Level) -> LogFinding:
+def _counted(code: LogCode, said: str, count: int, sums: ColumnSums, column: str, level: Level) -> LogFinding:
     share = f"{write_count(count)} of {write_count(sums.tokens)} sampled tokens ({write_share(count, sums.tokens)})"
     return LogFinding(
         code=code,

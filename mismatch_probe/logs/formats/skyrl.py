@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.files import step_in_name
-from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Kind, Look
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, Names, StandIn, load
@@ -118,7 +118,7 @@ def _array(column: Any) -> npt.NDArray[Any]:
 
 def _padding_rows(path: Path, count: int) -> LogFinding:
     return LogFinding(
-        code="padding_rows",
+        code=LogCode.PADDING_ROWS,
         sentence=f"the last {count} rows of {path} are copies that fill the batch up, and are left out",
         level=Level.NOTE,
         evidence={"file": str(path), "rows": count},

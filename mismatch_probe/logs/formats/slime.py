@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.logs.findings import Level, LogFinding, Tell
+from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Look
 from mismatch_probe.logs.row import Row
@@ -138,7 +138,7 @@ def _finish(row: Row) -> str | None:
 
 def _no_versions(path: Path, beside: Path) -> LogFinding:
     return LogFinding(
-        code="no_weight_versions",
+        code=LogCode.NO_WEIGHT_VERSIONS,
         sentence=f"{path} has no weight versions, and the rollout dump that has them is not at {beside}",
         level=Level.NOTE,
         column="weight_version",
@@ -148,7 +148,7 @@ def _no_versions(path: Path, beside: Path) -> LogFinding:
 
 def _of_evaluation(path: Path) -> LogFinding:
     return LogFinding(
-        code="evaluation_left_out",
+        code=LogCode.EVALUATION_LEFT_OUT,
         sentence=f"{path} is of an evaluation and is left out",
         level=Level.NOTE,
         evidence={"file": str(path)},
