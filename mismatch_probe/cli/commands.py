@@ -23,6 +23,7 @@ from mismatch_probe.cli import (
     schema,
     score,
     train,
+    watch,
 )
 from mismatch_probe.cli.interrupts import interruption_that_came
 from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
@@ -64,6 +65,7 @@ app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
 app.command("import")(import_log.import_log)
 app.command("explain")(explain.explain)
 app.command("score", context_settings=_PASS_THROUGH)(score.score)
+app.command("watch")(watch.watch)
 app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.add_typer(gate.app, name="gate")

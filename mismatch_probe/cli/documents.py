@@ -22,6 +22,7 @@ from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.sanity_run import SanityRecord
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.training_run import Canary, TrainingSummary
+from mismatch_probe.records.watch import WatchRecord
 
 RECORDS: Final[dict[str, type[BaseModel]]] = {
     "summary": Summary,
@@ -37,6 +38,7 @@ RECORDS: Final[dict[str, type[BaseModel]]] = {
     "headroom": Headroom,
     "localize": Localization,
     "explain": Explanation,
+    "watch": WatchRecord,
 }
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

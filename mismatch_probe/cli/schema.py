@@ -22,6 +22,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "headroom": "headroom --json, headroom.json",
     "localize": "localize --json, localize-TRAIN-INFER.json",
     "explain": "explain --json, RUN/explain.json",
+    "watch": "watch --json",
 }
 """Each document and where it is found."""
 

@@ -7,7 +7,7 @@ from mismatch_probe.records.training_run import Canary, TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import join_process_group
 from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.measure import mismatch_metrics
+from mismatch_probe.train.measure import step_mismatch
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.recorded import canary_metrics
@@ -37,7 +37,7 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         metrics = parts.sync()
         rollouts = parts.rollouts.sample(step)
         scored = parts.updater.score(rollouts, keep_graph=False)
-    metrics |= mismatch_metrics(rollouts, scored.log_pi_T, scored.entropy_T)
+    metrics |= step_mismatch(rollouts, scored.log_pi_T, scored.entropy_T)
     judged = {name: metrics[name] for name in canary_metrics(metrics)}
     return Canary(
         tool_version=__version__,

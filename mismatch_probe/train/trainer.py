@@ -19,7 +19,8 @@ from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.guards.diagnose import diagnose
 from mismatch_probe.train.learner import Scored
-from mismatch_probe.train.measure import Metrics, correction_metrics, mismatch_metrics, reward_metrics, value_metrics
+from mismatch_probe.train.measure import correction_metrics, reward_metrics, step_mismatch, value_metrics
+from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
@@ -175,7 +176,7 @@ class Trainer:
     def _measured(self, step: int, prepared: Prepared) -> Metrics:
         scored = prepared.scored
         return {
-            **mismatch_metrics(prepared.rollouts, scored.log_pi_T, scored.entropy_T),
+            **step_mismatch(prepared.rollouts, scored.log_pi_T, scored.entropy_T),
             **reward_metrics(prepared.rollouts, prepared.plan),
             **correction_metrics(prepared.plan),
             **value_metrics(prepared.plan),

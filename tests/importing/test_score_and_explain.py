@@ -66,19 +66,17 @@ def test_a_log_as_declared_is_explained_by_rounding_alone(imported: Path, model:
     assert "What explains the log" in (imported / "report.html").read_text()
 
 
-def test_a_temperature_that_the_sampler_left_out_is_named_on_its_side(
+def test_a_temperature_that_is_declared_and_was_not_applied_is_named_on_both_sides(
     compared: RunDirectory, model: Path, tmp_path: Path
 ) -> None:
-    """The log's trainer divides by 0.7, its sampler does not."""
+    """Both columns were computed at 1, and the import says 0.7."""
     tempered = tmp_path / "tempered"
     log = write(tmp_path / "log.jsonl", log_of_run(compared, "bf16"))
     probe("import", log, "--out", tempered, "--temperature", 0.7)
-    found = _explained(tempered, model)
-    for side in found.sides:
+    for side in _explained(tempered, model).sides:
         assert side.verdict.kind == "bug", side.verdict
         assert side.explained_by is not None
-        (departure,) = side.explained_by.departures
-        assert departure.value == pytest.approx(1.0, abs=0.02)
+        assert [departure.code for departure in side.explained_by.departures] == ["raw_logprobs"]
 
 
 def test_a_log_that_was_explained_once_is_not_silently_explained_again(imported: Path, model: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.aliases import ALIASES, with_aliases
 from mismatch_probe.train.learner import rollout_batch
-from mismatch_probe.train.measure import mismatch_metrics, reward_metrics
+from mismatch_probe.train.measure import reward_metrics, step_mismatch
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.losses import plan_loss
 from mismatch_probe.train.rollouts import Rollout
@@ -54,7 +54,7 @@ class Batch:
             Rollout(TokenSequence(f"row-{row}", [1], [1] * len(one)), one, f"prompt-{row // 2}", 1.0, False, "")
             for row, one in enumerate(self.log_mu)
         ]
-        return with_aliases(mismatch_metrics(rollouts, np.concatenate(self.log_pi), np.concatenate(self.entropy)))
+        return with_aliases(step_mismatch(rollouts, np.concatenate(self.log_pi), np.concatenate(self.entropy)))
 
 
 def log_ppl_diff(batch: Batch) -> torch.Tensor:

@@ -5,7 +5,8 @@ import pytest
 
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
-from mismatch_probe.train.measure import Metrics, mismatch_metrics
+from mismatch_probe.train.measure import step_mismatch
+from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.rollouts import Rollout
 
 
@@ -17,7 +18,7 @@ def metrics(lost: float | None) -> Metrics:
             log_mu[1] = lost
         sequence = TokenSequence(f"row-{row}", [1], [1] * 6)
         rollouts.append(Rollout(sequence, log_mu, f"prompt-{row}", 1.0, False, ""))
-    return mismatch_metrics(rollouts, np.full(24, -0.71), np.full(24, 0.5))
+    return step_mismatch(rollouts, np.full(24, -0.71), np.full(24, 0.5))
 
 
 @pytest.mark.parametrize("lost", [MISSING_LOG_PROB, -20000.0, np.nan])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.measure import _surprise_excess
+from mismatch_probe.train.mismatch import _surprise_excess
 
 LIMIT = 0.02
 VOCABULARY = 50

@@ -1,0 +1,31 @@
+"""`mismatch-probe watch DIR`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatch_probe.cli import options
+
+
+def watch(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that a training run writes its log into.")],
+    guards: Annotated[
+        Path | None, typer.Option(help="TOML file of guards (docs/guards.md); default: the default guards.")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="Of the log; recognised by its content unless given.")] = None,
+    idle: Annotated[
+        float | None,
+        typer.Option(min=0, help="End after so many seconds without a new step; 0: after what is there now."),
+    ] = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
+    json_output: options.JsonOutput = False,
+) -> None:
+    """Follow the log of a run that goes on, and say at each step what the guards say.
+
+    Ends with 1 where a guard asks to stop; after --idle seconds without a new step with 0, with 3 where no step could
+    be judged, with 4 where the numbers of one mean nothing.
+    """
+    from mismatch_probe.cli.watch_command import run_watch
+
+    raise typer.Exit(int(run_watch(source, guards, format, idle=idle, every=every, json_output=json_output)))

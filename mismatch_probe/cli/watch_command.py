@@ -1,0 +1,130 @@
+"""What `watch` does once its flags are parsed; imported only then, because it loads the heavy parts."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from mismatch_probe import __version__
+from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.importing.following import Follower, LoggedStep
+from mismatch_probe.importing.watching import JudgedStep, Watch
+from mismatch_probe.logs import Format, recognise
+from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.records.watch import WatchedStep, WatchRecord
+from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.train.guards.load import load_guards
+
+_SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
+
+
+def run_watch(
+    source: Path, guards: Path | None, format_name: str | None, *, idle: float | None, every: float, json_output: bool
+) -> ExitCode:
+    """Follow, judge, print; 1 where a guard asks to stop.
+
+    Raises:
+        UsageError: the log or the guards cannot be used.
+        KeyboardInterrupt: passed on.
+    """
+    console = people()
+    watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
+    known = _known(source, format_name, idle, every)
+    console.print(f"Following {source}: {known.title}", soft_wrap=True)
+    follower, steps = Follower(known, source), list[WatchedStep]()
+    stopped_at = diagnosis = None
+    is_broken = False
+    for step in _steps(follower, idle, every):
+        judged = watch.judge(step)
+        if not any(one.metrics for one in steps) and judged.metrics:
+            _say_which_are_off(watch, console)
+        _say(judged, console)
+        steps.append(_recorded(judged))
+        is_broken |= judged.is_broken
+        if judged.asks_to_stop:
+            stopped_at, diagnosis = judged.number, watch.diagnosis()
+            console.print(f"A guard asks to stop at step {stopped_at}. {diagnosis}", soft_wrap=True)
+            break
+    for number in follower.rewritten:
+        console.print(f"step {number} was written again after it was judged, and was not judged again", soft_wrap=True)
+    if json_output:
+        print_json(
+            WatchRecord(
+                tool_version=__version__,
+                source=str(source),
+                format=known.name,
+                guards_off={name: list(lacking) for name, lacking in watch.off.items()},
+                steps=steps,
+                stopped_at=stopped_at,
+                diagnosis=None if diagnosis is None else str(diagnosis),
+            )
+        )
+    if stopped_at is not None:
+        return ExitCode.GATE_FAILED
+    if is_broken:
+        return ExitCode.ENVIRONMENT
+    return ExitCode.PASS if any(one.metrics for one in steps) else ExitCode.INCONCLUSIVE
+
+
+def _known(source: Path, name: str | None, idle: float | None, every: float) -> Format:
+    """The log's format; a folder that holds no file of one yet is waited for."""
+    until = None if idle is None else time.monotonic() + idle
+    while True:
+        try:
+            return recognise(source, name)
+        except UsageError:
+            if not source.is_dir() or any(source.iterdir()) or (until is not None and time.monotonic() >= until):
+                raise
+            time.sleep(every)
+
+
+def _steps(follower: Follower, idle: float | None, every: float) -> Iterator[LoggedStep]:
+    """New steps as they come, until none has come for `idle` seconds."""
+    last = time.monotonic()
+    while True:
+        for step in follower.new_steps():
+            yield step
+            last = time.monotonic()
+        if idle is not None and time.monotonic() - last >= idle:
+            return
+        time.sleep(every)
+
+
+def _say_which_are_off(watch: Watch, console: Console) -> None:
+    for name, lacking in watch.off.items():
+        console.print(f"off: the guard {name} needs {', '.join(lacking)}, which the log lacks", soft_wrap=True)
+
+
+def _say(judged: JudgedStep, console: Console) -> None:
+    shown = [f"{words} {_written(judged.metrics[name])}" for name, words in _SHOWN.items() if name in judged.metrics]
+    counts = f"{write_count(judged.num_responses)} responses, {write_count(judged.num_tokens)} tokens"
+    console.print(f"step {judged.number}: {', '.join([counts, *shown])}", soft_wrap=True)
+    for finding in judged.findings:
+        console.print(f"  {finding.level.value}: {finding.sentence}", soft_wrap=True)
+    if not judged.metrics:
+        console.print("  not judged", soft_wrap=True)
+    for event in judged.events:
+        actions = ", ".join(map(str, event.actions))
+        console.print(f"  {event.guard}: {event.sentence}; asks for {actions}", soft_wrap=True)
+
+
+def _written(value: float) -> str:
+    return write_number(value) if math.isfinite(value) else str(value)
+
+
+def _recorded(judged: JudgedStep) -> WatchedStep:
+    return WatchedStep(
+        step=judged.number,
+        num_responses=judged.num_responses,
+        num_tokens=judged.num_tokens,
+        metrics={
+            name: value if math.isfinite(value) else str(value)  # type: ignore[misc]
+            for name, value in judged.metrics.items()
+        },
+        findings=[finding.code for finding in judged.findings],
+        events=[event.as_json() for event in judged.events],
+    )

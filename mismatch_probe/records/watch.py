@@ -1,0 +1,36 @@
+"""What `watch` saw: every step that it judged, and how it ended."""
+
+from typing import Any, Literal
+
+from mismatch_probe.records.summary import Record
+
+WATCH_VERSION = 1
+
+
+class WatchedStep(Record):
+    """A step of a log. metrics: by name, a number, or the name of what is none; empty where it was not judged.
+
+    findings: codes of what makes its numbers doubtful. events: firings, as `train` records them.
+    """
+
+    step: int
+    num_responses: int
+    num_tokens: int
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    findings: list[str] = []
+    events: list[dict[str, Any]] = []
+
+
+class WatchRecord(Record):
+    """guards_off: the guards that the log cannot serve, and what each lacks. stopped_at: the step at which a guard
+    asked to stop, and `diagnosis` its likely cause; None where none did.
+    """
+
+    schema_version: int = WATCH_VERSION
+    tool_version: str
+    source: str
+    format: str
+    guards_off: dict[str, list[str]]
+    steps: list[WatchedStep]
+    stopped_at: int | None
+    diagnosis: str | None

@@ -1,0 +1,217 @@
+"""`watch`: each step of a growing log is judged once, by the guards of `train`."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.importing.following import Follower
+from mismatch_probe.logs import recognise
+from mismatch_probe.records.watch import WatchRecord
+from tests.command_line import Answer, probe
+from tests.importing.logs import mean_abs, row, write
+
+LIMIT = """
+defaults = false
+[[guard]]
+name = "mismatch"
+metric = "mismatch/abs_logprob_diff"
+rule = "limit"
+above = 0.1
+patience = 2
+actions = ["warn", "stop"]
+"""
+
+
+def step_rows(noise: float = 1.0, **others: Any) -> list[dict[str, Any]]:
+    """Responses of one step; the trainer's side is off by as many times the usual noise."""
+    found = [row(number, **others) for number in range(16)]
+    for one in found:
+        deviation = np.subtract(one["train_logprobs"], one["logprobs"])
+        if noise != 1:
+            one["train_logprobs"] = (np.asarray(one["logprobs"]) - noise * np.abs(deviation)).tolist()
+    return found
+
+
+def log_of(folder: Path, noises: list[float]) -> Path:
+    for number, noise in enumerate(noises):
+        write(folder / f"step_{number}.jsonl", step_rows(noise))
+    return folder
+
+
+def watched(folder: Path, *words: object, code: ExitCode) -> tuple[Answer, WatchRecord]:
+    answer = probe("watch", folder, "--idle", 0, "--json", *words)
+    assert answer.returncode == code, answer.stderr
+    return answer, WatchRecord.model_validate_json(answer.stdout)
+
+
+@pytest.fixture
+def guards(tmp_path: Path) -> Path:
+    path = tmp_path / "guards.toml"
+    path.write_text(LIMIT)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.mkdir()
+    return path
+
+
+def old(folder: Path) -> None:
+    """As if nothing had been written for an hour."""
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 3600,) * 2)
+
+
+def test_a_steady_log_is_judged_step_by_step_and_passes(folder: Path, guards: Path) -> None:
+    old(log_of(folder, [1.0] * 5))
+    _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert [one.step for one in record.steps] == [0, 1, 2, 3, 4]
+    assert record.steps[0].metrics["mismatch/abs_logprob_diff"] == pytest.approx(mean_abs(step_rows()), rel=1e-12)
+    assert record.stopped_at is None
+
+
+def test_a_guard_that_asks_to_stop_ends_it_with_1_at_the_step_that_broke_it(folder: Path, guards: Path) -> None:
+    old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 100.0, 100.0, 100.0]))
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
+    assert record.stopped_at == 5
+    assert [event["actions"] for one in record.steps for event in one.events] == [["warn"], ["stop"]]
+    assert "asks to stop at step 5" in answer.stderr
+
+
+def test_guards_that_the_log_cannot_serve_are_named_and_off(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    answer, record = watched(folder, code=ExitCode.PASS)
+    assert record.guards_off["temperature"] == ["mismatch/temperature_fit"]
+    assert "off: the guard temperature needs mismatch/temperature_fit" in answer.stderr
+    assert "mismatch-limit" not in record.guards_off
+
+
+def test_with_entropies_in_the_log_more_guards_are_on(folder: Path) -> None:
+    write(folder / "step_0.jsonl", step_rows(entropy=[0.5] * 30))
+    old(folder)
+    _, record = watched(folder, code=ExitCode.PASS)
+    assert "temperature" not in record.guards_off
+
+
+def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken_step(
+    folder: Path, guards: Path
+) -> None:
+    log_of(folder, [1.0, 1.0])
+    write(folder / "step_2.jsonl", [one | {"train_logprobs": one["logprobs"]} for one in step_rows()])
+    write(folder / "step_3.jsonl", [one | {"train_logprobs": [0.0] * 30} for one in step_rows()])
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert [one.findings for one in record.steps] == [[], [], ["copied"], ["all_zero"]]
+    assert [bool(one.metrics) for one in record.steps] == [True, True, False, False]
+    assert answer.stderr.count("not judged") == 2
+
+
+def test_log_probs_that_are_missing_fire_the_guard_on_what_is_no_number(folder: Path) -> None:
+    log_of(folder, [1.0, 1.0])
+    broken = step_rows()
+    broken[3]["logprobs"][7] = None
+    write(folder / "step_2.jsonl", broken)
+    old(folder)
+    _, record = watched(folder, code=ExitCode.PASS)
+    assert "mismatch-nonfinite" in [event["guard"] for event in record.steps[2].events]
+    assert record.steps[2].metrics["mismatch/kl_k3"] == "nan"
+
+
+def test_a_step_whose_numbers_cannot_be_is_not_passed_over(folder: Path, guards: Path) -> None:
+    log_of(folder, [1.0, 1.0])
+    write(folder / "step_2.jsonl", [one | {"train_logprobs": [0.5] * 29 + [0.6]} for one in step_rows()])
+    old(folder)
+    _, record = watched(folder, "--guards", guards, code=ExitCode.ENVIRONMENT)
+    assert "wrong_sign" in record.steps[2].findings
+
+
+def test_a_log_with_nothing_to_judge_is_inconclusive(folder: Path) -> None:
+    write(folder / "step_0.jsonl", step_rows(with_pi=True))
+    write(
+        folder / "step_0.jsonl", [{name: one[name] for name in one if name != "train_logprobs"} for one in step_rows()]
+    )
+    old(folder)
+    watched(folder, code=ExitCode.INCONCLUSIVE)
+
+
+def test_the_newest_step_waits_until_its_file_has_settled(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    write(folder / "step_2.jsonl", step_rows())
+    follower = Follower(recognise(folder), folder, settled_seconds=3600 * 24)
+    assert [step.number for step in follower.new_steps()] == [0, 1]
+    write(folder / "step_3.jsonl", step_rows())
+    assert [step.number for step in follower.new_steps()] == [2]
+
+
+def test_a_step_that_its_system_has_not_declared_finished_waits(tmp_path: Path) -> None:
+    """prime-rl writes STABLE once every rank has written."""
+    folder = tmp_path / "token_exports"
+    _prime_rl(folder / "step_0", stable=True)
+    _prime_rl(folder / "step_1", stable=False)
+    follower = Follower(recognise(folder), folder, settled_seconds=0)
+    assert [step.number for step in follower.new_steps()] == [0]
+    (folder / "step_1" / "STABLE").touch()
+    assert [step.number for step in follower.new_steps()] == [1]
+    assert not list(follower.new_steps())
+
+
+def test_a_step_that_is_written_again_is_named_and_not_judged_twice(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    follower = Follower(recognise(folder), folder)
+    assert [step.number for step in follower.new_steps()] == [0, 1]
+    write(folder / "step_1.jsonl", step_rows(2.0))
+    assert not list(follower.new_steps())
+    assert follower.rewritten == [1]
+
+
+def test_steps_that_come_while_it_watches_are_judged_as_they_come(folder: Path, guards: Path) -> None:
+    write(folder / "step_0.jsonl", step_rows())
+
+    def train() -> None:
+        for number in range(1, 8):
+            time.sleep(0.3)
+            unfinished = write(folder / f".step_{number}", step_rows(1.0 if number < 3 else 100.0))
+            unfinished.rename(folder / f"step_{number}.jsonl")
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 60, "--json")
+    trainer.join()
+    assert answer.returncode == ExitCode.GATE_FAILED
+    assert WatchRecord.model_validate_json(answer.stdout).stopped_at == 6
+
+
+def _prime_rl(folder: Path, *, stable: bool) -> None:
+    folder.mkdir(parents=True)
+    rows = []
+    for number in range(8):
+        one = row(number)
+        length = len(one["token_ids"])
+        rows.append(
+            {
+                "schema_version": 1,
+                "step": int(folder.name.removeprefix("step_")),
+                "rank": 0,
+                "micro_step": 0,
+                "micro_sequence_idx": number,
+                "export_sequence_idx": number,
+                "env_name": "sums",
+                "token_ids": [*one["prompt_token_ids"], *one["token_ids"]],
+                "position_ids": list(range(length + 3)),
+                "loss_mask": [False] * 3 + [True] * length,
+                "inference_logprobs": [0.0] * 3 + one["logprobs"],
+                "trainer_logprobs": [-1.0] * 3 + one["train_logprobs"],
+            }
+        )
+    (folder / "rank_0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    if stable:
+        (folder / "STABLE").touch()
