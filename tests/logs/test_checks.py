@@ -11,7 +11,7 @@ from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
 from mismatch_probe.records.logged import LoggedResponse
 
 ROLLOUTS = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"
-SURE = -0.3
+SURE = -1.0
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +213,9 @@ def test_checks_of_parts_add_up(sound):
     parts += checked(faulty[5:], vocabulary_size=260)
     assert parts.findings() == whole.findings()
     assert len(whole.findings()) > 2
+
+
+def test_zeros_of_a_token_alone_in_its_nucleus_are_log_probs(sound):
+    """With top-p 0.5 a token of probability 0.5 or more is sampled for certain."""
+    alone = with_column(sound, "log_mu", lambda each: np.where(each.log_pi > np.log(0.5), 0, each.log_mu - 0.2))
+    assert told(alone) == {}

@@ -17,8 +17,8 @@ COLUMNS: Final = (*LOG_PROBS, "entropy_nats")
 ENOUGH_TOKENS: Final = 16
 """Fewer tokens may be all certain, or all alike."""
 
-_SURELY_BELOW_ZERO: Final = -0.3
-"""A token that one side gives less is certain on no side, whatever the rounding of 16 bits."""
+_SURELY_BELOW_ZERO: Final = -1.0
+"""A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
 _NEARLY_ZERO: Final = -1e-4
 
 _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highest": max}
