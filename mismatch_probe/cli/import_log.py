@@ -17,6 +17,9 @@ def import_log(
     temperature: Annotated[
         float | None, typer.Option(help="Both sides' log-probs are those of, where the log does not say.")
     ] = None,
+    ref_is_fp32: Annotated[
+        bool, typer.Option("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy.")
+    ] = False,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Analyse so many sampled tokens, of whole prompts chosen at random.")
     ] = None,
@@ -32,7 +35,13 @@ def import_log(
         source,
         out,
         format,
-        {"train_dtype": train_dtype, "infer_dtype": infer_dtype, "temperature": temperature, "most_tokens": max_tokens},
+        {
+            "train_dtype": train_dtype,
+            "infer_dtype": infer_dtype,
+            "temperature": temperature,
+            "ref_is_exact": ref_is_fp32,
+            "most_tokens": max_tokens,
+        },
         json_output=json_output,
     )
     raise typer.Exit(int(code))

@@ -47,11 +47,16 @@ MOST_TOKENS: Final = 2_000_000
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What a log does not say of itself. most_tokens: how many sampled tokens are analysed."""
+    """What a log does not say of itself.
+
+    ref_is_exact: the log's reference is the same policy in FP32, and not another policy that training is kept near to.
+    most_tokens: how many sampled tokens are analysed.
+    """
 
     train_dtype: Dtype | None = None
     infer_dtype: Dtype | None = None
     temperature: float | None = None
+    ref_is_exact: bool = False
     most_tokens: int = MOST_TOKENS
 
 
@@ -184,7 +189,8 @@ def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) ->
         prompts=PromptSettings(source=log.source),
         sampling=SamplingSettings(temperature=temperature, max_new_tokens=max(1, census.longest_response)),
         reference=ReferenceSettings(
-            dtype=Dtype.FP32 if columns.has_pi and columns.has_ref else "none", rounded_weights=False
+            dtype=Dtype.FP32 if columns.has_pi and columns.has_ref and given.ref_is_exact else "none",
+            rounded_weights=False,
         ),
         floors=FloorSettings(num_sequences=0),
         full_vocabulary=FullVocabularySettings(positions=0),

@@ -113,12 +113,22 @@ def test_a_reference_in_the_log_says_which_side_errs(tmp_path: Path) -> None:
     written = rows()
     for one in written:
         one["ref_logprobs"] = [value - 1e-6 for value in one["logprobs"]]
-    errors = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).blame
+    log = write(tmp_path / "log.jsonl", written)
+    errors = pair_of(imported(tmp_path, log, "--ref-is-fp32")).blame
     assert errors is not None
     assert errors.rms_error_mu is not None
     assert errors.rms_error_mu.value == pytest.approx(1e-6, rel=1e-3)
     assert errors.rms_error_pi is not None
     assert errors.rms_error_pi.value == pytest.approx(NOISE, rel=0.2)
+
+
+def test_a_reference_policy_is_no_reference_of_errors(tmp_path: Path) -> None:
+    """What most systems log under that name is the policy that training is kept near to."""
+    written = rows()
+    for one in written:
+        one["ref_logprobs"] = [value - 0.3 for value in one["logprobs"]]
+    errors = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).blame
+    assert errors is None or errors.rms_error_mu is None
 
 
 @pytest.mark.parametrize("column", ["train_logprobs", "ref_logprobs"])
