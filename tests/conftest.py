@@ -3,9 +3,11 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -85,15 +87,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what imports made, a million objects, out of each collection of garbage: a closed scorer asks for one.
-
-    Where no test is slow no job starts an engine, and the servers import none.
-    """
+    """Where no test is slow no job starts an engine, and the servers import none."""
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    _freeze_imports()
     if not any(map(is_slow, session.items)):
         preloads.STAGES["engine"] = []
+
+
+def pytest_runtest_setup() -> None:
+    """vLLM is imported by the first test that starts an engine in this process."""
+    if len(sys.modules) > _num_frozen_modules + _MANY_MODULES:
+        _freeze_imports()
+
+
+_MANY_MODULES: Final = 500
+_num_frozen_modules = 0
+
+
+def _freeze_imports() -> None:
+    """Leave what imports made, a million objects, out of the collections that closed scorers and engines ask for."""
+    global _num_frozen_modules
+    gc.collect()
+    gc.freeze()
+    _num_frozen_modules = len(sys.modules)
 
 
 def pytest_sessionfinish() -> None:

@@ -14,6 +14,7 @@ from mismatch_probe.engines.vllm.adapters import serve_adapter, served_facts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
 from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
 from mismatch_probe.engines.vllm.frozen_heap import KeepFrozen, frozen_heap
+from mismatch_probe.engines.vllm.kernels import register_kernels
 from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.progress import FinishedRequests
@@ -43,6 +44,7 @@ def start_vllm(
     from vllm import LLM
 
     meet_without_a_file()
+    register_kernels()
     keep_frozen = frozen_heap()
     try:
         with keep_frozen():

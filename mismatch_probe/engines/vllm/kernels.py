@@ -1,4 +1,4 @@
-"""vLLM's CPU kernels in the place of Triton's, put there once for every engine that is forked from a process."""
+"""vLLM's CPU kernels in the place of Triton's, put there once for every engine of a process and of its forks."""
 
 from typing import Final
 
