@@ -63,14 +63,14 @@ class CleanOutcome:
     last_reward: float
 
 
-def fault_outcome(fault: Fault, dtype: Dtype, scratch: Path) -> FaultOutcome:
-    """Run the fault, or read what came of it before."""
+def fault_outcome(fault: Fault, dtype: Dtype, scratch: Path, steps: int = STEPS) -> FaultOutcome:
+    """Run the fault, or read what came of it before; fewer `steps` show less of what follows."""
     name = f"{dtype}-{fault.slug}"
     kept = scratch / "outcomes" / f"{name}.json"
     if kept.exists():
         return _read_fault(kept)
     now = Now(ONSET, None if fault.lasts is None else ONSET + fault.lasts)
-    run = run_with(scratch / "runs" / name, small_settings(dtype, seed=0, steps=STEPS), fault.inject, now)
+    run = run_with(scratch / "runs" / name, small_settings(dtype, seed=0, steps=steps), fault.inject, now)
     found = _judged(fault, dtype, run)
     _write(kept, asdict(found))
     return found

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.training_faults import answers
 from benchmarks.training_faults.answers import Proof
 from benchmarks.training_faults.faults import FAULTS, Fault
-from benchmarks.training_faults.outcomes import fault_outcome
+from benchmarks.training_faults.outcomes import ONSET, SOON, fault_outcome
 from benchmarks.training_faults.runs import run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
@@ -33,7 +33,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: fault.slug)
 def test_a_fault_is_caught_within_two_steps_and_its_cause_named(fault: Fault, tmp_path: Path) -> None:
-    found = fault_outcome(fault, Dtype.FP16, tmp_path)
+    found = fault_outcome(fault, Dtype.FP16, tmp_path, steps=ONSET + SOON - 1)
     assert found.in_time, found.firings
     assert found.right_cause, found.cause
 

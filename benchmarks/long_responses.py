@@ -1,0 +1,155 @@
+"""What scoring long responses costs beside one plain forward a response, and how much of it is the same kernels.
+
+    python -m benchmarks.long_responses [--num-responses 24] [--repeats 5] > reports/long-responses.md
+
+Matrix products and attention are PyTorch's own on both sides, and the reference has to compute in FP32 as the plain
+script does. So no way of scoring takes less processor time than these kernels: that is the bound.
+"""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from mismatch_probe.config.model import ModelSettings, TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.host import prepare_process
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.tasks import resolve_model
+from mismatch_probe.training_path.batching import plan_batches
+from mismatch_probe.training_path.scorer import Scorer
+
+PROMPT_TOKENS: Final = 40
+MEAN_TOKENS: Final = 926
+"""Of the demo model's responses to sums:long."""
+SIDES: Final = ((Dtype.BF16, False), (Dtype.FP16, False), (Dtype.FP32, False), (Dtype.FP32, True))
+
+aten = torch.ops.aten
+KERNELS: Final = (aten.mm.default, aten.addmm.default, aten._scaled_dot_product_flash_attention_for_cpu.default)
+
+
+class KernelSeconds(TorchDispatchMode):
+    """Processor seconds of this thread in matrix products and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in KERNELS:
+            return func(*args, **(kwargs or {}))
+        begun = time.thread_time()
+        result = func(*args, **(kwargs or {}))
+        self.seconds["attention" if func is KERNELS[-1] else "products"] += time.thread_time() - begun
+        return result
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`wall` on every thread, the others on one: seconds of the processor, all of them and those in kernels."""
+
+    wall: float
+    processor: float
+    kernels: Counter[str]
+
+
+def responses(count: int) -> list[TokenSequence]:
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.normal(MEAN_TOKENS, 60, count), 1, 1000).astype(int)
+    return [
+        TokenSequence(
+            str(row), random.integers(3, 300, PROMPT_TOKENS).tolist(), random.integers(3, 300, length).tolist()
+        )
+        for row, length in enumerate(lengths)
+    ]
+
+
+def plainly(model: Any, sequences: list[TokenSequence]) -> None:
+    """As `benchmarks.compare_cost.plain_script` scores."""
+    for one in sequences:
+        with torch.no_grad():
+            logits = model(torch.tensor([one.prompt_token_ids + one.token_ids])).logits[0].float()
+        logprobs = logits.log_softmax(-1)[len(one.prompt_token_ids) - 1 : -1]
+        logprobs.gather(1, torch.tensor(one.token_ids)[:, None])[:, 0].mean().item()
+
+
+def scored(scorer: Scorer, sequences: list[TokenSequence]) -> None:
+    for rows in plan_batches([one.num_tokens for one in sequences], TrainingPathSettings().batch_tokens):
+        scorer.score_batch([sequences[row] for row in rows])
+
+
+def costs(ways: list[Callable[[], None]], repeats: int) -> list[Cost]:
+    """Of each way, its repeats in turn with the others'; the least, which others on the machine disturb least."""
+    threads = torch.get_num_threads()
+    walls: list[list[float]] = [[] for _ in ways]
+    processors: list[list[float]] = [[] for _ in ways]
+    for _ in range(repeats + 1):
+        for number, way in enumerate(ways):
+            begun = time.perf_counter()
+            way()
+            walls[number].append(time.perf_counter() - begun)
+    torch.set_num_threads(1)
+    found = []
+    for _ in range(repeats):
+        for number, way in enumerate(ways):
+            begun = time.process_time()
+            way()
+            processors[number].append(time.process_time() - begun)
+    for number, way in enumerate(ways):
+        with KernelSeconds() as kernels:
+            way()
+        found.append(Cost(min(walls[number]), min(processors[number]), kernels.seconds))
+    torch.set_num_threads(threads)
+    return found
+
+
+def row(dtype: Dtype, reference: bool, sequences: list[TokenSequence], repeats: int) -> str:
+    folder = resolve_model(ModelSettings(path="demo"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype.torch_name)).eval()
+    with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference) as scorer:
+        plain, ours = costs([lambda: plainly(model, sequences), lambda: scored(scorer, sequences)], repeats)
+    kernels = sum(ours.kernels.values())
+    shares = " | ".join(f"{ours.kernels[name] / ours.processor:.0%}" for name in ("products", "attention"))
+    return (
+        f"| {'reference' if reference else 'pi'}, {dtype} | {plain.wall / ours.wall:.2f} | "
+        f"{plain.processor / ours.processor:.2f} | {shares} | {plain.processor / kernels:.2f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-responses", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    prepare_process()
+    sequences = responses(arguments.num_responses)
+    length = median(len(one.token_ids) for one in sequences)
+    print(
+        f"# Scoring long responses\n\n"
+        f"{len(sequences)} responses of about {length:.0f} tokens, the demo checkpoint, {torch.get_num_threads()} "
+        f"threads. Speed is beside one plain transformers forward a response, which gives the log-probs alone; scoring "
+        f"gives entropy and most likely token as well.\n\n"
+        "| | speed, wall | speed, processor time | matrix products | attention | bound |\n|---|---|---|---|---|---|"
+    )
+    for dtype, reference in SIDES:
+        print(row(dtype, reference, sequences, arguments.repeats), flush=True)
+    print(
+        "\nProducts and attention are shares of scoring's processor time. They are the same PyTorch kernels on both\n"
+        "sides, in the same format, since pi has to be the trainer's arithmetic and the reference exact. The bound is\n"
+        "the speed, in processor time, of a scoring that did nothing else.\n\n"
+        "Made by `python -m benchmarks.long_responses > reports/long-responses.md`."
+    )
+
+
+if __name__ == "__main__":
+    main()
