@@ -29,6 +29,7 @@ SAMPLES = [
     Sample("plain", Holds.BOTH_SIDES, ("log_ref", "entropy_nats", "weight_version", "temperature", "group")),
     Sample("nemo_rl", Holds.BOTH_SIDES),
     Sample("prime_rl", Holds.BOTH_SIDES, ("entropy_nats",), tells=("unfinished_step",)),
+    Sample("prime_rl_traces", Holds.SAMPLER, ("log_ref", "weight_version", "group")),
     Sample("slime", Holds.BOTH_SIDES, ("log_ref", "entropy_nats", "weight_version", "group"), first_step=0),
     Sample("skyrl", Holds.BOTH_SIDES, ("log_ref",), tells=("padding_rows",)),
     Sample("miles", Holds.SAMPLER, first_step=0),

@@ -8,6 +8,7 @@ from mismatch_probe.logs.formats.nemo_rl import NEMO_RL
 from mismatch_probe.logs.formats.open_instruct import OPEN_INSTRUCT
 from mismatch_probe.logs.formats.plain import PLAIN
 from mismatch_probe.logs.formats.prime_rl import PRIME_RL
+from mismatch_probe.logs.formats.prime_rl_traces import PRIME_RL_TRACES
 from mismatch_probe.logs.formats.responses import SGLANG_RESPONSES, VLLM_RESPONSES
 from mismatch_probe.logs.formats.skyrl import SKYRL
 from mismatch_probe.logs.formats.slime import SLIME, SLIME_ROLLOUT
@@ -19,6 +20,7 @@ _ALL: Final = (
     PLAIN,
     NEMO_RL,
     PRIME_RL,
+    PRIME_RL_TRACES,
     SLIME,
     SLIME_ROLLOUT,
     SKYRL,

@@ -1,0 +1,109 @@
+"""prime-rl: `rollouts/step_N/KIND/SUBSET/traces.jsonl`, an episode a line: traces of nodes that each add tokens.
+
+A path from the root to a leaf is a sequence. What the policy sampled on a stretch that several paths share counts in
+the first of them. `logprobs` has a number for each token that the mask names.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.logs.findings import Tell
+from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.lines import read_lines
+from mismatch_probe.logs.look import Look
+from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.split import split_by_mask
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray
+
+_LONGEST_PATHS: Final = 10**7
+"""Nodes on all paths of a trace: one that is made to have many long paths is refused."""
+
+
+def _fits(look: Look) -> bool:
+    return look.lines_with("traces", "task", "env") and "nodes" in look.inside["traces"]
+
+
+def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for episode in read_lines(path, tell):
+        step, version = _work(episode)
+        group = episode.inside("group").text("id") if episode.has("group") else None
+        for trace in episode.rows("traces"):
+            nodes = trace.rows("nodes")
+            counted: set[int] = set()
+            for along in _paths(trace, nodes):
+                yield _response(trace, [(nodes[index], index not in counted) for index in along], step, version, group)
+                counted.update(along)
+
+
+def _response(
+    trace: Row, along: Sequence[tuple[Row, bool]], step: int | None, version: str | None, group: str | None
+) -> LoggedResponse:
+    ids = [node.ids("token_ids") for node, _ in along]
+    masks = [node.flags("mask", part.size) for (node, _), part in zip(along, ids, strict=True)]
+    return split_by_mask(
+        where=trace.where,
+        token_ids=np.concatenate(ids),
+        own=np.concatenate(masks),
+        sampled=np.concatenate([mask & fresh for mask, (_, fresh) in zip(masks, along, strict=True)]),
+        log_mu=_spread("logprobs", along, masks),
+        log_ref=_spread("reference_logprobs", along, masks),
+        step=step,
+        weight_version=version,
+        group=group,
+    )
+
+
+def _spread(column: str, along: Sequence[tuple[Row, bool]], masks: Sequence[np.ndarray]) -> FloatArray | None:
+    """A column of the sampled tokens, NaN at the others; None where no node has it."""
+    values = [np.full(mask.size, np.nan) for mask in masks]
+    there = False
+    for (node, _), mask, part in zip(along, masks, values, strict=True):
+        if node.columns.get(column):
+            part[mask] = node.numbers(column, int(mask.sum()))
+            there = True
+    return np.concatenate(values) if there else None
+
+
+def _paths(trace: Row, nodes: Sequence[Row]) -> Iterator[list[int]]:
+    """The indices of the nodes from the root to each leaf."""
+    parents = [node.whole("parent") for node in nodes]
+    depths: list[int] = []
+    for index, parent in enumerate(parents):
+        if parent is not None and parent >= index:
+            raise trace.refusal(f"parent of node {index} is {parent}, which does not come before it")
+        depths.append(1 if parent is None else depths[parent] + 1)
+    leaves = sorted(set(range(len(nodes))) - set(parents))
+    if sum(depths[leaf] for leaf in leaves) > _LONGEST_PATHS:
+        raise trace.refusal("its paths are too many and too long")
+    for leaf in leaves:
+        along: list[int] = []
+        at: int | None = leaf
+        while at is not None:
+            along.append(at)
+            at = parents[at]
+        yield along[::-1]
+
+
+def _work(episode: Row) -> tuple[int | None, str | None]:
+    """The training step, and the version of the weights or `FIRST-LAST`."""
+    work = episode.inside("run").inside("work") if episode.has("run") and episode.inside("run").has("work") else None
+    if work is None:
+        return None, None
+    if not work.has("policy"):
+        return work.whole("step"), None
+    first, last = (work.inside("policy").whole(end) for end in ("start", "end"))
+    return work.whole("step"), str(first) if first == last else f"{first}-{last}"
+
+
+PRIME_RL_TRACES: Final = Format(
+    name="prime_rl_traces",
+    title="prime-rl's traces",
+    holds=Holds.SAMPLER,
+    fits=_fits,
+    responses=_responses,
+    step_of=lambda path: None,
+)
