@@ -50,7 +50,7 @@ def step_in_name(path: Path) -> int | None:
 
 
 def _below(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     waiting = [str(folder)]
     while waiting:
         here = waiting.pop()
@@ -62,7 +62,7 @@ def _below(folder: Path) -> list[Path]:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
-                        found.append(Path(entry.path))
+                        files.append(Path(entry.path))
                     else:
                         raise UsageError(
                             f"{entry.path} is a link, a pipe, a socket or a device, and in the folder of a log nothing "
@@ -70,4 +70,4 @@ def _below(folder: Path) -> list[Path]:
                         )
         except OSError as error:
             raise UsageError(f"the folder {here} cannot be read ({error.strerror}): mend its permissions") from error
-    return found
+    return files

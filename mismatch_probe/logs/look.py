@@ -78,19 +78,19 @@ def _lines(file: IO[bytes]) -> Look:
         pass
     kind = Kind.LINES
     try:
-        found = parse_line(line)
+        first = parse_line(line)
     except Unreadable:
         if not line.lstrip().startswith(b"{"):
             raise
-        kind, found = Kind.DOCUMENT, parse_line(line + file.read(LONGEST_LINE_BYTES))
-    if not isinstance(found, dict):
+        kind, first = Kind.DOCUMENT, parse_line(line + file.read(LONGEST_LINE_BYTES))
+    if not isinstance(first, dict):
         return Look(Kind.OTHER)
-    return Look(kind, frozenset(found), {key: _keys(value) for key, value in found.items()})
+    return Look(kind, frozenset(first), {key: _keys(value) for key, value in first.items()})
 
 
 def _keys(value: Any) -> frozenset[str]:
-    first = value[0] if isinstance(value, list) and value else value
-    return frozenset(first) if isinstance(first, dict) else frozenset()
+    item = value[0] if isinstance(value, list) and value else value
+    return frozenset(item) if isinstance(item, dict) else frozenset()
 
 
 def _table(file: IO[bytes]) -> Look:

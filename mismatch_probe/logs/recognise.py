@@ -26,10 +26,10 @@ def recognise(path: Path, name: str | None = None) -> Format:
     if not counts:
         what = f"none of the {len(there)} files below {path} is" if there != [path] else f"{path} is not"
         raise UsageError(f"{what} a log of a known format ({_names()}); name one with --format, see docs/logs.md")
-    best = min(_MOST_TELLING_FIRST.index(FORMATS[found].holds) for found in counts)
-    first, *others = [found for found in counts if FORMATS[found].holds == _MOST_TELLING_FIRST[best]]
+    best = min(_MOST_TELLING_FIRST.index(FORMATS[fitting].holds) for fitting in counts)
+    first, *others = [fitting for fitting in counts if FORMATS[fitting].holds == _MOST_TELLING_FIRST[best]]
     if others:
-        told = " and ".join(f"{FORMATS[found].title} ({counts[found]} files)" for found in (first, *others))
+        told = " and ".join(f"{FORMATS[fitting].title} ({counts[fitting]} files)" for fitting in (first, *others))
         raise UsageError(f"{path} holds {told}; name one with --format {'|'.join((first, *others))}")
     return FORMATS[first]
 

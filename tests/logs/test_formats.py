@@ -1,6 +1,5 @@
 """What is peculiar to one format."""
 
-import json
 import pickle
 import shutil
 from io import BytesIO
@@ -13,24 +12,9 @@ import pytest
 import torch
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs import FORMATS, LogChecks, LogFinding, recognise
+from mismatch_probe.logs import LogChecks, recognise
 from mismatch_probe.records.logged import LoggedResponse
-
-DATA = Path(__file__).parent / "data"
-
-
-def read(path: Path, name: str | None = None) -> tuple[list[LoggedResponse], list[LogFinding]]:
-    told: list[LogFinding] = []
-    return list(recognise(path, name).read(path, told.append)), told
-
-
-def lines_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def written(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from tests.logs.reading import DATA, lines_of, read, written
 
 
 def codes(responses: list[LoggedResponse]) -> list[str]:
@@ -257,125 +241,3 @@ def test_a_failed_call_of_tinker_is_no_response(tmp_path):
     [first, *others] = lines_of(path)
     failed = {key: value for key, value in first.items() if key != "samples"} | {"status": "error"}
     assert len(read(written(tmp_path / "a.jsonl", [others[0], failed]))[0]) == len(others[0]["samples"])
-
-
-class TestResponses:
-    FILE = DATA / "vllm_responses" / "answers.jsonl"
-
-    def test_a_batch_file_holds_answers_too(self, tmp_path):
-        rows = [
-            {"id": str(n), "custom_id": str(n), "response": {"status_code": 200, "body": answer}, "error": None}
-            for n, answer in enumerate(lines_of(self.FILE))
-        ]
-        rows.append({"id": "f", "custom_id": "f", "response": None, "error": {"message": "no"}})
-        one, other = read(written(tmp_path / "a.jsonl", rows))[0], read(self.FILE)[0]
-        assert [each.token_ids.tolist() for each in one] == [each.token_ids.tolist() for each in other]
-
-    @pytest.mark.parametrize(
-        ("drop", "advice"),
-        [("prompt_token_ids", "no ids of the prompt"), ("token_ids", "ask the server for them with return_token_ids")],
-    )
-    def test_what_was_not_asked_for_is_named(self, tmp_path, drop, advice):
-        def without(answer: dict) -> dict:
-            kept = {key: value for key, value in answer.items() if key != drop}
-            for choice in kept["choices"]:
-                choice.pop(drop, None)
-                if drop == "token_ids" and "tokens" in choice["logprobs"]:
-                    choice["logprobs"]["tokens"] = ["a"] * len(choice["logprobs"]["tokens"])
-            return kept
-
-        with pytest.raises(UsageError, match=advice):
-            read(written(tmp_path / "a.jsonl", [without(answer) for answer in lines_of(self.FILE)]))
-
-    def test_ids_that_differ_inside_an_answer_are_refused(self, tmp_path):
-        rows = lines_of(DATA / "sglang_responses" / "generate.jsonl")
-        rows[1]["output_ids"][0] += 1
-        with pytest.raises(UsageError, match=r"line 2 .* output_ids are others"):
-            read(written(tmp_path / "a.jsonl", rows))
-
-
-class TestRecognition:
-    def test_what_fits_nothing_is_refused_with_the_formats(self, tmp_path):
-        path = written(tmp_path / "train_data_step1.jsonl", [{"loss": 0.5}])
-        for name in (path, tmp_path):
-            with pytest.raises(UsageError, match=r"known format \(plain, nemo_rl, .*--format"):
-                recognise(name)
-
-    def test_an_unknown_name_is_refused_with_the_formats(self, tmp_path):
-        with pytest.raises(UsageError, match=r"--format verl3 .* plain, nemo_rl"):
-            recognise(tmp_path, "verl3")
-
-    def test_nothing_there_is_a_sentence(self, tmp_path):
-        with pytest.raises(UsageError, match="does not exist"):
-            recognise(tmp_path / "none")
-
-    def test_two_formats_in_a_folder_ask_for_a_name(self, tmp_path):
-        shutil.copy(TestNemoRl.FILE, tmp_path / "a.jsonl")
-        shutil.copy(DATA / "plain" / "rollouts.jsonl", tmp_path / "b.jsonl")
-        with pytest.raises(UsageError, match=r"--format nemo_rl\|plain"):
-            recognise(tmp_path)
-        assert len(read(tmp_path, "nemo_rl")[0]) == 3
-        assert len(read(tmp_path, "plain")[0]) == 6
-
-    def test_the_richer_of_two_formats_is_taken(self):
-        assert recognise(DATA / "slime").name == "slime"
-
-    def test_steps_are_read_in_their_order(self, tmp_path):
-        for step in (10, 9, 100):
-            shutil.copy(TestNemoRl.FILE, tmp_path / f"train_data_step{step}.jsonl")
-        assert [source.step for source in FORMATS["nemo_rl"].sources(tmp_path)] == [9, 10, 100]
-
-    def test_a_format_that_is_insisted_on_reads_what_it_can_and_says_what_it_cannot(self, tmp_path):
-        with pytest.raises(UsageError, match=r"line 1 of .*token_ids"):
-            read(written(tmp_path / "a.jsonl", [{"loss": 0.5}]), "plain")
-
-    def test_a_file_that_grew_is_looked_at_again(self, tmp_path):
-        path = tmp_path / "a.jsonl"
-        path.write_text("")
-        with pytest.raises(UsageError):
-            recognise(path)
-        shutil.copy(TestNemoRl.FILE, path)
-        assert recognise(path).name == "nemo_rl"
-
-
-class TestPrimeRlTraces:
-    FILE = DATA / "prime_rl_traces" / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
-
-    def branched(self, path: Path, parent: int) -> Path:
-        """The first episode with a second answer to its prompt, a copy of the first that hangs on node `parent`."""
-        episode = lines_of(self.FILE)[0]
-        nodes = episode["traces"][0]["nodes"]
-        nodes.append(nodes[1] | {"parent": parent})
-        return written(path, [episode])
-
-    def test_a_shared_stretch_counts_once(self, tmp_path):
-        first, second = read(self.branched(tmp_path / "a.jsonl", 1))[0], read(self.FILE)[0][0]
-        [both] = first
-        assert both.sampled.sum() == 2 * second.sampled.sum(), "one path of two turns"
-        siblings, _ = read(self.branched(tmp_path / "b.jsonl", 0))
-        assert [each.sampled.sum() for each in siblings] == [second.sampled.sum()] * 2
-        episode = lines_of(self.branched(tmp_path / "c.jsonl", 1))[0]
-        nodes = episode["traces"][0]["nodes"]
-        nodes.append(nodes[2])
-        first, other = read(written(tmp_path / "c.jsonl", [episode]))[0]
-        assert first.sampled.all()
-        assert other.token_ids.tolist() == first.token_ids.tolist()
-        assert other.sampled.tolist() == [False] * 23 + [True] * 23
-
-    def test_a_parent_that_comes_later_is_refused(self, tmp_path):
-        with pytest.raises(UsageError, match=r"line 1 .* parent of node 2 is 2"):
-            read(self.branched(tmp_path / "a.jsonl", 2))
-
-    def test_more_log_probs_than_sampled_tokens_are_refused(self, tmp_path):
-        episode = lines_of(self.FILE)[0]
-        episode["traces"][0]["nodes"][1]["logprobs"].append(-0.5)
-        with pytest.raises(UsageError, match="logprobs has 24 entries where the tokens are 23"):
-            read(written(tmp_path / "a.jsonl", [episode]))
-
-    def test_paths_without_end_are_refused(self, tmp_path):
-        node = {"token_ids": [], "mask": [], "message": {}}
-        nodes = [node | ({"parent": index - 1} if index else {}) for index in range(5000)]
-        nodes += [node | {"parent": 4999}] * 5000
-        episode = lines_of(self.FILE)[0] | {"traces": [{"nodes": nodes}]}
-        with pytest.raises(UsageError, match="too many and too long"):
-            read(written(tmp_path / "a.jsonl", [episode]))

@@ -57,14 +57,14 @@ class Alignment:
     @property
     def shift(self) -> int:
         """By how many tokens the trainer's column is behind the sampler's; 0 where it is not, or cannot be told."""
-        found = self.correlations
-        if found is None:
+        by_shift = self.correlations
+        if by_shift is None:
             return 0
-        best = max(found, key=lambda shift: found[shift])
-        return best if found[best] > _BELONGS and found[best] > found[0] + _CLEARLY else 0
+        best = max(by_shift, key=lambda shift: by_shift[shift])
+        return best if by_shift[best] > _BELONGS and by_shift[best] > by_shift[0] + _CLEARLY else 0
 
     @property
     def unrelated(self) -> bool:
         """Whether the two sides do not go together at any shift."""
-        found = self.correlations
-        return found is not None and max(found.values()) < _BELONGS
+        by_shift = self.correlations
+        return by_shift is not None and max(by_shift.values()) < _BELONGS

@@ -50,13 +50,13 @@ class LogChecks:
 
     def unrecorded(self) -> dict[str, Unrecorded]:
         """The columns that are there and hold no numbers, in the whole log or in some steps."""
-        found = {name: self._why(name) for name in COLUMNS if name in self._there}
-        return {name: why for name, why in found.items() if why is not None}
+        reasons = {name: self._why(name) for name in COLUMNS if name in self._there}
+        return {name: why for name, why in reasons.items() if why is not None}
 
     def findings(self) -> list[LogFinding]:
         """All there is to tell, by column and then of the rows."""
         unrecorded = self.unrecorded()
-        found: list[LogFinding] = []
+        findings: list[LogFinding] = []
         for name in COLUMNS:
             if name in self._there:
                 why = unrecorded.get(name)
@@ -65,10 +65,10 @@ class LogChecks:
                     if why is None or (why.steps is not None and step not in why.steps):
                         recorded += sums
                 steps = None if why is None else why.steps
-                found += column_findings(name, recorded, None if why is None else why.code, steps)
+                findings += column_findings(name, recorded, None if why is None else why.code, steps)
         if not unrecorded.keys() & set(LOG_PROBS[:2]):
-            found += alignment_findings(self._alignment)
-        return [*found, *row_findings(self._rows, self._vocabulary_size)]
+            findings += alignment_findings(self._alignment)
+        return [*findings, *row_findings(self._rows, self._vocabulary_size)]
 
     def _why(self, name: str) -> Unrecorded | None:
         steps = self._columns[name]

@@ -1,0 +1,61 @@
+"""Which format a file or a folder is told to be of."""
+
+import shutil
+
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs import FORMATS, recognise
+from tests.logs.reading import DATA, read, written
+
+NEMO_RL = DATA / "nemo_rl" / "train_data_step1.jsonl"
+
+
+def test_what_fits_nothing_is_refused_with_the_formats(tmp_path):
+    path = written(tmp_path / "train_data_step1.jsonl", [{"loss": 0.5}])
+    for name in (path, tmp_path):
+        with pytest.raises(UsageError, match=r"known format \(plain, nemo_rl, .*--format"):
+            recognise(name)
+
+
+def test_an_unknown_name_is_refused_with_the_formats(tmp_path):
+    with pytest.raises(UsageError, match=r"--format verl3 .* plain, nemo_rl"):
+        recognise(tmp_path, "verl3")
+
+
+def test_nothing_there_is_a_sentence(tmp_path):
+    with pytest.raises(UsageError, match="does not exist"):
+        recognise(tmp_path / "none")
+
+
+def test_two_formats_in_a_folder_ask_for_a_name(tmp_path):
+    shutil.copy(NEMO_RL, tmp_path / "a.jsonl")
+    shutil.copy(DATA / "plain" / "rollouts.jsonl", tmp_path / "b.jsonl")
+    with pytest.raises(UsageError, match=r"--format nemo_rl\|plain"):
+        recognise(tmp_path)
+    assert len(read(tmp_path, "nemo_rl")[0]) == 3
+    assert len(read(tmp_path, "plain")[0]) == 6
+
+
+def test_the_richer_of_two_formats_is_taken():
+    assert recognise(DATA / "slime").name == "slime"
+
+
+def test_steps_are_read_in_their_order(tmp_path):
+    for step in (10, 9, 100):
+        shutil.copy(NEMO_RL, tmp_path / f"train_data_step{step}.jsonl")
+    assert [source.step for source in FORMATS["nemo_rl"].sources(tmp_path)] == [9, 10, 100]
+
+
+def test_a_format_that_is_insisted_on_reads_what_it_can_and_says_what_it_cannot(tmp_path):
+    with pytest.raises(UsageError, match=r"line 1 of .*token_ids"):
+        read(written(tmp_path / "a.jsonl", [{"loss": 0.5}]), "plain")
+
+
+def test_a_file_that_grew_is_looked_at_again(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("")
+    with pytest.raises(UsageError):
+        recognise(path)
+    shutil.copy(NEMO_RL, path)
+    assert recognise(path).name == "nemo_rl"
