@@ -29,7 +29,7 @@ def import_log(
 
     Nothing of the log is run. What it lacks, `score` computes on its token ids.
     """
-    from mismatch_probe.cli.log_commands import run_import
+    from mismatch_probe.cli.import_command import run_import
 
     code = run_import(
         source,

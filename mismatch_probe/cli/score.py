@@ -26,7 +26,7 @@ def score(
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
     warm_up()
-    from mismatch_probe.cli.log_commands import run_score
+    from mismatch_probe.cli.score_command import run_score
 
     code = run_score(
         run,

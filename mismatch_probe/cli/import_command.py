@@ -1,4 +1,4 @@
-"""What `import` and `score` do once their flags are parsed; imported only then, because it loads the heavy parts."""
+"""What `import` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,17 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from mismatch_probe.cli.output import people, print_outcome
-from mismatch_probe.cli.rescoring import rescore_telling
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.cli.log_output import show_run, with_dtypes
+from mismatch_probe.cli.output import people
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.run import Log, LogSettings, import_log
-from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
 from mismatch_probe.notation import write_count
 from mismatch_probe.records.log_origin import LogFile
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import render_terminal, write_report
 
 
 def run_import(
@@ -31,7 +28,7 @@ def run_import(
         MismatchProbeError: the log cannot be used, as one sentence.
     """
     console = people()
-    settings = LogSettings(**_with_dtypes(given))
+    settings = LogSettings(**with_dtypes(given))
     RunDirectory(out).require_free()
     known = recognise(source, format_name)
     console.print(f"Format: {known.title}", soft_wrap=True)
@@ -57,31 +54,7 @@ def run_import(
             soft_wrap=True,
         )
         return ExitCode.INCONCLUSIVE
-    return _shown(run, console, json_output=json_output)
-
-
-def run_score(
-    imported: Path, out: Path, flags: dict[str, Any], given: Mapping[str, Any], *, json_output: bool
-) -> ExitCode:
-    """Score, summarise, and show.
-
-    Raises:
-        MismatchProbeError: anything that stops it, as one sentence; what was computed stays.
-        KeyboardInterrupt: passed on after saying how to continue.
-    """
-    console = people()
-    if "model" not in flags:
-        raise UsageError("no model to score with; give --model the checkpoint that sampled these responses")
-    run = open_scoring(RunDirectory(imported), out, ScoreRequest(**_with_dtypes(given)), flags)
-    rescore_telling(run, console)
-    return _shown(run, console, json_output=json_output)
-
-
-def _shown(run: RunDirectory, console: Console, *, json_output: bool) -> ExitCode:
-    path, summary = write_report(run), run.read_summary()
-    render_terminal(summary, console, run.path)
-    print_outcome(console, path, summary, as_json=json_output)
-    return summary.exit_code
+    return show_run(run, console, json_output=json_output)
 
 
 def _log(known: Format, source: Path) -> Log:
@@ -104,12 +77,6 @@ def _file(source: Source) -> LogFile:
         step=source.step,
         complete=source.complete,
     )
-
-
-def _with_dtypes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that were given, dtypes parsed."""
-    there = {name: value for name, value in given.items() if value is not None}
-    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in there.items()}
 
 
 @contextmanager

@@ -1,0 +1,25 @@
+"""What `import` and `score` share: dtypes as they are given, and the run as it is shown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from mismatch_probe.cli.output import print_outcome
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report import render_terminal, write_report
+
+
+def show_run(run: RunDirectory, console: Console, *, json_output: bool) -> ExitCode:
+    path, summary = write_report(run), run.read_summary()
+    render_terminal(summary, console, run.path)
+    print_outcome(console, path, summary, as_json=json_output)
+    return summary.exit_code
+
+
+def with_dtypes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given, dtypes parsed."""
+    there = {name: value for name, value in given.items() if value is not None}
+    return {name: Dtype.parse(value) if name.endswith("_dtype") else value for name, value in there.items()}
