@@ -11,21 +11,24 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.distributions import Distribution
 from mismatch_probe.explain.fitting import Fitted, choose_for_log, choose_for_responses, fit_temperature
 from mismatch_probe.explain.floor import Floor
+from mismatch_probe.explain.formats import is_rounding
 from mismatch_probe.explain.hypotheses import Family, Option
 from mismatch_probe.explain.judging import Account, Judge
-from mismatch_probe.explain.predictions import Predictions, Setup
-from mismatch_probe.explain.setup import Context
+from mismatch_probe.explain.predictions import Predictions
+from mismatch_probe.explain.setup import Context, Setup, WeightsPlan
+from mismatch_probe.explain.tokens import Floats, LoggedTokens
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.explanation import Departure, Trial
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A hypothesis as the record has it, what it says of each token, and of how many families and parameters it is."""
+    """A hypothesis as the record has it, what it says of each token, its families, and what was chosen of each."""
 
     trial: Trial
     account: Account
     families: tuple[Family, ...]
+    options: tuple[Option, ...]
 
     @property
     def num_fitted(self) -> int:
@@ -34,29 +37,33 @@ class Tried:
 
 @dataclass(frozen=True)
 class SideBench:
-    """floors: of each format that was measured; `dtype` is the declared one."""
+    """dtype: the declared one. floors: of each format. errors [T]: the training path's, of those it was computed in."""
 
     side: LoggedSide
     judge: Judge
     declared: Distribution
     dtype: Dtype
     floors: dict[Dtype, Floor]
+    errors: dict[Dtype, Floats]
     predictions: Predictions
+    tokens: LoggedTokens
+    weights: WeightsPlan
     context: Context
 
     def null(self) -> Tried:
         """As declared."""
-        return self._tried((), self._account(()), [], None)
+        return self._tried((), (), self._account(()), [], None)
 
     def tried(self, families: Sequence[Family], null: Tried) -> Tried:
         """A hypothesis of one family, or of several that change different things."""
         fitted, combinations = self._fitted(families)
-        departures = _departures(families, combinations, fitted)
-        return self._tried(tuple(families), fitted.account, departures, null)
+        chosen = _chosen(families, combinations, fitted)
+        departures = _departures(families, chosen, fitted)
+        return self._tried(tuple(families), chosen, fitted.account, departures, null)
 
     def _fitted(self, families: Sequence[Family]) -> tuple[Fitted, list[tuple[Option, ...]]]:
         combinations = list(product(*(family.options for family in families)))
-        tokens = self.predictions.tokens
+        tokens = self.tokens
         if any(family.free_temperature for family in families):
             (combination,) = combinations
             curve = self.predictions.curve(self._setup(combination))
@@ -70,7 +77,7 @@ class SideBench:
     def _account(self, combination: tuple[Option, ...]) -> Account:
         distribution = next((one.distribution for one in combination if one.distribution), self.declared)
         predicted = self.predictions.column(self._setup(combination), distribution)
-        temperatures = [one.temperatures(self.predictions.tokens.temperature) for one in (self.declared, distribution)]
+        temperatures = [one.temperatures(self.tokens.temperature) for one in (self.declared, distribution)]
         for one in combination:
             if one.edit is not None:
                 predicted = one.edit(predicted, self.judge)
@@ -80,7 +87,7 @@ class SideBench:
 
     def _setup(self, combination: tuple[Option, ...]) -> Setup:
         return Setup(
-            next((one.weights for one in combination if one.weights), None),
+            next((one.weights for one in combination if one.weights), self.weights),
             next((one.rope for one in combination if one.rope), None),
             next((one.context for one in combination if one.context), self.context),
         )
@@ -88,8 +95,21 @@ class SideBench:
     def _floor(self, combination: tuple[Option, ...]) -> Floor:
         return self.floors[next((one.dtype for one in combination if one.dtype), self.dtype)]
 
+    def is_rounding(self, tried: Tried) -> bool:
+        """Whether what a hypothesis with a format leaves is rounding of that format; True of one without."""
+        asked = [option.dtype for family in tried.families for option in family.options if option.dtype]
+        if not asked:
+            return True
+        errors = self.errors[asked[0]] if asked[0].round_off > self.dtype.round_off else None
+        return is_rounding(self.judge, tried.account, self.tokens, asked[0], errors)
+
     def _tried(
-        self, families: tuple[Family, ...], account: Account, departures: list[Departure], null: Tried | None
+        self,
+        families: tuple[Family, ...],
+        options: tuple[Option, ...],
+        account: Account,
+        departures: list[Departure],
+        null: Tried | None,
     ) -> Tried:
         before = account if null is None else null.account
         trial = Trial(
@@ -99,32 +119,32 @@ class SideBench:
             residual_nats=self.judge.nats(account),
             standard_scores=self.judge.standard_scores(account, before),
         )
-        return Tried(trial, account, families)
+        return Tried(trial, account, families, options)
 
 
-def _departures(
+def _chosen(
     families: Sequence[Family], combinations: Sequence[tuple[Option, ...]], fitted: Fitted
-) -> list[Departure]:
-    """Those of the combination that was chosen, with the fitted temperature and the share of the responses."""
-    free = [family for family in families if family.free_temperature]
-    if free:
-        temperature = float(fitted.choices[0])
-        return [
-            one.departure.model_copy(update={"what": f"temperature {write_number(temperature)}", "value": temperature})
-            if family.free_temperature
-            else one.departure
-            for family, one in zip(families, combinations[0], strict=True)
-        ]
+) -> tuple[Option, ...]:
+    """The combination that all tokens together chose, or that most responses did that chose any."""
+    if any(family.free_temperature for family in families):
+        return combinations[0]
     if any(family.chosen_for == "response" for family in families):
-        changed = fitted.choices[fitted.choices > 0]
-        if not len(changed):
-            return [one.departure for one in combinations[0]]
-        most = int(np.bincount(changed.astype(np.int64)).argmax())
-        share = f"{len(changed)} of {len(fitted.choices)} responses"
-        return [
-            one.departure.model_copy(update={"what": f"{one.departure.what} in {share}", "value": float(len(changed))})
-            if family.chosen_for == "response"
-            else one.departure
-            for family, one in zip(families, combinations[most - 1], strict=True)
-        ]
-    return [one.departure for one in combinations[int(fitted.choices[0])]]
+        changed = fitted.choices[fitted.choices > 0].astype(np.int64)
+        return combinations[int(np.bincount(changed).argmax()) - 1 if len(changed) else 0]
+    return combinations[int(fitted.choices[0])]
+
+
+def _departures(families: Sequence[Family], chosen: Sequence[Option], fitted: Fitted) -> list[Departure]:
+    """What was chosen, with the fitted temperature, or the number of responses that it was chosen for."""
+    found = []
+    for family, option in zip(families, chosen, strict=True):
+        departure = option.departure
+        if family.free_temperature:
+            value = float(fitted.choices[0])
+            departure = departure.model_copy(update={"what": f"temperature {write_number(value)}", "value": value})
+        elif family.chosen_for == "response" and (fitted.choices > 0).any():
+            count = int((fitted.choices > 0).sum())
+            share = f"{count} of {len(fitted.choices)} responses"
+            departure = departure.model_copy(update={"what": f"{departure.what} in {share}", "value": float(count)})
+        found.append(departure)
+    return found

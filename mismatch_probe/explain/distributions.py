@@ -21,7 +21,7 @@ INVERSE_TEMPERATURES: Final = np.linspace(1 / 4, 4, 76)
 class Distribution:
     """What is done to logits: divided by the temperature, cut by min-p, top-k and top-p in this order, normalised.
 
-    temperature: None is what the log says of each response, and 1 where it says nothing.
+    temperature: None is what the log says of each response, where it says several, and 1 where it says nothing.
     """
 
     temperature: float | None = None
@@ -30,8 +30,11 @@ class Distribution:
     min_p: float = 0.0
 
     @classmethod
-    def declared(cls, policy: DeclaredPolicy) -> "Distribution":
-        return cls(policy.temperature, policy.top_p, policy.top_k, policy.min_p)
+    def declared(cls, policy: DeclaredPolicy, logged: Floats) -> "Distribution":
+        """logged: the temperature that the log says of each token [T], NaN where none."""
+        said = np.unique(np.where(np.isfinite(logged), logged, 1.0))
+        temperature = float(said[0]) if policy.temperature is None and len(said) == 1 else policy.temperature
+        return cls(temperature, policy.top_p, policy.top_k, policy.min_p)
 
     @property
     def is_cut(self) -> bool:

@@ -5,8 +5,7 @@ from typing import Final
 
 from mismatch_probe.explain.codes import LogCode
 from mismatch_probe.explain.distributions import Distribution
-from mismatch_probe.explain.hypotheses import Family, Option
-from mismatch_probe.records.explanation import Departure
+from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.verdict.codes import Code
 
 _TOP_P: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
@@ -19,7 +18,7 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
     yield Family(
         "temperature",
         "distribution",
-        (Option(_departure("distribution", Code.TEMPERATURE, "another temperature")),),
+        (Option(departure("distribution", Code.TEMPERATURE, "another temperature")),),
         free_temperature=True,
     )
     raw = Distribution(temperature=1.0)
@@ -29,7 +28,7 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
             "distribution",
             (
                 Option(
-                    _departure("distribution", LogCode.RAW_LOGPROBS, "raw log-probs (temperature 1, nothing cut)"),
+                    departure("distribution", LogCode.RAW_LOGPROBS, "raw log-probs (temperature 1, nothing cut)"),
                     distribution=raw,
                 ),
             ),
@@ -45,7 +44,7 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
             "distribution",
             tuple(
                 Option(
-                    _departure("distribution", Code.TRUNCATED_SUPPORT, f"{name} {value:g}", float(value)),
+                    departure("distribution", Code.TRUNCATED_SUPPORT, f"{name} {value:g}", float(value)),
                     distribution=distribution,
                 )
                 for value, distribution in values
@@ -58,12 +57,8 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
             "distribution",
             (
                 Option(
-                    _departure("distribution", Code.TRUNCATED_SUPPORT, "no top-p, top-k or min-p"),
+                    departure("distribution", Code.TRUNCATED_SUPPORT, "no top-p, top-k or min-p"),
                     distribution=declared.uncut(),
                 ),
             ),
         )
-
-
-def _departure(part: str, code: str, what: str, value: float | None = None) -> Departure:
-    return Departure.model_validate({"part": part, "code": str(code), "what": what, "value": value})

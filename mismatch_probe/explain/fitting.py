@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -10,6 +11,9 @@ from mismatch_probe.explain.distributions import INVERSE_TEMPERATURES, Temperatu
 from mismatch_probe.explain.floor import Floor
 from mismatch_probe.explain.judging import Account, Judge
 from mismatch_probe.explain.tokens import Bools, Floats, LoggedTokens
+
+_MARGIN: Final = 3.0
+"""A likelihood twenty times as large."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,22 @@ def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedToke
 
 
 def choose_for_responses(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:
-    """The same for every response of its own, its even tokens choosing for its odd ones and the other way round."""
+    """The same for every response of its own, its even tokens choosing for its odd ones and the other way round.
+
+    The first account, as declared, is left where another one's loss is less by _MARGIN. An account that says nothing of
+    a response means that nothing can be said of it.
+    """
     losses = np.stack([np.nan_to_num(judge.loss(one)) for one in accounts])
     spoken = np.stack([np.isfinite(judge.loss(one)) for one in accounts])
     losses = np.where(spoken.all(axis=0), losses, 0.0)
     parity = tokens.places % 2 == 1
     sums = np.stack([[_by_row(one * (parity == odd), tokens) for one in losses] for odd in (False, True)])
+    sums[:, 1:] += _MARGIN
+    silent = np.stack([_by_row(one.astype(np.float64), tokens) == 0 for one in spoken]) & _counted(judge, tokens)
+    sums[:, silent] = -np.inf
     chosen = np.where(parity, sums[0].argmin(axis=0)[tokens.rows], sums[1].argmin(axis=0)[tokens.rows])
-    return Fitted(_by_token(accounts, chosen), sums.sum(axis=0).argmin(axis=0).astype(np.float64))
+    choices = np.where(silent.any(axis=0), 0, sums.sum(axis=0).argmin(axis=0))
+    return Fitted(_by_token(accounts, chosen), choices.astype(np.float64))
 
 
 def fit_temperature(
@@ -72,6 +84,11 @@ def fit_temperature(
     halves = tokens.halves
     accounts = [account(fitted(halves)), account(fitted(~halves))]
     return Fitted(_by_token(accounts, halves.astype(np.int64)), np.array([fitted(np.ones_like(halves))]))
+
+
+def _counted(judge: Judge, tokens: LoggedTokens) -> Bools:
+    """Responses with a token that counts [R]."""
+    return _by_row(judge.counted.astype(np.float64), tokens) > 0
 
 
 def _least(losses: Sequence[Floats], counts: Bools) -> int:

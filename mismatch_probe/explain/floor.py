@@ -57,16 +57,14 @@ def trimmed_mean(squares: Floats) -> float:
 def grid_of(column: Floats) -> Dtype | None:
     """The 16-bit format, coarsest first, that every log-prob of the column is exact in."""
     coarsest_first = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
-    known = column[np.isfinite(column)]
-    return next((dtype for dtype in coarsest_first if is_on_grid(known, dtype)), None)
+    return next((dtype for dtype in coarsest_first if is_on_grid(column, dtype)), None)
 
 
-def resolution(column: Floats) -> Floats:
-    """Root mean square of what writing the column down rounded away [T] (nats)."""
-    grid = grid_of(column)
+def resolution(known: Floats, column: Floats) -> Floats:
+    """Root mean square of what writing a column down rounded away [T] (nats); `known` are the values that count."""
+    grid = grid_of(known)
     if grid is not None:
         return np.asarray(np.abs(np.nan_to_num(column)) * grid.round_off / np.sqrt(3))
-    known = column[np.isfinite(column)]
     for decimals in range(1, _MOST_DECIMALS):
         if len(known) and np.array_equal(np.round(known, decimals), known):
             return np.full_like(column, 10.0**-decimals / np.sqrt(12))

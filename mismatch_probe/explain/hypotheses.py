@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mismatch_probe.config.explain import KnownWeights
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.distributions import Distribution
 from mismatch_probe.explain.judging import Judge
-from mismatch_probe.explain.setup import Context, Rope
+from mismatch_probe.explain.setup import Context, Rope, WeightsPlan
 from mismatch_probe.explain.tokens import Floats
 from mismatch_probe.records.explanation import Departure, Part
 
@@ -16,12 +15,16 @@ Edit = Callable[[Floats, Judge], Floats]
 """From a prediction [T] to what the log's line would hold of it [T], NaN where it holds nothing."""
 
 
+def departure(part: Part, code: str, what: str, value: float | None = None) -> Departure:
+    return Departure(part=part, code=str(code), what=what, value=value)
+
+
 @dataclass(frozen=True)
 class Option:
     """A departure and what it changes of the computation; what is None stays as declared."""
 
     departure: Departure
-    weights: KnownWeights | None = None
+    weights: WeightsPlan | None = None
     rope: Rope | None = None
     context: Context | None = None
     distribution: Distribution | None = None

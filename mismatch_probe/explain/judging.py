@@ -65,11 +65,16 @@ class Judge:
         return float(np.sqrt(np.mean(residual[np.isfinite(residual)] ** 2)))
 
     def explained(self, account: Account, null: Account) -> float:
-        """Share of the null's square (nats) that `account` takes away, on tokens that both speak of."""
+        """Share of the null's square (nats) that `account` takes away, on tokens that both speak of; -1 at worst."""
         ours, theirs = self.residual(account), self.residual(null)
         both = np.isfinite(ours) & np.isfinite(theirs)
         before = trimmed_mean(theirs[both] ** 2)
-        return 1 - trimmed_mean(ours[both] ** 2) / before if before > 0 else 0.0
+        return max(-1.0, 1 - trimmed_mean(ours[both] ** 2) / before) if before > 0 else 0.0
+
+    def same(self, account: Account, other: Account) -> bool:
+        """Whether both say the same of every token."""
+        ours, theirs = (np.stack([one.predicted, one.unit]) for one in (account, other))
+        return np.array_equal(ours, theirs, equal_nan=True)
 
     def standard_scores(self, better: Account, worse: Account) -> float:
         """By how many standard errors `better` has the smaller loss; 0 where both say the same.

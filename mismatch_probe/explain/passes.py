@@ -15,9 +15,7 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.distributions import (
     Distribution,
-    TemperatureCurve,
     chunk_of_tokens,
-    curve,
     log_normalisers,
     log_probs,
 )
@@ -62,13 +60,13 @@ class LoadedWeights:
             found[:, chunk] = log_probs(logits_TV, targets_T, temperatures, distributions).double().cpu().numpy()
         return found
 
-    def temperature_curve(self, context: Context, rope: Rope | None) -> TemperatureCurve:
-        """The same as a function of the temperature; raises as `columns`."""
+    def temperature_curve(self, context: Context, rope: Rope | None) -> tuple[Floats, Floats]:
+        """What `distributions.curve` needs: the tokens' own logits [T], and normalisers [G, T]; raises as `columns`."""
         own, normalisers = [], []
         for _, logits_TV, targets_T in self._logits(context, rope):
             own.append(logits_TV.gather(-1, targets_T[:, None]).squeeze(-1).double().cpu().numpy())
             normalisers.append(log_normalisers(logits_TV).double().cpu().numpy())
-        return curve(np.concatenate(own), np.concatenate(normalisers, axis=1))
+        return np.concatenate(own), np.concatenate(normalisers, axis=1)
 
     def _logits(self, context: Context, rope: Rope | None) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Chunk after chunk of tokens: which, their logits [C, V] in FP32 or wider, and the tokens themselves [C]."""
@@ -158,9 +156,17 @@ def rotary_frequencies(model: PreTrainedModel) -> list[torch.Tensor]:
 
 @contextmanager
 def reference_weights(
-    settings: ExplainSettings, tokens: LoggedTokens, *, checkpoint: str | None = None, adapter: str | None = None
+    settings: ExplainSettings,
+    tokens: LoggedTokens,
+    *,
+    checkpoint: str | None = None,
+    adapter: str | None = None,
+    rounded_to: Dtype | None = None,
 ) -> Iterator[LoadedWeights]:
-    """A checkpoint in FP32 arithmetic, the declared one where none is named; its memory is given back afterwards."""
+    """A checkpoint in FP32 arithmetic, the declared one where none is named; its memory is given back afterwards.
+
+    rounded_to: its weights as a side holds them in this format.
+    """
     folder = Path(checkpoint or settings.model.path)
     training = _training(settings, adapter=adapter if checkpoint or adapter else settings.adapter)
     model, arithmetic, _ = load_reference_model(
@@ -168,7 +174,7 @@ def reference_weights(
         Dtype.FP32,
         training,
         choose_device(settings.device),
-        rounded_to=None,
+        rounded_to=rounded_to,
         trust_remote_code=settings.model.trust_remote_code,
     )
     yield LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)

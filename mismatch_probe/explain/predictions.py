@@ -1,28 +1,18 @@
 """What every combination of departures predicts; the declared checkpoint stays loaded, others are read when needed."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+
 from mismatch_probe.config.explain import ExplainSettings, KnownWeights
-from mismatch_probe.explain.distributions import Distribution, TemperatureCurve
-from mismatch_probe.explain.passes import LoadedWeights, reference_weights
-from mismatch_probe.explain.setup import Context, Rope
-from mismatch_probe.explain.tokens import Floats, LoggedTokens
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A forward pass: whose weights, which rotary frequencies, which contexts."""
-
-    weights: KnownWeights | None
-    rope: Rope | None
-    context: Context
-
-    @property
-    def key(self) -> tuple[KnownWeights | None, Rope | None, str]:
-        return self.weights, self.rope, self.context.name
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.explain.distributions import Distribution, TemperatureCurve, curve
+from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
+from mismatch_probe.explain.setup import Context, PassKey, Setup
+from mismatch_probe.explain.tokens import Bools, Floats, LoggedTokens
 
 
 @dataclass
@@ -32,43 +22,79 @@ class Predictions:
     settings: ExplainSettings
     tokens: LoggedTokens
     declared: LoadedWeights
-    _columns: dict[object, Floats] = field(default_factory=dict)
-    _curves: dict[object, TemperatureCurve] = field(default_factory=dict)
+    _rounded: dict[tuple[Dtype, str, Distribution], Floats] = field(default_factory=dict)
+    _columns: dict[tuple[PassKey, Distribution], Floats] = field(default_factory=dict)
+    _curves: dict[PassKey, tuple[Floats, Floats]] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
     def opened(cls, settings: ExplainSettings, tokens: LoggedTokens) -> Iterator[Self]:
+        """Raises as `explain`."""
         with reference_weights(settings, tokens) as declared:
             yield cls(settings, tokens, declared)
 
     def column(self, setup: Setup, distribution: Distribution) -> Floats:
         """[T] in nats; raises as `LoadedWeights.columns`."""
         self.compute(setup, [distribution])
-        return self._columns[setup.key, distribution]
+        found = np.full(len(self.tokens.rows), np.nan)
+        for key in setup.passes():
+            ours = self._of(setup, key.weights)
+            found[ours] = self._columns[key, distribution][ours]
+        return found
 
     def curve(self, setup: Setup) -> TemperatureCurve:
         """Log-probs by temperature; raises as `LoadedWeights.columns`."""
-        if setup.key not in self._curves:
-            with self._loaded(setup.weights) as loaded:
-                self._curves[setup.key] = loaded.temperature_curve(setup.context, setup.rope)
-        return self._curves[setup.key]
+        own, normalisers = None, None
+        for key in setup.passes():
+            if key not in self._curves:
+                with self._loaded(key.weights) as loaded:
+                    self._curves[key] = loaded.temperature_curve(setup.context, setup.rope)
+            ours = self._of(setup, key.weights)
+            if own is None or normalisers is None:
+                own, normalisers = (array.copy() for array in self._curves[key])
+            own[ours], normalisers[:, ours] = self._curves[key][0][ours], self._curves[key][1][:, ours]
+        assert own is not None
+        assert normalisers is not None
+        return curve(own, normalisers)
+
+    def rounded(self, dtype: Dtype, context: Context, distribution: Distribution) -> Floats:
+        """The declared checkpoint as a training path computes it in a format [T]."""
+        key = (dtype, context.name, distribution)
+        if key not in self._rounded:
+            with weights_in(self.settings, self.tokens, dtype) as loaded:
+                (self._rounded[key],) = loaded.columns(context, None, [distribution])
+        return self._rounded[key]
 
     def compute(self, setup: Setup, distributions: Iterable[Distribution]) -> None:
         """All at once, so that `column` has them."""
-        missing = [one for one in dict.fromkeys(distributions) if (setup.key, one) not in self._columns]
-        if not missing:
-            return
-        with self._loaded(setup.weights) as loaded:
-            found = loaded.columns(setup.context, setup.rope, missing)
-        for distribution, column in zip(missing, found, strict=True):
-            self._columns[setup.key, distribution] = column
+        asked = list(dict.fromkeys(distributions))
+        for key in setup.passes():
+            missing = [one for one in asked if (key, one) not in self._columns]
+            if missing:
+                with self._loaded(key.weights) as loaded:
+                    found = loaded.columns(setup.context, setup.rope, missing)
+                self._columns |= {(key, one): column for one, column in zip(missing, found, strict=True)}
+
+    def _of(self, setup: Setup, weights: KnownWeights | None) -> Bools:
+        """The tokens of responses with these weights [T]."""
+        return np.array([one == weights for one in setup.weights.of_rows])[self.tokens.rows]
+
+    @property
+    def _format_of_weights(self) -> Dtype | None:
+        """What both sides round other weights to; theirs may be exact in no 16 bits, as a trainer's are."""
+        dtypes = {self.settings.mu.dtype, self.settings.pi.dtype}
+        return next(iter(dtypes)) if len(dtypes) == 1 and all(dtype.is_16_bit for dtype in dtypes) else None
 
     @contextmanager
     def _loaded(self, weights: KnownWeights | None) -> Iterator[LoadedWeights]:
         if weights is None:
             yield self.declared
             return
-        with ExitStack() as stack:
-            yield stack.enter_context(
-                reference_weights(self.settings, self.tokens, checkpoint=weights.checkpoint, adapter=weights.adapter)
-            )
+        with reference_weights(
+            self.settings,
+            self.tokens,
+            checkpoint=weights.checkpoint,
+            adapter=weights.adapter,
+            rounded_to=self._format_of_weights,
+        ) as loaded:
+            yield loaded

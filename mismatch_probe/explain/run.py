@@ -2,56 +2,33 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.config.explain import ExplainSettings, LoggedSide
-from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.bench import SideBench
+from mismatch_probe.explain.checkpoint import rope_base, special_tokens
+from mismatch_probe.explain.contexts import contexts
 from mismatch_probe.explain.distributions import Distribution
+from mismatch_probe.explain.edits import edits
 from mismatch_probe.explain.families import of_distribution
 from mismatch_probe.explain.floor import Floor, resolution
+from mismatch_probe.explain.formats import coarser_formats, floors_of_formats, other_formats
+from mismatch_probe.explain.hypotheses import Family
 from mismatch_probe.explain.judging import Judge
-from mismatch_probe.explain.passes import weights_in
-from mismatch_probe.explain.predictions import Predictions, Setup
+from mismatch_probe.explain.missing import missing
+from mismatch_probe.explain.passes import rotary_frequencies
+from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.search import search
-from mismatch_probe.explain.sentences import verdict_of
-from mismatch_probe.explain.setup import Context
-from mismatch_probe.explain.tokens import SIDES, Floats, LoggedTokens
+from mismatch_probe.explain.sentences import GRAVEST_FIRST, verdict_of
+from mismatch_probe.explain.setup import Context, Setup
+from mismatch_probe.explain.tokens import SIDES, LoggedTokens
+from mismatch_probe.explain.weights import checkpoint_alone, declared_weights, other_rope, other_weights
 from mismatch_probe.records.explanation import Explanation, SideExplanation
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.summary import Verdict
-
-_GRAVEST_FIRST = ("broken", "bug", "undecided", "precision", "clean")
-
-
-def explain(settings: ExplainSettings, responses: Sequence[LoggedResponse]) -> Explanation:
-    """What explains each side of the log; all responses are computed, in this process.
-
-    Raises:
-        UsageError: the log has nothing to explain, or the checkpoint cannot be used for its ids.
-        EngineError: the model cannot be loaded, or not be computed in chunks.
-        OutOfMemory: it does not fit.
-    """
-    begun = time.monotonic()
-    tokens = LoggedTokens.of(responses)
-    context = Context.as_logged(tokens)
-    in_formats = _in_formats(settings, tokens, context)
-    with Predictions.opened(settings, tokens) as predictions:
-        sides = [
-            _explained(side, settings, predictions, context, in_formats) for side in SIDES if side in tokens.columns
-        ]
-    return Explanation(
-        tool_version=__version__,
-        settings=settings,
-        num_responses=tokens.num_responses,
-        num_tokens=len(tokens.rows),
-        sides=sides,
-        verdict=_overall(sides),
-        seconds=time.monotonic() - begun,
-    )
 
 
 @dataclass(frozen=True)
@@ -67,53 +44,81 @@ def run_explain(job: ExplainJob) -> Explanation:
     return explain(job.settings, job.responses)
 
 
-def _explained(
-    side: LoggedSide,
-    settings: ExplainSettings,
-    predictions: Predictions,
-    context: Context,
-    in_formats: dict[tuple[Dtype, Distribution], Floats],
-) -> SideExplanation:
-    policy = getattr(settings, side)
-    declared = Distribution.declared(policy)
-    families = list(of_distribution(declared))
-    setup = Setup(None, None, context)
-    distributions = [one.distribution for family in families for one in family.options if one.distribution]
-    predictions.compute(setup, [declared, *distributions])
-    exact = predictions.column(setup, declared)
-    column = predictions.tokens.columns[side]
-    counted = predictions.tokens.sampled & np.isfinite(column)
-    judge = Judge(column, resolution(column), predictions.tokens.rows, counted)
-    floors = {
-        dtype: Floor.measured(found - exact, exact, counted)
-        for (dtype, distribution), found in in_formats.items()
-        if distribution == declared
-    }
-    bench = SideBench(side, judge, declared, policy.dtype, floors, predictions, context)
-    found = search(bench, families)
-    return SideExplanation(
-        side=side,
-        num_tokens=int(counted.sum()),
-        num_missing=int((predictions.tokens.sampled & ~counted).sum()),
-        floor_nats=float(np.sqrt(np.mean(found.null.account.unit[counted] ** 2))),
-        trials=[found.null.trial, *(one.trial for one in found.tried)],
-        explained_by=None if found.explained_by is None else found.explained_by.trial,
-        verdict=verdict_of(bench, found),
+def explain(settings: ExplainSettings, responses: Sequence[LoggedResponse]) -> Explanation:
+    """What explains each side of the log; all responses are computed, in this process.
+
+    Raises:
+        UsageError: the log has nothing to explain, or the checkpoint cannot be used for its ids.
+        EngineError: the model cannot be loaded, or not be computed in chunks.
+        OutOfMemory: it does not fit.
+    """
+    tokens = LoggedTokens.of(responses)
+    with Predictions.opened(settings, tokens) as predictions:
+        return explain_with(predictions, settings, tokens)
+
+
+def explain_with(predictions: Predictions, settings: ExplainSettings, tokens: LoggedTokens) -> Explanation:
+    """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
+    begun = time.monotonic()
+    sides = [_explained(side, settings, predictions, tokens) for side in SIDES if side in tokens.columns]
+    return Explanation(
+        tool_version=__version__,
+        settings=settings,
+        num_responses=tokens.num_responses,
+        num_tokens=len(tokens.rows),
+        sides=sides,
+        verdict=_overall(sides),
+        seconds=time.monotonic() - begun,
     )
 
 
-def _in_formats(
-    settings: ExplainSettings, tokens: LoggedTokens, context: Context
-) -> dict[tuple[Dtype, Distribution], Floats]:
-    """The log's tokens as a training path computes them in each declared format."""
-    found: dict[tuple[Dtype, Distribution], Floats] = {}
-    for dtype in dict.fromkeys((settings.mu.dtype, settings.pi.dtype)):
-        declared = list(dict.fromkeys(Distribution.declared(one) for one in (settings.mu, settings.pi)))
-        with weights_in(settings, tokens, dtype) as loaded:
-            columns = loaded.columns(context, None, declared)
-        found |= {(dtype, one): column for one, column in zip(declared, columns, strict=True)}
-    return found
+def _explained(
+    side: LoggedSide, settings: ExplainSettings, predictions: Predictions, tokens: LoggedTokens
+) -> SideExplanation:
+    policy = getattr(settings, side)
+    context = Context.as_logged(tokens)
+    declared = Distribution.declared(policy, tokens.temperature)
+    setup = Setup(declared_weights(settings, tokens.responses, side), None, context)
+    of_sampling = list(of_distribution(declared))
+    predictions.compute(
+        setup, [declared, *(one.distribution for family in of_sampling for one in family.options if one.distribution)]
+    )
+    exact = predictions.column(setup, declared)
+    column = tokens.columns[side]
+    absent = missing(column, exact, tokens.sampled)
+    counted = tokens.sampled & ~absent
+    unmoved = predictions.column(replace(setup, weights=checkpoint_alone(tokens.num_responses)), declared)
+    errors = {
+        dtype: predictions.rounded(dtype, context, declared) - unmoved
+        for dtype in (policy.dtype, *coarser_formats(policy.dtype))
+    }
+    floors = floors_of_formats({dtype: Floor.measured(one, unmoved, tokens.sampled) for dtype, one in errors.items()})
+    judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
+    bench = SideBench(side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context)
+    found = search(bench, [*of_sampling, *_others(settings, bench)]) if counted.any() else None
+    return SideExplanation(
+        side=side,
+        num_tokens=int(counted.sum()),
+        num_missing=int(absent.sum()),
+        floor_nats=float(np.sqrt(np.mean(bench.floors[policy.dtype].at(exact)[tokens.sampled] ** 2))),
+        trials=[] if found is None else [found.null.trial, *(one.trial for one in found.tried)],
+        explained_by=None if found is None or found.explained_by is None else found.explained_by.trial,
+        verdict=verdict_of(bench, found, int(absent.sum()), int(tokens.sampled.sum())),
+    )
+
+
+def _others(settings: ExplainSettings, bench: SideBench) -> list[Family]:
+    """Every family but those of the distribution."""
+    predictions = bench.predictions
+    model = predictions.declared.model
+    return [
+        *edits(bench.tokens, bench.floors[bench.dtype]),
+        *other_formats(bench.dtype),
+        *contexts(bench.tokens, special_tokens(settings, model)),
+        *other_weights(settings, bench.weights),
+        *(other_rope(rope_base(model)) if rotary_frequencies(model) else ()),
+    ]
 
 
 def _overall(sides: Sequence[SideExplanation]) -> Verdict:
-    return min((side.verdict for side in sides), key=lambda verdict: _GRAVEST_FIRST.index(verdict.kind))
+    return min((side.verdict for side in sides), key=lambda verdict: GRAVEST_FIRST.index(verdict.kind))

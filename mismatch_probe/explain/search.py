@@ -1,24 +1,26 @@
 """Which hypothesis explains a side: the simplest that reaches the floor, one departure or two, or none."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mismatch_probe.explain.bench import SideBench, Tried
+from mismatch_probe.explain.distributions import Distribution
+from mismatch_probe.explain.formats import LEAST_TIMES
 from mismatch_probe.explain.hypotheses import Family
+from mismatch_probe.verdict.codes import Code
 
 REACHES_FLOORS: Final = 2.0
 """Residuals of so many times the floor or less are explained: an engine rounds otherwise than the training path."""
 LEAST_SCORES: Final = 4.0
 LEAST_EXPLAINED: Final = 0.1
 _BETTER_SCORES: Final = 3.0
-_PARTNERS: Final = 4
+_LEADING: Final = 2
 
 
 @dataclass(frozen=True)
 class Found:
-    """as declared, every hypothesis that was tried, best first, and the accepted one; None where nothing explains."""
+    """As declared, every hypothesis that was tried, best first, and the accepted one; None where nothing explains."""
 
     null: Tried
     tried: list[Tried]
@@ -28,25 +30,37 @@ class Found:
 def search(bench: SideBench, families: Iterable[Family]) -> Found:
     """Try every family alone; where none reaches the floor, try the best of them in twos."""
     null = bench.null()
-    singles = [bench.tried((family,), null) for family in families]
-    best = _simplest(bench, [one for one in singles if is_shown(one) and reaches(one)])
+    singles = _all_tried(bench, [(family,) for family in families], null)
+    best = _simplest(bench, [one for one in singles if _is_accepted(bench, one, null)])
     pairs: list[Tried] = []
     if best is None and not reaches(null):
-        pairs = [bench.tried(pair, null) for pair in _in_twos(singles)]
-        best = _simplest(bench, [one for one in pairs if is_shown(one) and reaches(one)])
+        pairs = _pairs(bench, singles, null)
+        best = _simplest(bench, [one for one in pairs if _is_accepted(bench, one, null)])
     if best is None and reaches(null):
         best = null
     ranked = sorted([*singles, *pairs], key=lambda one: -one.trial.standard_scores)
     return Found(null, sorted(ranked, key=lambda one: one is not best), best)
 
 
+def _all_tried(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null: Tried) -> list[Tried]:
+    """Those that say something else than the declared settings."""
+    found = [bench.tried(families, null) for families in hypotheses]
+    return [one for one in found if not bench.judge.same(one.account, null.account)]
+
+
 def reaches(tried: Tried) -> bool:
     return tried.trial.residual_floors <= REACHES_FLOORS
 
 
-def is_shown(tried: Tried) -> bool:
-    """Whether it says more of the side than its declared settings do."""
-    return tried.trial.standard_scores >= LEAST_SCORES and tried.trial.explained >= LEAST_EXPLAINED
+def _is_accepted(bench: SideBench, tried: Tried, null: Tried) -> bool:
+    """Whether it reaches the floor and says more of the side than its declared settings do."""
+    if not reaches(tried) or tried.trial.standard_scores < LEAST_SCORES:
+        return False
+    if not bench.is_rounding(tried):
+        return False
+    if all(family.part == "format" for family in tried.families):
+        return not LEAST_TIMES <= null.trial.residual_floors <= REACHES_FLOORS
+    return tried.trial.explained >= LEAST_EXPLAINED
 
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
@@ -59,7 +73,41 @@ def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
     return best
 
 
-def _in_twos(singles: Sequence[Tried]) -> list[tuple[Family, Family]]:
-    partners = sorted(singles, key=lambda one: -one.trial.standard_scores)
-    families = [one.families[0] for one in partners if one.trial.standard_scores > LEAST_SCORES][:_PARTNERS]
-    return [(one, other) for one, other in combinations(families, 2) if one.part != other.part]
+def _pairs(bench: SideBench, singles: Sequence[Tried], null: Tried) -> list[Tried]:
+    """The best alone with everything that changes another part.
+
+    A temperature stays at first what it was alone; with the best partners it is fitted again.
+    """
+    shown = [one for one in singles if one.trial.standard_scores >= LEAST_SCORES]
+    leading = sorted(shown, key=lambda one: -one.trial.standard_scores)[:_LEADING]
+    hypotheses = {
+        frozenset((one.families[0].name, other.families[0].name)): (_as_alone(one), _as_alone(other))
+        for one in leading
+        for other in singles
+        if one.families[0].part != other.families[0].part
+    }
+    found = sorted(_all_tried(bench, list(hypotheses.values()), null), key=lambda one: -one.trial.standard_scores)
+    again = [_with_free_temperature(one) for one in found[:_LEADING]]
+    return [*found, *_all_tried(bench, [one for one in again if one], null)]
+
+
+def _as_alone(tried: Tried) -> Family:
+    """A family whose temperature, if it has one, is what was fitted."""
+    (family,), (option,), (departure,) = tried.families, tried.options, tried.trial.departures
+    if not family.free_temperature:
+        return family
+    fixed = replace(option, departure=departure, distribution=Distribution(temperature=departure.value))
+    return Family(family.name, family.part, (fixed,))
+
+
+def _with_free_temperature(tried: Tried) -> tuple[Family, ...]:
+    """The same families with the temperature free and the rest as it was chosen; none where that cannot be fitted."""
+    fixed = [option.departure.code == Code.TEMPERATURE for option in tried.options]
+    if not any(fixed) or any(family.chosen_for == "response" for family in tried.families):
+        return ()
+    return tuple(
+        replace(family, options=(replace(option, distribution=None),), free_temperature=True)
+        if is_temperature
+        else replace(family, options=(option,))
+        for family, option, is_temperature in zip(tried.families, tried.options, fixed, strict=True)
+    )

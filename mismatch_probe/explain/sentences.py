@@ -1,50 +1,130 @@
 """From what was found to a verdict in words."""
 
+from collections.abc import Iterator
+from typing import Final
+
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.explain.bench import SideBench
 from mismatch_probe.explain.codes import ADVICE, KINDS, LogCode
-from mismatch_probe.explain.search import Found
-from mismatch_probe.notation import write_number
+from mismatch_probe.explain.floor import grid_of
+from mismatch_probe.explain.repeats import repeats
+from mismatch_probe.explain.search import REACHES_FLOORS, Found
+from mismatch_probe.explain.unrelated import unrelated
+from mismatch_probe.notation import write_count, write_number, write_share
 from mismatch_probe.records.explanation import Trial
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.verdict.codes import Code
 
-SIDES: dict[LoggedSide, str] = {"mu": "the engine's side (mu)", "pi": "the trainer's side (pi)"}
+SIDES: Final[dict[LoggedSide, str]] = {"mu": "the engine's side (mu)", "pi": "the trainer's side (pi)"}
+GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
+_LEAST_REPEATED: Final = 12
+_SPREAD_OF_RESIDUAL: Final = 0.5
 
 
-def verdict_of(bench: SideBench, found: Found) -> Verdict:
-    """On one side."""
-    side = SIDES[bench.side]
-    null = found.null.trial
-    if found.explained_by is None:
-        return Verdict(
-            kind="undecided",
-            code=Code.UNEXPLAINED,
-            sentence=f"Unexplained: nothing that was tried explains {side}.",
-            evidence=[_left_by("as declared", null), *(_evidence(one.trial) for one in found.tried[:2])],
-            advice=["Look at where along the responses and on which of them the side departs from the checkpoint."],
-        )
-    trial = found.explained_by.trial
-    if not trial.departures:
-        return Verdict(
-            kind="clean",
-            code=LogCode.AS_DECLARED,
-            sentence=f"As declared: {side} is what its checkpoint and settings give.",
-            evidence=[_left_by("as declared", null)],
-        )
-    first, *others = [
-        Cause(
-            code=one.code,
-            sentence=f"{side[0].upper()}{side[1:]} departs from its declared settings: {one.what}.",
-            evidence=[_evidence(trial), _left_by("as declared", null)],
-            advice=[ADVICE[one.code]] if one.code in ADVICE else [],
-        )
-        for one in trial.departures
-    ]
+def verdict_of(bench: SideBench, found: Found | None, num_missing: int, num_sampled: int) -> Verdict:
+    """On one side: what is missing in it, what it departs in, or that it is as declared.
+
+    found: None where every log-prob is missing.
+    """
+    causes = list(_missing(bench, num_missing, num_sampled))
+    if found is not None:
+        causes += [*_departures(bench, found), *_rounded(bench), *_nameless(bench, found)]
+        causes = causes or [_as_declared(bench, found)]
+    first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(KINDS[cause.code]))
     return Verdict(kind=KINDS[first.code], also=others, **first.model_dump())
 
 
-def _evidence(trial: Trial) -> str:
+def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[Cause]:
+    if num_missing:
+        yield _cause(
+            Code.MISSING_LOGPROBS,
+            f"The data is broken: {write_count(num_missing)} log-probs of {SIDES[bench.side]} are missing.",
+            [
+                f"{write_share(num_missing, num_sampled)} of its log-probs are NaN, infinite, a floor such as -9999, "
+                "or 0 at tokens that are far from certain; they are left out of everything else that is said"
+            ],
+        )
+
+
+def _departures(bench: SideBench, found: Found) -> Iterator[Cause]:
+    if found.explained_by is None:
+        return
+    trial = found.explained_by.trial
+    for one in trial.departures:
+        yield _cause(
+            one.code,
+            f"{_capital(SIDES[bench.side])} departs from its declared settings: {one.what}.",
+            [evidence_of(trial), _left_by("as declared", found.null.trial)],
+        )
+
+
+def _rounded(bench: SideBench) -> Iterator[Cause]:
+    grid = grid_of(bench.judge.column[bench.judge.counted])
+    if grid is not None:
+        yield _cause(
+            Code.ONE_SIDED_DTYPE,
+            f"{_capital(SIDES[bench.side])} departs from its declared settings: its log-probs are rounded to {grid}.",
+            [f"every log-prob is exact in {grid}: a log-softmax in {grid}, or a transport that stored it"],
+        )
+
+
+def _as_declared(bench: SideBench, found: Found) -> Cause:
+    return _cause(
+        LogCode.AS_DECLARED,
+        f"As declared: {SIDES[bench.side]} is what its checkpoint and settings give.",
+        [_left_by("as declared", found.null.trial)],
+    )
+
+
+def _nameless(bench: SideBench, found: Found) -> Iterator[Cause]:
+    """What no hypothesis explains, and whether the side agrees with itself."""
+    if found.explained_by is not None:
+        return
+    strangers = unrelated(bench.tokens, bench.judge, found.null.account)
+    if strangers is not None:
+        yield _cause(
+            Code.MISPAIRED,
+            f"{_capital(SIDES[bench.side])} departs from its declared settings: {strangers.num_off} of "
+            f"{strangers.num_responses} responses carry log-probs of another text.",
+            [
+                f"their log-probs do not follow their tokens (correlation {write_number(strangers.correlation)}), and "
+                "the other responses agree; whose they are is not in the sample",
+                _left_by("as declared", found.null.trial),
+            ],
+        )
+        return
+    repeated = repeats(bench.tokens, bench.judge, found.null.account)
+    tried = [_left_by("as declared", found.null.trial), *(evidence_of(one.trial) for one in found.tried[:2])]
+    spread = f"{write_number(repeated.spread_floors)} times the floor"
+    if repeated.num_tokens < _LEAST_REPEATED:
+        evidence = "no context occurs often enough in the log to tell whether the side agrees with itself"
+    elif repeated.spread_floors > max(REACHES_FLOORS, _SPREAD_OF_RESIDUAL * repeated.residual_floors):
+        yield _cause(
+            Code.NOT_REPEATABLE,
+            f"{_capital(SIDES[bench.side])} does not agree with itself: dropout, or another randomness, is active.",
+            [
+                f"{write_count(repeated.num_tokens)} log-probs of tokens that occur again after the same context, "
+                f"under the same weights, differ from each other by {spread}",
+                *tried,
+            ],
+        )
+        return
+    else:
+        evidence = (
+            f"the side agrees with itself to {spread} where the same context occurs again, so it is no randomness: it "
+            "looks like other weights or another computation than was tried"
+        )
+    yield Cause(
+        code=Code.UNEXPLAINED,
+        sentence=f"Unexplained: nothing that was tried explains {SIDES[bench.side]}.",
+        evidence=[*tried, evidence],
+        advice=[
+            "Give the checkpoints that the side may have had instead, and headers that may stand before its prompts."
+        ],
+    )
+
+
+def evidence_of(trial: Trial) -> str:
     what = " and ".join(one.what for one in trial.departures)
     share = f"{100 * trial.explained:.3g}"
     return f"{what} explains {share} % of the square and leaves {write_number(trial.residual_floors)} times the floor"
@@ -55,3 +135,11 @@ def _left_by(what: str, trial: Trial) -> str:
         f"{what}: {write_number(trial.residual_floors)} times the floor of rounding "
         f"({write_number(trial.residual_nats)} nats rms)"
     )
+
+
+def _cause(code: str, sentence: str, evidence: list[str]) -> Cause:
+    return Cause(code=code, sentence=sentence, evidence=evidence, advice=[ADVICE[code]] if code in ADVICE else [])
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,7 +1,8 @@
-"""What a forward pass is given: the weights' rotary frequencies, and the context of every response."""
+"""What a forward pass is given: whose weights, which rotary frequencies, and the context of every response."""
 
 from dataclasses import dataclass
 
+from mismatch_probe.config.explain import KnownWeights
 from mismatch_probe.explain.tokens import LoggedTokens
 
 
@@ -28,3 +29,34 @@ class Context:
     @classmethod
     def of(cls, name: str, prompts: list[list[int]]) -> "Context":
         return cls(name, prompts, [0] * len(prompts))
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """Which weights each of R responses has; None is the checkpoint that the log is explained with."""
+
+    of_rows: tuple[KnownWeights | None, ...]
+
+    @property
+    def different(self) -> list[KnownWeights | None]:
+        return list(dict.fromkeys(self.of_rows))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A forward pass of every response."""
+
+    weights: WeightsPlan
+    rope: Rope | None
+    context: Context
+
+    def passes(self) -> list["PassKey"]:
+        """The passes of one model each that it takes."""
+        return [PassKey(weights, self.rope, self.context.name) for weights in self.weights.different]
+
+
+@dataclass(frozen=True)
+class PassKey:
+    weights: KnownWeights | None
+    rope: Rope | None
+    context: str

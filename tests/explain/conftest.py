@@ -1,11 +1,37 @@
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from mismatch_probe.records.sequences import TokenSequence
-from tests.explain.logs import sampled
+from mismatch_probe.explain.predictions import Predictions
+from mismatch_probe.explain.run import explain_with
+from mismatch_probe.explain.tokens import LoggedTokens
+from mismatch_probe.records.explanation import SideExplanation
+from mismatch_probe.records.sequences import FloatArray, TokenSequence
+from tests.explain.logs import logged, sampled, settings
+
+Explained = Callable[..., SideExplanation]
 
 
 @pytest.fixture(scope="session")
 def responses(llama: Path) -> list[TokenSequence]:
     return sampled(llama)
+
+
+@pytest.fixture(scope="session")
+def explained(llama: Path, responses: list[TokenSequence]) -> Iterator[Explained]:
+    """The explanation of the sampler's side of a log of the responses; what they predict is computed once."""
+    with Predictions.opened(
+        settings(llama), LoggedTokens.of(logged(responses, mu=[np.zeros(len(one.token_ids)) for one in responses]))
+    ) as predictions:
+
+        def explain_mu(
+            columns: list[FloatArray], *, line: dict[str, Any] | None = None, **others: Any
+        ) -> SideExplanation:
+            log = logged(responses, mu=columns, **(line or {}))
+            (side,) = explain_with(predictions, settings(llama, **others), LoggedTokens.of(log)).sides
+            return side
+
+        yield explain_mu

@@ -18,14 +18,15 @@ BOS = 257
 
 
 def sampled(
-    checkpoint: Path, *, num_prompts: int = 16, samples: int = 2, num_tokens: int = 48, seed: int = 0, **sampling: Any
+    checkpoint: Path, *, num_prompts: int = 6, samples: int = 8, num_tokens: int = 32, seed: int = 0, **sampling: Any
 ) -> list[TokenSequence]:
-    """Responses of the checkpoint in FP32 to random prompts of several lengths, each begun by BOS."""
+    """Responses of the checkpoint in FP32 to random prompts of several lengths, each begun by BOS, none ended early."""
     random = np.random.default_rng(seed)
     prompts = [
-        EncodedPrompt(str(number), [BOS, *random.integers(0, 256, random.integers(6, 24)).tolist()], "")
+        prompt
         for number in range(num_prompts)
-        for _ in range(samples)
+        for prompt in [EncodedPrompt(str(number), [BOS, *random.integers(0, 256, 6 + 3 * number).tolist()], "")]
+        * samples
     ]
     settings = SamplingSettings(max_new_tokens=num_tokens, **sampling)
     with Sampler(checkpoint, Dtype.FP32, TrainingPathSettings(), settings) as sampler:
@@ -33,6 +34,7 @@ def sampled(
     return [
         TokenSequence(f"line {number + 1}", prompt.token_ids, one.token_ids)
         for number, (prompt, one) in enumerate(zip(prompts, found, strict=True))
+        if one.finish_reason == "length"
     ]
 
 

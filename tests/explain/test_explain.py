@@ -1,28 +1,40 @@
+"""Whole logs: both sides judged, clean ones not accused."""
+
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain import explain
+from mismatch_probe.errors import UsageError
+from mismatch_probe.explain import ExplainJob, explain, run_explain
+from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.sequences import TokenSequence
 from tests.explain.logs import logged, scored, settings
 
 
-@pytest.mark.parametrize("temperature", [0.7, 0.97])
-def test_a_hidden_temperature_is_named_with_its_value(
-    llama: Path, responses: list[TokenSequence], temperature: float
-) -> None:
-    log = logged(responses, mu=scored(llama, responses, temperature=temperature))
-    explanation = explain(settings(llama), log)
-    assert explanation.verdict.code == "temperature"
-    (side,) = explanation.sides
-    assert side.explained_by is not None
-    assert side.explained_by.departures[0].value == pytest.approx(temperature, rel=0.01)
-
-
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16, Dtype.FP32])
 def test_a_clean_log_is_as_declared(llama: Path, responses: list[TokenSequence], dtype: Dtype) -> None:
-    log = logged(responses, mu=scored(llama, responses, dtype), pi=scored(llama, responses, dtype))
+    log = logged(responses, mu=scored(llama, responses, dtype), pi=scored(llama, responses, dtype, attention="eager"))
     declared = {"dtype": dtype}
     explanation = explain(settings(llama, mu=declared, pi=declared), log)
     assert [side.verdict.code for side in explanation.sides] == ["as_declared", "as_declared"]
+    assert (explanation.verdict.kind, explanation.verdict.code) == ("clean", "as_declared")
+
+
+def test_both_sides_can_depart_and_the_record_is_read_back(llama: Path, responses: list[TokenSequence]) -> None:
+    log = logged(responses, mu=scored(llama, responses, temperature=0.7), pi=scored(llama, responses, Dtype.FP32))
+    explanation = run_explain(ExplainJob(settings(llama), log))
+    assert [side.verdict.code for side in explanation.sides] == ["temperature", "one_sided_dtype"]
+    assert "the engine's side (mu)" in explanation.verdict.sentence.lower()
+    assert Explanation.model_validate_json(explanation.model_dump_json()) == explanation
+
+
+def test_a_log_without_log_probs_is_refused(llama: Path, responses: list[TokenSequence]) -> None:
+    with pytest.raises(UsageError, match="log-probs of neither side"):
+        explain(settings(llama), logged(responses))
+
+
+def test_ids_of_another_model_are_refused(llama: Path) -> None:
+    foreign = [TokenSequence("line 1", [1, 2], [5000])]
+    with pytest.raises(UsageError, match="outside the model's"):
+        explain(settings(llama), logged(foreign, mu=[[-1.0]]))

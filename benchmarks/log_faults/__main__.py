@@ -1,0 +1,144 @@
+"""Injects faults into logs of real runs and sees whether the explanation names the cause and the side.
+
+    python -m benchmarks.log_faults [--models llama demo] [--dtypes bf16] [--only RoPE] [--scratch FOLDER]
+
+Responses and mu are vLLM's own, recorded once by the product's pipeline and kept in the scratch folder; pi is the
+training path's. A fault changes what one side computed, or the line of the log. Outcomes are kept in the scratch folder
+as well, and `--publish FOLDER` writes all of them as a report.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.fault_lab.models import PROMPTS
+from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
+from benchmarks.log_faults.bench import MODELS, Bench, checkpoint, logged
+from benchmarks.log_faults.catalogue import Fault, faults, sides
+from benchmarks.log_faults.publish import publish
+from mismatch_probe.config.explain import LoggedSide
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.explain.predictions import Predictions
+from mismatch_probe.explain.run import explain_with
+from mismatch_probe.explain.tokens import LoggedTokens
+from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.summary import Verdict
+
+SAMPLES = 8
+"""Of a prompt, as in training: contexts that occur again show whether a side agrees with itself."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of the faulty side and of the other one; a clean log has neither fault nor faulty side."""
+
+    model: str
+    dtype: str
+    fault: str
+    strength: str
+    side: str
+    outside: bool
+    expected: list[str]
+    codes: list[str]
+    other_code: str
+    sentence: str
+    evidence: str
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
+    parser.add_argument("--dtypes", nargs="*", type=Dtype.parse, default=CLEAN_DTYPES)
+    parser.add_argument("--only", default="", help="faults whose name has this in it; clean, or nothing for all")
+    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--num-tokens", type=int, default=48)
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
+    parser.add_argument("--publish", type=Path, help="folder for log-faults.md, of all outcomes that are kept")
+    arguments = parser.parse_args()
+    kept = arguments.scratch / "outcomes"
+    kept.mkdir(parents=True, exist_ok=True)
+    for model in arguments.models:
+        for dtype in arguments.dtypes:
+            bench = prepared(model, dtype, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
+            for one in outcomes(bench, arguments.only):
+                named = "named " if is_right(one) else "MISSED"
+                print(
+                    f"{model:10} {dtype} {named} {one.fault} {one.strength} in {one.side}: {' '.join(one.codes)} | "
+                    f"other {one.other_code} ({one.seconds:.0f} s) {one.evidence}",
+                    flush=True,
+                )
+                name = f"{model}-{dtype}-{one.fault}-{one.strength}".replace(" ", "-").replace("/", "-")
+                (kept / f"{name}.json").write_text(json.dumps(asdict(one)), encoding="utf-8")
+    if arguments.publish:
+        found = [Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(kept.glob("*.json"))]
+        publish([asdict(one) | {"right": is_right(one)} for one in found], arguments.publish)
+
+
+def is_right(one: Outcome) -> bool:
+    """The faulty side has one of the expected causes foremost, and the other side is as declared."""
+    return one.codes[0] in one.expected and one.other_code == "as_declared"
+
+
+def outcomes(bench: Bench, only: str) -> Iterator[Outcome]:
+    clean = logged(bench.sequences, bench.mu, bench.pi)
+    with Predictions.opened(bench.settings(), LoggedTokens.of(clean)) as predictions:
+        if only in "clean":
+            yield _outcome(bench, predictions, None, "mu")
+        for number, fault in enumerate(faults(bench)):
+            if only in fault.name:
+                yield _outcome(bench, predictions, fault, sides(number))
+
+
+def _outcome(bench: Bench, predictions: Predictions, fault: Fault | None, side: LoggedSide) -> Outcome:
+    """Predictions are shared: they depend on the responses, not on what was logged of them."""
+    start = time.monotonic()
+    if fault is None:
+        settings, log = bench.settings(), logged(bench.sequences, bench.mu, bench.pi)
+    else:
+        settings, log = bench.settings(**fault.given), bench.log(side, fault.make(bench))
+    found = explain_with(predictions, settings, LoggedTokens.of(log))
+    said, other = _by_side(found, side)
+    return Outcome(
+        model=bench.model,
+        dtype=str(bench.dtype),
+        fault="clean" if fault is None else fault.name,
+        strength="" if fault is None else fault.strength,
+        side=side,
+        outside=fault is not None and fault.outside,
+        expected=["as_declared"] if fault is None else [str(code) for code in fault.expected],
+        codes=[said.code, *(cause.code for cause in said.also)],
+        other_code=other.code,
+        sentence=said.sentence,
+        evidence=said.evidence[0],
+        seconds=time.monotonic() - start,
+    )
+
+
+def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
+    said = next(one.verdict for one in found.sides if one.side == side)
+    other = next(one.verdict for one in found.sides if one.side != side)
+    return said, other
+
+
+def prepared(model: str, dtype: Dtype, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:
+    """A model with its run."""
+    folder = checkpoint(model, scratch)
+    run = record(
+        scratch / "clean" / model,
+        folder,
+        PROMPTS[model],
+        CLEAN_DTYPES,
+        num_prompts=num_prompts,
+        num_tokens=num_tokens,
+        sampling={"samples_per_prompt": SAMPLES},
+    )
+    return Bench(model, folder, run, scratch, dtype)
+
+
+if __name__ == "__main__":
+    main()

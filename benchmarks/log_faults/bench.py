@@ -1,0 +1,100 @@
+"""A model with the responses that vLLM sampled from it, and logs of them with a fault on one side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fault_lab.recording import OpenScorer
+from mismatch_probe.config.explain import ExplainSettings, LoggedSide
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.legs import Legs
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.records.rows import sequences_of
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import FloatArray, TokenSequence
+from mismatch_probe.records.tables import read_table
+from mismatch_probe.tasks import resolve_model
+from mismatch_probe.training_path import plan_batches
+from tests.tiny_models import make_checkpoint
+
+MODELS = ("llama", "qwen3-moe", "demo")
+Columns = list[FloatArray]
+EditLog = Callable[[list[TokenSequence]], list[TokenSequence]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """dtype: of both sides. mu is what vLLM recorded as it sampled, pi what the training path scores."""
+
+    model: str
+    checkpoint: Path
+    run: RunDirectory
+    scratch: Path
+    dtype: Dtype
+
+    @cached_property
+    def sequences(self) -> list[TokenSequence]:
+        """The responses that the engine sampled in this format, in the order of their prompts."""
+        sampler = f"@infer-{self.dtype}"
+        return [one for one in sequences_of(read_table(self.run.rollouts_path)) if one.id.endswith(sampler)]
+
+    @cached_property
+    def mu(self) -> Columns:
+        return self._leg(f"infer-{self.dtype}-decode")
+
+    @cached_property
+    def pi(self) -> Columns:
+        return self._leg(f"train-{self.dtype}")
+
+    def scored(self, open_scorer: OpenScorer, edit: EditLog | None = None) -> Columns:
+        """The responses scored by a training path that a fault opens, in the contexts that `edit` gives them."""
+        sequences = self.sequences if edit is None else edit(self.sequences)
+        found: dict[int, FloatArray] = {}
+        with open_scorer(self.dtype, False) as side:
+            for batch in plan_batches([one.num_tokens for one in sequences], 2048):
+                scored = side.score([sequences[row] for row in batch])
+                found |= {row: one.logprobs.astype(np.float64) for row, one in zip(batch, scored, strict=True)}
+        return [found[row] for row in range(len(sequences))]
+
+    def log(self, side: LoggedSide, columns: Columns) -> list[LoggedResponse]:
+        """One side as it is, the other faulty."""
+        mu, pi = (columns, self.pi) if side == "mu" else (self.mu, columns)
+        return logged(self.sequences, mu, pi)
+
+    def settings(self, **others: Any) -> ExplainSettings:
+        declared = {"dtype": self.dtype}
+        return ExplainSettings.model_validate(
+            {"model": ModelSettings(path=str(self.checkpoint)), "mu": declared, "pi": declared, **others}
+        )
+
+    def _leg(self, name: str) -> Columns:
+        legs = Legs(self.run, self.run.read_manifest().run_key)
+        rows = {row["id"]: np.asarray(row["logprobs"], dtype=np.float64) for row in legs.read(name).to_pylist()}
+        return [rows[one.id] for one in self.sequences]
+
+
+def checkpoint(name: str, scratch: Path) -> Path:
+    """The folder of a model, made on first use; random ones are less uncertain than those of the tests."""
+    if name == "demo":
+        return resolve_model(ModelSettings(path="demo"))
+    folder = scratch / "checkpoints" / name
+    return folder if folder.exists() else make_checkpoint(folder, name, init_std=0.3)
+
+
+def logged(sequences: Sequence[TokenSequence], mu: Columns, pi: Columns) -> list[LoggedResponse]:
+    return [
+        LoggedResponse(
+            where=one.id,
+            prompt_token_ids=np.array(one.prompt_token_ids, dtype=np.int32),
+            token_ids=np.array(one.token_ids, dtype=np.int32),
+            sampled=np.ones(len(one.token_ids), dtype=np.bool_),
+            log_mu=mu[number],
+            log_pi=pi[number],
+        )
+        for number, one in enumerate(sequences)
+    ]

@@ -1,0 +1,210 @@
+"""The faults of a log: what was done to one side, and the causes that are a true account of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fault_lab import in_training
+from benchmarks.fault_lab.models import SOME_TOKENS
+from benchmarks.log_faults.bench import Bench, Columns, EditLog
+from mismatch_probe.config.explain import LoggedSide
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.explain.codes import LogCode
+from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.verdict.codes import Code
+
+Make = Callable[[Bench], Columns]
+PADS = {"demo": 0, "llama": 256, "qwen3-moe": 256}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`make` gives the faulty column; `given` is what the user tells of it besides the checkpoint.
+
+    outside: it is none of the hypotheses, so that `unexplained` is right.
+    """
+
+    name: str
+    strength: str
+    expected: tuple[str, ...]
+    make: Make
+    given: Mapping[str, Any] = field(default_factory=dict)
+    outside: bool = False
+
+
+def faults(bench: Bench) -> Iterator[Fault]:
+    yield from _sampling()
+    yield from _contexts(bench)
+    yield from _weights(bench)
+    yield from _lines()
+    yield from _outside(bench)
+
+
+def sides(number: int) -> LoggedSide:
+    """Faults take turns on the two sides."""
+    return "mu" if number % 2 else "pi"
+
+
+def _sampling() -> Iterator[Fault]:
+    for value in (0.97, 0.9, 0.7, 1.3):
+        yield _scored("temperature", f"{value:g}", Code.TEMPERATURE, in_training.at_temperature, value)
+    for dtype in ("fp16", "bf16"):
+        yield _scored(
+            "log-softmax in 16 bit", dtype, Code.ONE_SIDED_DTYPE, in_training.with_settings, log_softmax_dtype=dtype
+        )
+    yield _scored("another dtype", "fp32", Code.ONE_SIDED_DTYPE, in_training.in_dtype, Dtype.FP32)
+
+
+def _contexts(bench: Bench) -> Iterator[Fault]:
+    token, header = SOME_TOKENS[bench.model]
+    yield _scored("first token", "twice", Code.PROMPT_PREFIX, in_training.doubled)
+    yield _in_context("first token", "missing", Code.PROMPT_PREFIX, _without_first)
+    if bench.model != "demo":
+        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.behind, [token])
+    yield _scored(
+        "extra header",
+        f"{len(header)} tokens, given",
+        Code.PROMPT_PREFIX,
+        in_training.behind,
+        header,
+        given={"headers": (tuple(header),)},
+    )
+    yield _in_context(
+        "left padding attended to", "to the longest prompt", Code.POSITIONS, partial(_padded, pad=PADS[bench.model])
+    )
+    yield _in_context("packing without resets", "2 in a row", LogCode.PACKING, _packed)
+
+
+def _weights(bench: Bench) -> Iterator[Fault]:
+    for times in (4.0, 50.0):
+        changes = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4 * times}}
+        yield Fault("RoPE base", f"x {times:g}", (Code.POSITIONS,), partial(_configured, changes=changes))
+    changes = {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
+    yield Fault("RoPE scaling", "linear 2", (Code.POSITIONS,), partial(_configured, changes=changes))
+    for size in (1e-3, 1e-2):
+        folder = bench.scratch / "checkpoints" / f"{bench.model}-stale-{size:g}"
+        yield Fault(
+            "stale weights",
+            f"{size:g}, given",
+            (Code.STALE_WEIGHTS,),
+            partial(_stale, folder=folder, size=size),
+            {"weights": ({"version": "the step before", "checkpoint": str(folder)},)},
+        )
+    for share in (0.01, 0.1):
+        yield _scored("dropout", f"{share:g}", Code.NOT_REPEATABLE, in_training.with_dropout, share)
+
+
+def _lines() -> Iterator[Fault]:
+    for share in (0.05, 0.3, 1.0):
+        yield Fault(
+            "responses exchanged", f"{share:.0%}", (Code.MISPAIRED,), partial(_of_pi, edit=_exchanged, share=share)
+        )
+    for by in (1, -1):
+        yield Fault("labels shifted", f"{by:+d}", (Code.LABEL_OFFSET,), partial(_of_pi, edit=_shifted, by=by))
+    for value in (0.0, -9999.0, float("nan")):
+        yield Fault(
+            "log-probs missing",
+            f"{value:g} in 2 %",
+            (Code.MISSING_LOGPROBS,),
+            partial(_of_pi, edit=_spoiled, value=value, share=0.02),
+        )
+
+
+def _outside(bench: Bench) -> Iterator[Fault]:
+    """Nothing in the list of hypotheses: other weights that nobody gives, a norm's constant, a header not given."""
+    folder = bench.scratch / "checkpoints" / f"{bench.model}-unknown"
+    yield Fault(
+        "other weights", "0.05, not given", (Code.UNEXPLAINED,), partial(_stale, folder=folder, size=0.05), outside=True
+    )
+    yield Fault(
+        "norm epsilon",
+        "1e-1",
+        (Code.UNEXPLAINED,),
+        partial(_configured, changes={"rms_norm_eps": 1e-1}),
+        outside=True,
+    )
+    _, header = SOME_TOKENS[bench.model]
+    yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.behind, header, outside=True)
+
+
+def _scored(
+    name: str,
+    strength: str,
+    code: str,
+    open_with: Callable[..., Any],
+    *args: Any,
+    given: Mapping[str, Any] | None = None,
+    outside: bool = False,
+    **kwargs: Any,
+) -> Fault:
+    def make(bench: Bench) -> Columns:
+        return bench.scored(open_with(bench.checkpoint, *args, **kwargs))
+
+    return Fault(name, strength, (code,), make, given or {}, outside)
+
+
+def _in_context(name: str, strength: str, code: str, edit: EditLog) -> Fault:
+    def make(bench: Bench) -> Columns:
+        return bench.scored(in_training.on(bench.checkpoint), edit)
+
+    return Fault(name, strength, (code,), make)
+
+
+def _without_first(log: list[TokenSequence]) -> list[TokenSequence]:
+    return [replace(one, prompt_token_ids=one.prompt_token_ids[1:]) for one in log]
+
+
+def _padded(log: list[TokenSequence], pad: int) -> list[TokenSequence]:
+    longest = max(len(one.prompt_token_ids) for one in log)
+    return [
+        replace(one, prompt_token_ids=[pad] * (longest - len(one.prompt_token_ids)) + one.prompt_token_ids)
+        for one in log
+    ]
+
+
+def _packed(log: list[TokenSequence]) -> list[TokenSequence]:
+    """Every second response behind the one before it."""
+    found = list(log)
+    for row in range(1, len(log), 2):
+        before = log[row - 1]
+        found[row] = replace(
+            log[row], prompt_token_ids=before.prompt_token_ids + before.token_ids + log[row].prompt_token_ids
+        )
+    return found
+
+
+def _configured(bench: Bench, changes: dict[str, Any]) -> Columns:
+    target = bench.scratch / "checkpoints" / f"{bench.model}-configured"
+    return bench.scored(in_training.with_other_config(bench.checkpoint, target, **changes))
+
+
+def _stale(bench: Bench, folder: Path, size: float) -> Columns:
+    return bench.scored(in_training.on(in_training.other_weights(bench.checkpoint, folder, size)))
+
+
+def _of_pi(bench: Bench, edit: Callable[..., Columns], **arguments: Any) -> Columns:
+    return edit([one.copy() for one in bench.pi], **arguments)
+
+
+def _exchanged(columns: Columns, share: float) -> Columns:
+    random = np.random.default_rng(0)
+    chosen = random.permutation(len(columns))[: max(2, round(share * len(columns)))]
+    found = list(columns)
+    for row, donor in zip(chosen, np.roll(chosen, 1), strict=True):
+        found[row] = np.resize(columns[donor], len(columns[row]))
+    return found
+
+
+def _shifted(columns: Columns, by: int) -> Columns:
+    return [np.roll(one, by) for one in columns]
+
+
+def _spoiled(columns: Columns, value: float, share: float) -> Columns:
+    random = np.random.default_rng(0)
+    for one in columns:
+        one[random.random(len(one)) < share] = value
+    return columns

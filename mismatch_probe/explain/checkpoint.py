@@ -1,0 +1,39 @@
+"""What a checkpoint's files say that hypotheses are made of: special tokens, its template's header, its RoPE base."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.explain import ExplainSettings
+from mismatch_probe.explain.contexts import SpecialTokens
+from mismatch_probe.provenance.checkpoint import has_tokenizer
+from mismatch_probe.tasks.model import load_tokenizer
+
+
+def special_tokens(settings: ExplainSettings, model: PreTrainedModel) -> SpecialTokens:
+    """From the model's config and, where it has one, its tokenizer."""
+    config: Any = model.config.get_text_config()
+    named = [_ids(getattr(config, f"{name}_token_id", None)) for name in ("bos", "pad", "eos")]
+    tokenizer: Any = load_tokenizer(Path(settings.model.path)) if has_tokenizer(Path(settings.model.path)) else None
+    special = set() if tokenizer is None else set(tokenizer.all_special_ids)
+    bos = [*named[0], *_ids(getattr(tokenizer, "bos_token_id", None))]
+    pads = list(dict.fromkeys([*named[1], *_ids(getattr(tokenizer, "pad_token_id", None)), *named[2][:1]])) or [0]
+    return SpecialTokens(
+        bos=bos[0] if bos else None,
+        pads=tuple(pads[:2]),
+        special=frozenset(special),
+        headers=settings.headers,
+        longest=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def rope_base(model: PreTrainedModel) -> float | None:
+    """None where the config does not say one for all layers."""
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None)
+    base = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+    return float(base) if isinstance(base, int | float) else None
+
+
+def _ids(value: Any) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)

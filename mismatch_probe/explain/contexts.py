@@ -1,0 +1,186 @@
+"""What may have stood before the responses instead of the logged prompts, and where their positions may have begun."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.explain.codes import LogCode
+from mismatch_probe.explain.hypotheses import Family, Option, departure
+from mismatch_probe.explain.setup import Context
+from mismatch_probe.explain.tokens import LoggedTokens
+from mismatch_probe.verdict.codes import Code
+
+_MOST_CUTS: Final = 6
+_ROUND_WIDTHS: Final = (8, 64, 128)
+_MOST_PACKED: Final = 3
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids that the checkpoint's config names, None or empty where it names none. headers: what may precede a prompt."""
+
+    bos: int | None
+    pads: tuple[int, ...]
+    special: frozenset[int]
+    headers: tuple[tuple[int, ...], ...]
+    longest: int | None
+
+
+def contexts(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
+    """Every family of contexts that this log has a use for."""
+    prompts = [one.prompt_token_ids for one in tokens.sequences]
+    for family in (
+        *_beginnings(prompts, known),
+        *_headers(prompts, known),
+        *_cut(prompts, known),
+        *_padded(prompts, known),
+        *_shifted(prompts),
+        *_packed(tokens, known),
+    ):
+        kept = tuple(one for one in family.options if _is_other(one, prompts))
+        if kept:
+            yield Family(family.name, family.part, kept, family.chosen_for)
+
+
+def _is_other(option: Option, prompts: list[list[int]]) -> bool:
+    """Whether a context is one, and not the logged one again."""
+    context = option.context
+    assert context is not None
+    return all(context.prompts) and (context.prompts != prompts or any(context.response_shift))
+
+
+def _beginnings(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+    firsts = {prompt[0] for prompt in prompts}
+    name = "BOS" if known.bos in firsts or len(firsts) > 1 else "the first token"
+    bos = known.bos if name == "BOS" else next(iter(firsts))
+    if bos is not None:
+        begun = [prompt[0] == bos for prompt in prompts]
+        doubled = "twice" if all(begun) else "before it"
+        yield _family(f"{name} {doubled}", f"a prompt with {name} {doubled}", [[bos, *prompt] for prompt in prompts])
+        yield _family(
+            f"{name} missing",
+            f"a prompt without {name}",
+            [prompt[1:] if has else prompt for prompt, has in zip(prompts, begun, strict=True)],
+        )
+    if known.bos is not None and name != "BOS":
+        yield _family("BOS before it", "a prompt with BOS before it", [[known.bos, *prompt] for prompt in prompts])
+
+
+def _headers(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+    begun = sum(prompt[0] == known.bos for prompt in prompts) == len(prompts)
+    options = []
+    for header in known.headers:
+        before = [[*prompt[:1], *header, *prompt[1:]] if begun else [*header, *prompt] for prompt in prompts]
+        options.append(
+            _option(f"header {header}", f"a prompt with an extra header of {len(header)} tokens before it", before)
+        )
+    if options:
+        yield Family("extra header", "context", tuple(options))
+
+
+def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+    """Without what all prompts begin or end with, a template's header or its generation prompt; or with it twice."""
+    if len({tuple(prompt) for prompt in prompts}) < 2:
+        return
+    start = _shared_start(prompts)
+    end = _shared_start([prompt[::-1] for prompt in prompts])[::-1]
+    places = [place for place in range(2, len(start)) if start[place] in known.special][: _MOST_CUTS - 1]
+    if len(start) > 1:
+        yield Family(
+            "header missing",
+            "context",
+            tuple(
+                _option(
+                    f"without {cut} first", f"a prompt without its first {cut} tokens", [one[cut:] for one in prompts]
+                )
+                for cut in dict.fromkeys([*places, len(start)])
+            ),
+        )
+        yield _family("header twice", "a prompt with its header twice", [[*start, *prompt] for prompt in prompts])
+    places = [len(end) - place for place in range(1, len(end)) if end[place] in known.special][: _MOST_CUTS - 1]
+    if end:
+        yield Family(
+            "end missing",
+            "context",
+            tuple(
+                _option(
+                    f"without {cut} last", f"a prompt without its last {cut} tokens", [one[:-cut] for one in prompts]
+                )
+                for cut in dict.fromkeys([*places, len(end)])
+            ),
+        )
+
+
+def _padded(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
+    options = [
+        _option(
+            f"padded to {width} with {pad}",
+            f"left padding to {width} tokens attended to",
+            [[pad] * max(0, width - len(prompt)) + prompt for prompt in prompts],
+            code=Code.POSITIONS,
+        )
+        for width in _widths(prompts)
+        for pad in known.pads
+    ]
+    if options:
+        yield Family("left padding", "context", tuple(options))
+
+
+def _shifted(prompts: list[list[int]]) -> Iterator[Family]:
+    shifts = {f"shifted by {by:+d}": [by] * len(prompts) for by in (1, -1)} | {
+        f"counted from {width}": [width - len(prompt) for prompt in prompts] for width in _widths(prompts)
+    }
+    yield Family(
+        "positions",
+        "context",
+        tuple(
+            Option(
+                departure("context", Code.POSITIONS, f"positions of the response {name}"),
+                context=Context(f"positions {name}", prompts, shift),
+            )
+            for name, shift in shifts.items()
+        ),
+    )
+
+
+def _packed(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
+    """The responses before each one in the log, prompts and all, at the front of its context."""
+    whole = [one.prompt_token_ids + one.token_ids for one in tokens.sequences]
+    options = []
+    for count in range(1, min(_MOST_PACKED, len(whole) - 1) + 1):
+        before = [
+            [token for one in whole[max(0, row - count) : row] for token in one]
+            + whole[row][: len(one.prompt_token_ids)]
+            for row, one in enumerate(tokens.sequences)
+        ]
+        longest = max(len(prompt) + len(one.token_ids) for prompt, one in zip(before, tokens.sequences, strict=True))
+        if known.longest is None or longest <= known.longest:
+            what = (
+                "the response before it in its context" if count == 1 else f"{count} responses before it in its context"
+            )
+            options.append(_option(f"packed {count}", f"packing without boundaries: {what}", before, LogCode.PACKING))
+    if options:
+        yield Family("packing", "context", tuple(options), chosen_for="response")
+
+
+def _shared_start(prompts: Sequence[list[int]]) -> list[int]:
+    """What all prompts begin with."""
+    least, most = min(prompts), max(prompts)
+    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False))]
+
+
+def _widths(prompts: Sequence[list[int]]) -> list[int]:
+    """To which prompts of a batch may have been padded: the longest of the log, and the next round numbers."""
+    longest = max(map(len, prompts))
+    return list(dict.fromkeys([longest, *(int(np.ceil(longest / size)) * size for size in _ROUND_WIDTHS)]))
+
+
+def _family(name: str, what: str, prompts: list[list[int]]) -> Family:
+    return Family(name, "context", (_option(name, what, prompts),))
+
+
+def _option(name: str, what: str, prompts: list[list[int]], code: str = Code.PROMPT_PREFIX) -> Option:
+    return Option(departure("context", code, what), context=Context.of(name, prompts))

@@ -1,0 +1,108 @@
+"""What may have happened to the log's line after the log-probs were computed: moved labels, exchanged responses."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.explain.floor import Floor
+from mismatch_probe.explain.hypotheses import Family, Option, departure
+from mismatch_probe.explain.judging import Judge
+from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.verdict.codes import Code
+
+_COMPARED: Final = 64
+"""First tokens that tell which response a line's log-probs are of."""
+_LEAST_TOKENS: Final = 8
+_OFF_FLOORS: Final = 4.0
+_LEAST_MATCHED: Final = 0.8
+_SHIFTS: Final = (1, -1, 2, -2)
+
+
+def edits(tokens: LoggedTokens, floor: Floor) -> Iterator[Family]:
+    for by in _SHIFTS:
+        yield Family(
+            f"labels {by:+d}",
+            "log",
+            (
+                Option(
+                    departure("log", Code.LABEL_OFFSET, _shift(by), float(by)),
+                    edit=partial(_shifted, tokens=tokens, by=by),
+                ),
+            ),
+        )
+    yield Family(
+        "responses exchanged",
+        "log",
+        (
+            Option(
+                departure("log", Code.MISPAIRED, "log-probs of another response"),
+                edit=partial(_exchanged, tokens=tokens, floor=floor),
+            ),
+        ),
+        chosen_for="response",
+    )
+
+
+def _shift(by: int) -> str:
+    places = "1 place" if abs(by) == 1 else f"{abs(by)} places"
+    return f"labels shifted, each log-prob is that of the token {places} {'after' if by > 0 else 'before'} it"
+
+
+def _shifted(predicted: Floats, judge: Judge, tokens: LoggedTokens, by: int) -> Floats:
+    found = np.full_like(predicted, np.nan)
+    for row in range(tokens.num_responses):
+        own = predicted[tokens.of_row(row)]
+        moved = found[tokens.of_row(row)]
+        if abs(by) < len(own):
+            moved[max(0, -by) : len(own) - max(0, by)] = own[max(0, by) : len(own) + min(0, by)]
+    return found
+
+
+def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:
+    """For each response that is off, the prediction of the response that its even tokens fit best.
+
+    Only the even tokens are looked at, so that the odd ones can tell whether it is true. Where most find another one,
+    nothing is said of the few that do not: theirs may be short, or not in the sample.
+    """
+    heads = _heads(predicted, tokens)
+    units = floor.at(heads)
+    column = _heads(np.where(judge.counted, judge.column, np.nan), tokens)
+    column[:, 1::2] = np.nan
+    found = predicted.copy()
+    homeless, matched = [], 0
+    for row in range(tokens.num_responses):
+        scores = np.abs(column[row] - heads) / units
+        known = np.isfinite(scores)
+        overlap = known.sum(axis=1)
+        typical = np.where(overlap * 2 >= _LEAST_TOKENS, _median(scores, known), np.inf)
+        best = int(typical.argmin())
+        if not np.isfinite(typical[row]) or typical[row] <= _OFF_FLOORS:
+            continue
+        if best == row or typical[best] > _OFF_FLOORS:
+            homeless.append(row)
+        else:
+            matched += 1
+            own, other = found[tokens.of_row(row)], predicted[tokens.of_row(best)]
+            length = min(len(own), len(other))
+            own[:length], own[length:] = other[:length], np.nan
+    if matched >= _LEAST_MATCHED * (matched + len(homeless)):
+        for row in homeless:
+            found[tokens.of_row(row)] = np.nan
+    return found
+
+
+def _median(values: Floats, known: np.ndarray) -> Floats:
+    """Of each row's known values; infinite where there are none."""
+    return np.asarray(
+        [np.median(row[has]) if has.any() else np.inf for row, has in zip(values, known, strict=True)], dtype=np.float64
+    )
+
+
+def _heads(values: Floats, tokens: LoggedTokens) -> Floats:
+    """The first tokens of each response [R, C], NaN beyond its end."""
+    heads = np.full((tokens.num_responses, _COMPARED), np.nan)
+    inside = tokens.places < _COMPARED
+    heads[tokens.rows[inside], tokens.places[inside]] = values[inside]
+    return heads

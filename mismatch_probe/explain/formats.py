@@ -1,0 +1,100 @@
+"""Does a side round as its declared format does, or as another?
+
+A format is no prediction but a size: its error on every token of like probability. So a format is a departure where
+what is left of the residual is rounding of that format: of its size on likely and on unlikely tokens, early and late,
+in almost every response, and to both sides alike. Other weights can look like all of that. But they do not err where
+and whither the format errs on these very tokens, while an engine does, since most of what it rounds is the same.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.explain.floor import LEAST_NATS, Floor
+from mismatch_probe.explain.hypotheses import Family, Option, departure
+from mismatch_probe.explain.judging import Account, Judge
+from mismatch_probe.explain.tokens import Bools, Floats, Ints, LoggedTokens
+from mismatch_probe.verdict.codes import Code
+
+LEAST_TIMES: Final = 0.4
+MOST_TIMES: Final = 2.5
+"""Of the measured floor, in every part of the tokens."""
+_MOST_BIAS: Final = 0.3
+_MOST_OTHERWISE: Final = 0.1
+_OUTLIER: Final = 3.0
+_LEAST_CORRELATION: Final = 0.1
+"""An engine's errors and the training path's have 0.5 and more in common in BF16, 0.1 and more in FP16."""
+_STANDARD_ERRORS: Final = 4.0
+_PARTS: Final = 4
+_LEAST_TOKENS: Final = 30
+FORMATS: Final = (Dtype.FP32, Dtype.FP16, Dtype.BF16)
+
+
+def other_formats(declared: Dtype) -> Iterator[Family]:
+    for dtype in FORMATS:
+        if dtype != declared:
+            what = f"{dtype.upper()} arithmetic instead of {declared.upper()}"
+            yield Family(what, "format", (Option(departure("format", Code.ONE_SIDED_DTYPE, what), dtype=dtype),))
+
+
+def coarser_formats(declared: Dtype) -> list[Dtype]:
+    return [dtype for dtype in FORMATS if dtype.round_off > declared.round_off]
+
+
+def floors_of_formats(measured: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
+    """Of every format; of one that was not measured, from the coarsest that was by the spacing of its numbers."""
+    coarsest = max(measured, key=lambda dtype: dtype.round_off)
+    own = measured[coarsest]
+    beyond = np.sqrt(np.maximum(own.sizes**2 - LEAST_NATS**2, 0))
+    return {
+        dtype: measured.get(
+            dtype, Floor(own.edges, np.hypot(beyond * dtype.round_off / coarsest.round_off, LEAST_NATS))
+        )
+        for dtype in FORMATS
+    }
+
+
+def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dtype, errors: Floats | None) -> bool:
+    """Whether the residual is rounding of the account's unit, wherever it is looked at.
+
+    Of FP32 it may be less, since its floor is a bound for every machine. errors: the format's own on the training path
+    [T], nats; None where a finer format than the declared one is asked about, which nothing else looks like.
+    """
+    units = judge.residual(account) / account.unit
+    known = np.isfinite(units)
+    if known.sum() < _LEAST_TOKENS or abs(np.median(units[known])) > _MOST_BIAS:
+        return False
+    if errors is not None and not _goes_with(units[known], (errors / account.unit)[known]):
+        return False
+    likely = _parts(account.predicted, known)
+    early = _parts(tokens.places.astype(np.float64), known)
+    sizes = [*_sizes(units, likely, known), *_sizes(units, early, known)]
+    by_row = np.array(_sizes(units, tokens.rows, known))
+    least = LEAST_TIMES if dtype.is_16_bit else 0.0
+    otherwise = np.mean((by_row < least / 2) | (by_row > MOST_TIMES * 2)) if len(by_row) else 0.0
+    return all(least <= size <= MOST_TIMES for size in sizes) and bool(otherwise <= _MOST_OTHERWISE)
+
+
+def _goes_with(units: Floats, errors: Floats) -> bool:
+    """Whether residuals and errors are correlated, their outliers cut."""
+    ours, theirs = (np.clip(np.nan_to_num(one), -_OUTLIER, _OUTLIER) for one in (units, errors))
+    spread = float(ours.std() * theirs.std())
+    correlation = float(np.mean((ours - ours.mean()) * (theirs - theirs.mean()))) / spread if spread > 0 else 0.0
+    return bool(correlation >= max(_LEAST_CORRELATION, _STANDARD_ERRORS / np.sqrt(len(units))))
+
+
+def _parts(values: Floats, known: Bools) -> Ints:
+    edges = np.quantile(values[known], np.linspace(0, 1, _PARTS + 1)[1:-1])
+    return np.asarray(np.searchsorted(edges, np.nan_to_num(values)))
+
+
+def _sizes(units: Floats, parts: Ints, known: Bools) -> list[float]:
+    """Root mean square of each part that has enough tokens, without its largest hundredth."""
+    found = []
+    for part in np.unique(parts[known]):
+        ours = units[known & (parts == part)] ** 2
+        if len(ours) >= _LEAST_TOKENS:
+            found.append(float(np.sqrt(np.sort(ours)[: round(len(ours) * 0.99)].mean())))
+    return found

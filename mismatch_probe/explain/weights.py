@@ -1,0 +1,96 @@
+"""Whose weights a side may have had: other versions, an adapter or none, and other rotary frequencies of the same."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mismatch_probe.config.explain import ExplainSettings, KnownWeights, LoggedSide
+from mismatch_probe.explain.hypotheses import Family, Option, departure
+from mismatch_probe.explain.setup import Rope, WeightsPlan
+from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.verdict.codes import Code
+
+_BASE_TIMES: Final = (1 / 100, 1 / 50, 1 / 10, 1 / 4, 1 / 2, 2, 4, 10, 50, 100)
+_USUAL_BASES: Final = (1e4, 1e5, 5e5, 1e6, 5e6)
+_FACTORS: Final = (0.25, 0.5, 2, 4, 8)
+
+
+def declared_weights(settings: ExplainSettings, responses: Sequence[LoggedResponse], side: LoggedSide) -> WeightsPlan:
+    """The given weights whose version the log names for the response, else the checkpoint."""
+    known = {one.version: one for one in settings.weights}
+    versions = [(one.weight_version, _text(one.step)) for one in responses]
+    return WeightsPlan(
+        tuple(
+            next(
+                (known[one] for one in (pair if side == "mu" else pair[::-1]) if one is not None and one in known), None
+            )
+            for pair in versions
+        )
+    )
+
+
+def checkpoint_alone(num_responses: int) -> WeightsPlan:
+    """The checkpoint that the log is explained with, for every response."""
+    return WeightsPlan((None,) * num_responses)
+
+
+def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[Family]:
+    """The given weights for all responses, and those of so many versions before the declared ones."""
+    in_order = [*settings.weights, None]
+    seen = {declared.of_rows}
+    options = []
+    for one in settings.weights:
+        plan = WeightsPlan((one,) * len(declared.of_rows))
+        if plan.of_rows not in seen:
+            seen.add(plan.of_rows)
+            options.append(
+                Option(departure("weights", Code.STALE_WEIGHTS, f"the weights of {one.version}"), weights=plan)
+            )
+    for option in options:
+        yield Family(option.departure.what, "weights", (option,))
+    for by in range(1, len(settings.weights) + 1):
+        older = WeightsPlan(tuple(in_order[max(0, in_order.index(one) - by)] for one in declared.of_rows))
+        if older.of_rows not in seen:
+            seen.add(older.of_rows)
+            what = f"weights {by} version{'s' if by > 1 else ''} older than declared"
+            yield Family(
+                what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what, float(by)), weights=older),)
+            )
+    if options:
+        yield Family("weights of some responses", "weights", tuple(options), chosen_for="response")
+    if settings.adapter is not None:
+        bare = KnownWeights(version="the checkpoint without its adapter", checkpoint=settings.model.path)
+        what = "the checkpoint without its adapter"
+        plan = WeightsPlan((bare,) * len(declared.of_rows))
+        yield Family(what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what), weights=plan),))
+
+
+def other_rope(base: float | None) -> Iterator[Family]:
+    """base: the checkpoint's, None where its config does not say."""
+    usual = [] if base is None else [one / base for one in _USUAL_BASES if one != base]
+    times = sorted({*_BASE_TIMES, *usual})
+    yield Family(
+        "RoPE base",
+        "weights",
+        tuple(
+            Option(
+                departure("weights", Code.POSITIONS, f"a RoPE base of {one:.4g} times the checkpoint's", one),
+                rope=Rope(base_times=one),
+            )
+            for one in times
+        ),
+    )
+    yield Family(
+        "RoPE scaling",
+        "weights",
+        tuple(
+            Option(
+                departure("weights", Code.POSITIONS, f"RoPE positions divided by {one:g}", float(one)),
+                rope=Rope(positions_divided_by=one),
+            )
+            for one in _FACTORS
+        ),
+    )
+
+
+def _text(step: int | None) -> str | None:
+    return None if step is None else str(step)
