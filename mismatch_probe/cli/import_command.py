@@ -12,6 +12,7 @@ from rich.progress import Progress, TextColumn
 from mismatch_probe.cli.log_output import show_run, with_dtypes
 from mismatch_probe.cli.output import people
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.importing.prompts import write_prompts
 from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
 from mismatch_probe.notation import write_count
@@ -32,6 +33,8 @@ def run_import(
     RunDirectory(out).require_free()
     known = recognise(source, format_name)
     console.print(f"Format: {known.title}", soft_wrap=True)
+    if known.prompts is not None:
+        return _import_prompts(known, source, out, console)
     with _counting(console) as count:
         run = import_log(_log(known, source), settings, out, count)
     manifest = run.read_manifest()
@@ -55,6 +58,20 @@ def run_import(
         )
         return ExitCode.INCONCLUSIVE
     return show_run(run, console, json_output=json_output)
+
+
+def _import_prompts(known: Format, source: Path, out: Path, console: Console) -> ExitCode:
+    """What a log of texts is good for."""
+    findings: list[LogFinding] = []
+    path, count = write_prompts(known, source, out, findings)
+    for finding in findings:
+        console.print(f"{finding.level}: {finding.sentence}", soft_wrap=True)
+    console.print(
+        f"Nothing of it can be compared: {known.why_not}. Its {write_count(count)} prompts are in {path}; ask them "
+        f"again: mismatch-probe compare --model CHECKPOINT --prompts {path}",
+        soft_wrap=True,
+    )
+    return ExitCode.INCONCLUSIVE
 
 
 def _log(known: Format, source: Path) -> Log:
