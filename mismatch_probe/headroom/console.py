@@ -40,10 +40,8 @@ def render_headroom(headroom: Headroom, console: Console) -> None:
 
 def _nearest(layers: list[LayerRange]) -> list[LayerRange]:
     """The layers with the least room, in the model's order."""
-    nearest = sorted(
-        layers, key=lambda operation: float("-inf") if operation.margin_bits is None else operation.margin_bits
-    )
-    shown = {operation.layer for operation in nearest[:_MOST_LAYERS]}
+    nearest = sorted(layers, key=lambda layer: float("-inf") if layer.margin_bits is None else layer.margin_bits)
+    shown = {layer.layer for layer in nearest[:_MOST_LAYERS]}
     return [layer for layer in layers if layer.layer in shown]
 
 

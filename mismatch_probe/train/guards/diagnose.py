@@ -71,7 +71,7 @@ class Window:
 
     def before(self, step: int) -> "Window":
         """The steps older than that one."""
-        return Window({metric: values for metric, values in self.history.items() if metric < step}, ())
+        return Window({past: values for past, values in self.history.items() if past < step}, ())
 
     def last(self, name: str) -> float | None:
         """The newest step's value; None where it has none."""
@@ -97,7 +97,7 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
         _sampling,
         _precision_drift,
     )
-    return next((cause for signature in signatures if (cause := signature(window))), _unexplained(window))
+    return next((seen for signature in signatures if (seen := signature(window))), _unexplained(window))
 
 
 def _fp16_dead(window: Window) -> Diagnosis | None:

@@ -2,7 +2,7 @@
 
     objective = catalogue.build_objective("grpo-seq-mis", {"threshold": 2.0})
     batch = RolloutBatch(rewards_N, group_ids_N, lengths_N, included_N, old_logprobs_T, mu_logprobs_T, values_T)
-    plan = losses.prepare(objective, batch, max_new_tokens)  # advantages, weights, what is kept; no gradient
+    plan = losses.plan_loss(objective, batch, max_new_tokens)  # advantages, weights, what is kept; no gradient
     update = plan.update(rows)  # the responses of one optimizer step (all by default): fixes the denominators
     result = losses.policy_loss(update, logprobs_t, rows)  # some of those responses, with gradient
     value = values.value_loss(update, values_t, rows)  # where objective.critic is not None
