@@ -1,0 +1,50 @@
+"""The logs that other systems' own writers made, through the whole command: counts and deviations as they were written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.logs import FORMATS, recognise
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import probe
+
+DATA = Path(__file__).parents[1] / "logs" / "data"
+BOTH_SIDES = ("plain", "nemo_rl", "prime_rl", "slime", "skyrl")
+ONE_SIDE = ("prime_rl_traces", "miles", "open_instruct", "tinker", "verl", "vllm_responses", "sglang_responses")
+
+
+@pytest.fixture(scope="module")
+def source_mean() -> float:
+    """Mean abs(log pi - log mu) over the sampled tokens of the rollouts that every log was written from."""
+    responses = FORMATS["plain"].read(DATA / "plain" / "rollouts.jsonl", pytest.fail)
+    deviations = [np.abs(one.log_pi - one.log_mu)[one.sampled] for one in responses]
+    return float(np.concatenate(deviations).mean())
+
+
+@pytest.mark.parametrize("name", BOTH_SIDES)
+def test_a_log_of_both_sides_has_the_deviation_that_was_written(tmp_path: Path, name: str, source_mean: float) -> None:
+    probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.PASS)
+    run = RunDirectory(tmp_path / "run")
+    (pair,) = run.read_summary().pairs
+    origin = run.read_manifest().log
+    assert origin is not None
+    assert origin.format == recognise(DATA / name).name == name
+    assert pair.counts.num_sequences == 6
+    assert pair.counts.num_tokens == origin.num_sampled_tokens
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(source_mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ONE_SIDE)
+def test_a_log_of_the_samplers_side_waits_to_be_scored(tmp_path: Path, name: str) -> None:
+    answer = probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
+    assert "6 responses" in answer.stderr
+    assert "score" in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["trl", "verl_text"])
+def test_a_log_of_texts_gives_its_prompts_and_the_reason(tmp_path: Path, name: str) -> None:
+    answer = probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
+    assert "decoded without special tokens" in answer.stderr
+    assert len((tmp_path / "run" / "prompts.jsonl").read_text().splitlines()) == 4
