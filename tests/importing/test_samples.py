@@ -1,4 +1,4 @@
-"""The logs that other systems' own writers made, through the whole command: counts and deviations as they were written."""
+"""Logs that other systems' own writers made, through the whole command: counts and deviations as written."""
 
 from pathlib import Path
 
@@ -47,4 +47,4 @@ def test_a_log_of_the_samplers_side_waits_to_be_scored(tmp_path: Path, name: str
 def test_a_log_of_texts_gives_its_prompts_and_the_reason(tmp_path: Path, name: str) -> None:
     answer = probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
     assert "decoded without special tokens" in answer.stderr
-    assert len((tmp_path / "run" / "prompts.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "run" / "prompts.jsonl").read_text().splitlines()) == 2
