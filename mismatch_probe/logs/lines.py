@@ -1,8 +1,9 @@
 """JSON lines, one at a time, of a length that has a limit."""
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
@@ -21,10 +22,10 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     number = 0
     try:
         with opened(path) as file:
-            while line := file.readline(LONGEST_LINE_BYTES + 1):
-                number += 1
-                if len(line) > LONGEST_LINE_BYTES:
-                    raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
+            for number in count(1):
+                line = next_line(file)
+                if not line:
+                    return
                 if not line.strip():
                     continue
                 try:
@@ -40,6 +41,18 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     except Unreadable as error:
         where = f"line {number} of {path}" if number else f"the log {path}"
         raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
+
+
+def next_line(file: IO[bytes]) -> bytes:
+    """The next line, empty at the end of the file.
+
+    Raises:
+        Unreadable: it is too long, and is not read to its end.
+    """
+    line = file.readline(LONGEST_LINE_BYTES + 1)
+    if len(line) > LONGEST_LINE_BYTES:
+        raise Unreadable(f"a line of it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
+    return line
 
 
 def read_document(path: Path) -> Row:

@@ -10,10 +10,11 @@ from typing import IO, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, parse_line
+from mismatch_probe.errors import said
+from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, next_line, parse_line
 from mismatch_probe.logs.pickles import first_words
 from mismatch_probe.logs.torch_files import words_of_torch_file
-from mismatch_probe.reading import Unreadable, opened
+from mismatch_probe.reading import Unreadable, as_object, opened
 
 
 class Kind(StrEnum):
@@ -32,12 +33,13 @@ _START_BYTES: Final = 2**16
 @dataclass(frozen=True)
 class Look:
     """keys: of the first object, or the columns of the table. inside: keys of the objects that stand in these.
-    words: the first texts and names in a pickle."""
+    words: the first texts and names in a pickle. why_other: why nothing of it could be seen."""
 
     kind: Kind
     keys: frozenset[str] = frozenset()
     inside: Mapping[str, frozenset[str]] = field(default_factory=dict)
     words: frozenset[str] = frozenset()
+    why_other: str | None = None
 
     def lines_with(self, *keys: str) -> bool:
         """Whether the file is JSON lines whose first object has all of `keys`."""
@@ -69,22 +71,24 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
             return _LOOKS[kind](file)
-    except (FileNotFoundError, Unreadable, pa.ArrowException):
-        return Look(Kind.OTHER)
+    except (FileNotFoundError, Unreadable, pa.ArrowException) as error:
+        return Look(Kind.OTHER, why_other=said(error))
 
 
 def _lines(file: IO[bytes]) -> Look:
-    while (line := file.readline(LONGEST_LINE_BYTES)) and not line.strip():
+    while (line := next_line(file)) and not line.strip():
         pass
+    if not line:
+        raise Unreadable("it is empty")
     kind = Kind.LINES
     try:
         first = parse_line(line)
     except Unreadable:
-        if not line.lstrip().startswith(b"{"):
+        document = line + file.read(LONGEST_LINE_BYTES)
+        if line.strip() != b"{" or len(document) > LONGEST_LINE_BYTES:
             raise
-        kind, first = Kind.DOCUMENT, parse_line(line + file.read(LONGEST_LINE_BYTES))
-    if not isinstance(first, dict):
-        return Look(Kind.OTHER)
+        kind, first = Kind.DOCUMENT, parse_line(document)
+    first = as_object(first)
     return Look(kind, frozenset(first), {key: _keys(value) for key, value in first.items()})
 
 

@@ -24,14 +24,22 @@ def recognise(path: Path, name: str | None = None) -> Format:
     there = files_of(path)
     counts = Counter(known.name for file in there for known in FORMATS.values() if known.fits(look_at(file)))
     if not counts:
-        what = f"none of the {len(there)} files below {path} is" if there != [path] else f"{path} is not"
-        raise UsageError(f"{what} a log of a known format ({_names()}); name one with --format, see docs/logs.md")
+        raise UsageError(
+            f"{_no_log(path, there)} (known formats: {_names()}); name one with --format, see docs/logs.md"
+        )
     best = min(_MOST_TELLING_FIRST.index(FORMATS[fitting].holds) for fitting in counts)
     first, *others = [fitting for fitting in counts if FORMATS[fitting].holds == _MOST_TELLING_FIRST[best]]
     if others:
         told = " and ".join(f"{FORMATS[fitting].title} ({counts[fitting]} files)" for fitting in (first, *others))
         raise UsageError(f"{path} holds {told}; name one with --format {'|'.join((first, *others))}")
     return FORMATS[first]
+
+
+def _why_none(path: Path, there: list[Path]) -> str:
+    if there != [path]:
+        return f"none of the {len(there)} files below {path} is a log of a known format"
+    why = look_at(path).why_other
+    return f"the log {path} cannot be read: {why}" if why else f"{path} is not a log of a known format"
 
 
 def _named(name: str) -> Format:

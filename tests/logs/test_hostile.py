@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -95,6 +96,20 @@ def test_a_line_that_is_too_long_is_not_read_to_its_end(log, monkeypatch):
     monkeypatch.setattr(lines, "LONGEST_LINE_BYTES", 4 * 2**10)
     assert "line 2 of" in refused(path)
     assert "longer than" in refused(path)
+
+
+def test_a_line_of_10_gigabytes_is_refused_in_little_memory(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(ROW) + "\n{")
+    os.truncate(path, 10 * 10**9)  # a sparse file: zeros that take no place
+    tracemalloc.start()
+    assert "line 2 of" in refused(path)
+    assert tracemalloc.get_traced_memory()[1] < 3 * lines.LONGEST_LINE_BYTES
+    tracemalloc.stop()
+    path.write_text("{")
+    os.truncate(path, 10 * 10**9)
+    with pytest.raises(UsageError, match="cannot be read: a line of it is longer than 256 MiB"):
+        recognise(path)
 
 
 def test_a_last_line_that_is_cut_off_leaves_the_others(log):
@@ -262,7 +277,7 @@ def test_a_folder_of_a_log_holds_files_and_nothing_else(kind, tmp_path):
 def test_a_pipe_is_not_waited_for(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(UsageError, match="is not a log of a known format"):
+    with pytest.raises(UsageError, match="cannot be read: it is a pipe or a device"):
         recognise(pipe)
     assert "a pipe or a device" in refused(pipe)
 

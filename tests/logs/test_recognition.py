@@ -14,7 +14,7 @@ NEMO_RL = DATA / "nemo_rl" / "train_data_step1.jsonl"
 def test_what_fits_nothing_is_refused_with_the_formats(tmp_path):
     path = written(tmp_path / "train_data_step1.jsonl", [{"loss": 0.5}])
     for name in (path, tmp_path):
-        with pytest.raises(UsageError, match=r"known format \(plain, nemo_rl, .*--format"):
+        with pytest.raises(UsageError, match=r"known formats: plain, nemo_rl, .*--format"):
             recognise(name)
 
 
