@@ -24,9 +24,8 @@ def recognise(path: Path, name: str | None = None) -> Format:
     there = files_of(path)
     counts = Counter(known.name for file in there for known in FORMATS.values() if known.fits(look_at(file)))
     if not counts:
-        raise UsageError(
-            f"{_no_log(path, there)} (known formats: {_names()}); name one with --format, see docs/logs.md"
-        )
+        why = _why_none(path, there)
+        raise UsageError(f"{why} (known formats: {_names()}); name one with --format, see docs/logs.md")
     best = min(_MOST_TELLING_FIRST.index(FORMATS[fitting].holds) for fitting in counts)
     first, *others = [fitting for fitting in counts if FORMATS[fitting].holds == _MOST_TELLING_FIRST[best]]
     if others:
