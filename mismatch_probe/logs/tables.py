@@ -11,7 +11,9 @@ from mismatch_probe.errors import UsageError, said
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, opened
 
-_ROWS_AT_ONCE: Final = 64
+_MOST_ROWS_AT_ONCE: Final = 1024
+_VALUES_AT_ONCE: Final = 2**17
+"""Of each column."""
 _BYTES_AT_ONCE: Final = 2**20
 
 
@@ -25,7 +27,7 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
     try:
         with opened(path) as file, pq.ParquetFile(file, buffer_size=_BYTES_AT_ONCE) as table:
             there = [name for name in columns if name in table.schema_arrow.names]
-            for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=there):
+            for batch in table.iter_batches(batch_size=rows_at_once(table.metadata), columns=there):
                 values = {name: _values(batch.column(name)) for name in there}
                 for index in range(batch.num_rows):
                     yield Row(f"row {number} of {path}", {name: column[index] for name, column in values.items()})
@@ -34,6 +36,14 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
         raise UsageError(f"the log {path} does not exist") from error
     except (Unreadable, pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the log {path} is no readable parquet ({said(error)}); have it written again") from error
+
+
+def rows_at_once(metadata: pq.FileMetaData) -> int:
+    """So many that their columns fit a small memory, by the mean length of a row's lists."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    columns = [(group.column(index), group.num_rows) for group in groups for index in range(group.num_columns)]
+    longest = max((column.num_values / max(1, num_rows) for column, num_rows in columns), default=1)
+    return int(min(_MOST_ROWS_AT_ONCE, max(1, _VALUES_AT_ONCE / max(1, longest))))
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs import LogChecks, recognise
+from mismatch_probe.logs import LogChecks, recognise, tables
 from mismatch_probe.records.logged import LoggedResponse
 from tests.logs.reading import DATA, lines_of, read, written
 
@@ -44,6 +44,12 @@ class TestPlain:
         pq.write_table(table, tmp_path / "a.parquet")
         [response] = read(tmp_path / "a.parquet")[0]
         assert np.isnan(response.log_mu[0])
+
+    @pytest.mark.parametrize(("length", "rows_at_once"), [(1, 1024), (2**14, 8), (2**20, 1)])
+    def test_of_long_rows_few_are_in_memory_at_once(self, tmp_path, length, rows_at_once):
+        table = pa.table({"token_ids": [np.zeros(length, np.int32)] * 2})
+        pq.write_table(table, tmp_path / "a.parquet")
+        assert tables.rows_at_once(pq.read_metadata(tmp_path / "a.parquet")) == rows_at_once
 
     def test_a_column_that_is_not_read_is_named(self, tmp_path):
         rows = [{"prompt_token_ids": [1], "token_ids": [2], "logprobs": [-0.5], "train_logprob": [-0.5]}]

@@ -57,7 +57,7 @@ def column_findings(
             code=LogCode.ZEROS_FOR_MISSING,
             sentence=(
                 f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, {why}: zeros stand for "
-                "values that were not recorded"
+                "values that were not recorded, or for tokens of tools that the mask should leave out"
             ),
             level=Level.MISSING,
             column=column,
