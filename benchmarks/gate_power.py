@@ -144,7 +144,9 @@ def _answer(gate: GateFile, sample: Callable[[int], Measurer]) -> Answer:
     return "inconclusive"
 
 
-def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
+def gated(
+    source: Source, truths: dict[str, float], repeat: int, over_limit: Sequence[float] = OVER_LIMIT
+) -> dict[Key, Answer]:
     """One sample gated with every plan, metric and limit."""
     whole = source.sample(LAST, np.random.default_rng([11, repeat]))
 
@@ -155,9 +157,9 @@ def gated(source: Source, truths: dict[str, float], repeat: int) -> dict[Key, An
     found = {
         (plan.watched, plan.looks, over): _answer(plan.gate(truths, over), sample)
         for plan in PLANS
-        for over in OVER_LIMIT
+        for over in over_limit
     }
-    return found if source.design is None else found | _paired(DESIGNS[source.design], repeat)
+    return found if source.design is None else found | _paired(DESIGNS[source.design], repeat, over_limit)
 
 
 def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
@@ -181,7 +183,7 @@ def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer
     return found
 
 
-def _paired(design: Design, repeat: int) -> dict[Key, Answer]:
+def _paired(design: Design, repeat: int, over_limit: Sequence[float]) -> dict[Key, Answer]:
     """A run against a baseline of the same tokens, its metric so many times the baseline's and a tenth more."""
     first, second = (
         draw(design, FIRST, np.random.default_rng([13, repeat]), np.random.default_rng([17, repeat, side]))
@@ -190,7 +192,7 @@ def _paired(design: Design, repeat: int) -> dict[Key, Answer]:
     found: dict[Key, Answer] = {}
     for metric, power in zip(CHECKED, (0.5, 1.0), strict=True):
         gate = _gate(FIRST, [{"metric": metric, "clip": CLIP, "max_regression": MARGIN}])
-        for over in OVER_LIMIT:
+        for over in over_limit:
             worse = replace(second, log_pi=second.log_mu + ((1 + MARGIN) * over) ** power * second.diff)
             evidence = Evidence(worse, FIRST, first, "paired")
             found[metric, PAIRED, over] = decide(gate, Measurer({(Dtype.BF16, Dtype.BF16): evidence})).answer

@@ -1,4 +1,7 @@
-"""Memory above the model at a vocabulary of 152k and 8k tokens in one sequence, each case in a process of its own."""
+"""Memory above the model at a vocabulary of 152k and a sequence of 8k tokens, 2k of them its response.
+
+Each case is a process of its own.
+"""
 
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from tests.tiny_models import make_checkpoint
 
 LIMIT_MIB = 512
+"""Less than half of the response's logits in FP32, and an eighth of the sequence's."""
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -29,7 +33,8 @@ with Scorer.load(folder, Dtype.parse(dtype), TrainingPathSettings(), reference=r
     scorer.score_batch([TokenSequence("warm", [1], [2, 3])])
     before = resident_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    scorer.score_batch([TokenSequence("long", [1], [index * 37 % 152_000 for index in range(8191)])])
+    ids = [index * 37 % 152_000 for index in range(8192)]
+    scorer.score_batch([TokenSequence("long", ids[:6144], ids[6144:])])
     print(resident_mib("VmHWM") - before)
 """
 
