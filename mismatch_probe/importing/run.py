@@ -1,6 +1,7 @@
 """A log becomes a run directory that `report`, `gate` and `diff` read."""
 
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.keys import RESPONSES, content_key
+from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.log_origin import LogFile, LogNote, LogOrigin
 from mismatch_probe.records.logged import LoggedResponse
@@ -42,6 +44,8 @@ from mismatch_probe.records.tables import write_table
 LOG_SIDE: Final = "log"
 """Name of the sides whose numbers a log gives."""
 LOG_FOLDER: Final = "log"
+_UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"
+"""What an import that was killed leaves; the next one of that name takes its place."""
 MOST_TOKENS: Final = 2_000_000
 
 
@@ -100,7 +104,9 @@ def log_pair(manifest: Manifest) -> PairName | None:
 
 
 def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Callable[[int], None]) -> Manifest:
-    census, checks, whole = Census(), LogChecks(), Partitions(run.path / LOG_FOLDER)
+    unfinished = run.path / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    census, checks, whole = Census(), LogChecks(), Partitions(unfinished)
     for response in log.responses:
         whole.add(census.add(response), response)
         checks.add(response)
@@ -110,7 +116,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     columns = Columns.of(census, checks, findings)
     _require_usable(log, census, columns, findings)
     chosen = chosen_prompts(census.tokens_of, given.most_tokens)
-    rows = columns.in_steps_that_count(chosen_rows(partitions(run.path / LOG_FOLDER), chosen)).combine_chunks()
+    rows = columns.in_steps_that_count(chosen_rows(partitions(unfinished), chosen)).combine_chunks()
     settings, assumed = _settings(log, census, columns, given)
     mu = settings.mu(LOG_SIDE)
     rollouts, prompts = logged_rollouts(rows, mu), prompts_in(rows)
@@ -137,6 +143,8 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     for column, leg in of_sides.items():
         table = logged_leg(rows, rollouts["id"], column, zeros_are_missing=column in columns.zeros_are_missing)
         legs.write(leg, table)
+    with storage_errors(run.path):
+        unfinished.rename(run.path / LOG_FOLDER)
     run.write_manifest(manifest)
     return manifest
 

@@ -1,5 +1,8 @@
 """`import`: the numbers of a log arrive as they were written, and what it lacks is said."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -207,3 +210,18 @@ def test_a_comparison_takes_no_logged_side(tmp_path: Path) -> None:
     )
     answer = probe("compare", "--config", config, "--out", tmp_path / "run", code=ExitCode.USAGE)
     assert "import" in answer.stderr
+
+
+def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", rows(4000))
+    words = [sys.executable, "-m", "mismatch_probe", "import", log, "--out", tmp_path / "run"]
+    process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list((tmp_path / "run").glob(".writing-*")) and process.poll() is None:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "run" / "manifest.json").exists(), "it was killed too late"
+    assert pair_of(imported(tmp_path, log)).counts.num_sequences == 4000
+    assert not list((tmp_path / "run").glob(".writing-*"))
