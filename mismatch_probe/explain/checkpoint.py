@@ -7,23 +7,33 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.explain import ExplainSettings
 from mismatch_probe.explain.contexts import SpecialTokens
+from mismatch_probe.explain.templates import headers_of, templates
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.tasks.model import load_tokenizer
 
 
 def special_tokens(settings: ExplainSettings, model: PreTrainedModel) -> SpecialTokens:
-    """From the model's config and, where it has one, its tokenizer."""
+    """From the model's config and, where it has one, its tokenizer.
+
+    Raises:
+        UsageError: the tokenizer cannot be read.
+    """
     config: Any = model.config.get_text_config()
     named = [_ids(getattr(config, f"{name}_token_id", None)) for name in ("bos", "pad", "eos")]
-    tokenizer: Any = load_tokenizer(Path(settings.model.path)) if has_tokenizer(Path(settings.model.path)) else None
-    special = set() if tokenizer is None else set(tokenizer.all_special_ids)
+    tokenizer: Any = None
+    if has_tokenizer(Path(settings.model.path)):
+        tokenizer = load_tokenizer(settings.model.path, trust_remote_code=settings.model.trust_remote_code)
+    special = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_ids)
+    around, refused = templates(tokenizer) if tokenizer is not None and settings.chat_template else ([], [])
     bos = [*named[0], *_ids(getattr(tokenizer, "bos_token_id", None))]
     pads = list(dict.fromkeys([*named[1], *_ids(getattr(tokenizer, "pad_token_id", None)), *named[2][:1]])) or [0]
     return SpecialTokens(
         bos=bos[0] if bos else None,
         pads=tuple(pads[:2]),
-        special=frozenset(special),
-        headers=settings.headers,
+        special=special,
+        headers=tuple(dict.fromkeys((*settings.headers, *headers_of(around, special)))),
+        templates=tuple(around),
+        refused=tuple(refused),
         longest=getattr(config, "max_position_embeddings", None),
     )
 

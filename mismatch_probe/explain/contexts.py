@@ -10,6 +10,7 @@ import numpy as np
 from mismatch_probe.explain.codes import LogCode
 from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.setup import Context
+from mismatch_probe.explain.templates import Template
 from mismatch_probe.explain.tokens import LoggedTokens
 from mismatch_probe.verdict.codes import Code
 
@@ -20,12 +21,17 @@ _MOST_PACKED: Final = 3
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that the checkpoint's config names, None or empty where it names none. headers: what may precede a prompt."""
+    """Ids that the checkpoint's files name, None or empty where they name none.
+
+    headers: what may precede a prompt. refused: why the chat template gave none.
+    """
 
     bos: int | None
     pads: tuple[int, ...]
     special: frozenset[int]
     headers: tuple[tuple[int, ...], ...]
+    templates: tuple[Template, ...]
+    refused: tuple[str, ...]
     longest: int | None
 
 
@@ -77,6 +83,9 @@ def _headers(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]
         options.append(
             _option(f"header {header}", f"a prompt with an extra header of {len(header)} tokens before it", before)
         )
+    for template in known.templates:
+        around = [[*template.before, *prompt, *template.behind] for prompt in prompts]
+        options.append(_option(f"template {template}", "a prompt with the chat template around it", around))
     if options:
         yield Family("extra header", "context", tuple(options))
 
@@ -100,6 +109,9 @@ def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
             ),
         )
         yield _family("header twice", "a prompt with its header twice", [[*start, *prompt] for prompt in prompts])
+    if start and end:
+        bare = [prompt[len(start) : len(prompt) - len(end)] for prompt in prompts]
+        yield _family("template missing", "a prompt without what all prompts begin and end with", bare)
     places = [len(end) - place for place in range(1, len(end)) if end[place] in known.special][: _MOST_CUTS - 1]
     if end:
         yield Family(

@@ -10,7 +10,7 @@ from mismatch_probe import __version__
 from mismatch_probe.config.explain import ExplainSettings, LoggedSide
 from mismatch_probe.explain.bench import SideBench
 from mismatch_probe.explain.checkpoint import rope_base, special_tokens
-from mismatch_probe.explain.contexts import contexts
+from mismatch_probe.explain.contexts import SpecialTokens, contexts
 from mismatch_probe.explain.distributions import Distribution
 from mismatch_probe.explain.edits import edits
 from mismatch_probe.explain.families import of_distribution
@@ -19,16 +19,16 @@ from mismatch_probe.explain.formats import coarser_formats, floors_of_formats, o
 from mismatch_probe.explain.hypotheses import Family
 from mismatch_probe.explain.judging import Judge
 from mismatch_probe.explain.missing import missing
+from mismatch_probe.explain.overall import overall
 from mismatch_probe.explain.passes import rotary_frequencies
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.search import search
-from mismatch_probe.explain.sentences import GRAVEST_FIRST, verdict_of
+from mismatch_probe.explain.sentences import verdict_of
 from mismatch_probe.explain.setup import Context, Setup
 from mismatch_probe.explain.tokens import SIDES, LoggedTokens
 from mismatch_probe.explain.weights import checkpoint_alone, declared_weights, other_rope, other_weights
 from mismatch_probe.records.explanation import Explanation, SideExplanation
 from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.records.summary import Verdict
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def explain_with(predictions: Predictions, settings: ExplainSettings, tokens: Lo
         num_responses=tokens.num_responses,
         num_tokens=len(tokens.rows),
         sides=sides,
-        verdict=_overall(sides),
+        verdict=overall(sides, tokens),
         seconds=time.monotonic() - begun,
     )
 
@@ -95,30 +95,44 @@ def _explained(
     floors = floors_of_formats({dtype: Floor.measured(one, unmoved, tokens.sampled) for dtype, one in errors.items()})
     judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
     bench = SideBench(side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context)
-    found = search(bench, [*of_sampling, *_others(settings, bench)]) if counted.any() else None
+    known = special_tokens(settings, predictions.declared.model)
+    found = search(bench, [*of_sampling, *_others(settings, bench, known)]) if counted.any() else None
     return SideExplanation(
         side=side,
         num_tokens=int(counted.sum()),
         num_missing=int(absent.sum()),
         floor_nats=float(np.sqrt(np.mean(bench.floors[policy.dtype].at(exact)[tokens.sampled] ** 2))),
         trials=[] if found is None else [found.null.trial, *(one.trial for one in found.tried)],
+        left_out=_left_out(settings, bench, known),
         explained_by=None if found is None or found.explained_by is None else found.explained_by.trial,
         verdict=verdict_of(bench, found, int(absent.sum()), int(tokens.sampled.sum())),
     )
 
 
-def _others(settings: ExplainSettings, bench: SideBench) -> list[Family]:
+def _others(settings: ExplainSettings, bench: SideBench, known: SpecialTokens) -> list[Family]:
     """Every family but those of the distribution."""
     predictions = bench.predictions
     model = predictions.declared.model
     return [
         *edits(bench.tokens, bench.floors[bench.dtype]),
         *other_formats(bench.dtype),
-        *contexts(bench.tokens, special_tokens(settings, model)),
+        *contexts(bench.tokens, known),
         *other_weights(settings, bench.weights),
         *(other_rope(rope_base(model)) if rotary_frequencies(model) else ()),
     ]
 
 
-def _overall(sides: Sequence[SideExplanation]) -> Verdict:
-    return min((side.verdict for side in sides), key=lambda verdict: GRAVEST_FIRST.index(verdict.kind))
+def _left_out(settings: ExplainSettings, bench: SideBench, known: SpecialTokens) -> dict[str, str]:
+    """Hypotheses that nothing was given for."""
+    said = {}
+    if not settings.weights:
+        said["other weights"] = "none were given; give those of other steps or adapters"
+    if not known.headers:
+        said["an extra header"] = "none was given, and the checkpoint has no chat template to take one from"
+    if known.refused:
+        said["a header of the chat template"] = known.refused[0]
+    if known.bos is None and len({one.prompt_token_ids[0] for one in bench.tokens.sequences}) > 1:
+        said["BOS twice or missing"] = "the checkpoint names no BOS, and the prompts begin differently"
+    if not rotary_frequencies(bench.predictions.declared.model):
+        said["another RoPE base or scaling"] = "the model has no rotary frequencies that could be exchanged"
+    return said

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fault_lab.in_training import other_weights
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import ExplainJob, explain, run_explain
@@ -38,3 +39,22 @@ def test_ids_of_another_model_are_refused(llama: Path) -> None:
     foreign = [TokenSequence("line 1", [1, 2], [5000])]
     with pytest.raises(UsageError, match="outside the model's"):
         explain(settings(llama), logged(foreign, mu=[[-1.0]]))
+
+
+def test_a_checkpoint_that_made_neither_side_is_told(
+    llama: Path, responses: list[TokenSequence], tmp_path: Path
+) -> None:
+    other = other_weights(llama, tmp_path / "other", 0.05)
+    columns = scored(other, responses)
+    explanation = explain(
+        settings(llama), logged(responses, mu=columns, pi=scored(other, responses, attention="eager"))
+    )
+    assert (explanation.verdict.kind, explanation.verdict.code) == ("undecided", "other_checkpoint")
+    assert explanation.sides[0].left_out["other weights"].startswith("none were given")
+
+
+def test_what_both_sides_do_alike_is_no_mismatch(llama: Path, responses: list[TokenSequence]) -> None:
+    columns = scored(llama, responses, temperature=0.7)
+    explanation = explain(settings(llama), logged(responses, mu=columns, pi=columns))
+    assert explanation.verdict.code == "temperature"
+    assert explanation.verdict.sentence.startswith("Both sides depart alike")
