@@ -37,6 +37,7 @@ class LogCode(StrEnum):
     DUPLICATES = "duplicates"
     OUTSIDE_VOCABULARY = "outside_vocabulary"
     HALF_WRITTEN = "half_written"
+    UNREADABLE_FILES = "unreadable_files"
     UNFINISHED_STEP = "unfinished_step"
     PADDING_ROWS = "padding_rows"
     EVALUATION_LEFT_OUT = "evaluation_left_out"

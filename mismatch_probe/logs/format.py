@@ -71,8 +71,12 @@ class Format:
         """
         if self.why_not:
             raise UsageError(f"{path} is {self.title}, from which {self.holds} can be used: {self.why_not}")
+        sources = self.sources(path)
+        unreadable = _unreadable_beside(path, sources)
+        if unreadable:
+            tell(_left_out(unreadable))
         unfinished: set[int | None] = set()
-        for source in self.sources(path):
+        for source in sources:
             if source.complete is False and source.step not in unfinished:
                 unfinished.add(source.step)
                 tell(_unfinished(source))
@@ -100,6 +104,24 @@ class Format:
         except OSError as error:
             raise UsageError(f"the log {file} cannot be read ({error.strerror}); put it back") from error
         return Source(file, status.st_size, status.st_mtime, self.step_of(file), self.complete(file))
+
+
+def _unreadable_beside(path: Path, sources: list[Source]) -> list[Path]:
+    """Files with the endings of `sources` in which nothing could be seen; those without content are no loss."""
+    taken = {source.path for source in sources}
+    endings = {file.suffix for file in taken}
+    others = [file for file in files_of(path) if file.suffix in endings and file not in taken]
+    return [file for file in others if look_at(file).why_other is not None and file.stat().st_size]
+
+
+def _left_out(files: list[Path]) -> LogFinding:
+    return LogFinding(
+        code=LogCode.UNREADABLE_FILES,
+        sentence=f"{len(files)} files cannot be read and are left out, the first {files[0]}: "
+        f"{look_at(files[0]).why_other}",
+        level=Level.WARNING,
+        evidence={"files": [str(file) for file in files]},
+    )
 
 
 def _unfinished(source: Source) -> LogFinding:

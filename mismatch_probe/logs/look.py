@@ -1,5 +1,7 @@
 """A look at the start of a file, by which formats are told apart. Little of it is kept."""
 
+import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -106,7 +108,11 @@ def _torch(file: IO[bytes]) -> Look:
 
 
 def _pickle(file: IO[bytes]) -> Look:
-    return Look(Kind.PICKLE, words=first_words(file.read(_START_BYTES)))
+    words = first_words(file.read(_START_BYTES))
+    file.seek(-1, os.SEEK_END)
+    if file.read() != pickle.STOP:
+        raise Unreadable("it is a cut-off pickle")
+    return Look(Kind.PICKLE, words=words)
 
 
 _LOOKS: Final = {Kind.LINES: _lines, Kind.PARQUET: _table, Kind.TORCH: _torch, Kind.PICKLE: _pickle}

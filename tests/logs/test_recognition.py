@@ -1,6 +1,7 @@
 """Which format a file or a folder is told to be of."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,19 @@ def test_two_formats_in_a_folder_ask_for_a_name(tmp_path):
 
 def test_the_richer_of_two_formats_is_taken():
     assert recognise(DATA / "slime").name == "slime"
+
+
+@pytest.mark.parametrize("name", ["slime/train_data", "skyrl/dumped_data", "miles/dashboard_columns"])
+def test_a_step_that_is_cut_off_is_left_out_and_told(name, tmp_path):
+    folder = tmp_path / Path(name).name
+    shutil.copytree(DATA / name, folder)
+    _, last = sorted(folder.iterdir())
+    last.write_bytes(last.read_bytes()[:200])
+    (folder / f"later{last.suffix}").touch()
+    responses, told = read(folder)
+    assert len(responses) == 3
+    [finding] = [each for each in told if each.code == "unreadable_files"]
+    assert finding.evidence == {"files": [str(last)]}
 
 
 def test_steps_are_read_in_their_order(tmp_path):
