@@ -75,13 +75,13 @@ def _import_prompts(known: Format, source: Path, out: Path, console: Console) ->
 
 
 def _log(known: Format, source: Path) -> Log:
-    found: list[LogFinding] = []
+    findings: list[LogFinding] = []
     return Log(
         source=str(source),
         format=known.name,
-        files=[_file(one) for one in known.sources(source)],
-        responses=known.read(source, found.append),
-        told=lambda: found,
+        files=[_file(source_file) for source_file in known.sources(source)],
+        responses=known.read(source, findings.append),
+        told=lambda: findings,
     )
 
 

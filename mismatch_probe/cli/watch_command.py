@@ -40,7 +40,7 @@ def run_watch(
     is_broken = False
     for step in _steps(follower, idle, every):
         judged = watch.judge(step)
-        if not any(one.metrics for one in steps) and judged.metrics:
+        if not any(step.metrics for step in steps) and judged.metrics:
             _say_which_are_off(watch, console)
         _say(judged, console)
         steps.append(_recorded(judged))
@@ -67,7 +67,7 @@ def run_watch(
         return ExitCode.GATE_FAILED
     if is_broken:
         return ExitCode.ENVIRONMENT
-    return ExitCode.PASS if any(one.metrics for one in steps) else ExitCode.INCONCLUSIVE
+    return ExitCode.PASS if any(step.metrics for step in steps) else ExitCode.INCONCLUSIVE
 
 
 def _known(source: Path, name: str | None, idle: float | None, every: float) -> Format:

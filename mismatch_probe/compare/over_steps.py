@@ -34,14 +34,14 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
         return []
     number = {key: place for place, key in enumerate(ordered)}
     places = np.asarray([number[key] for key in keys])
-    found = []
+    means = []
     for (step, version), place in number.items():
         part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
         assert part is not None
         metrics, _ = pair_metrics(part, level=level)
         shown = {name: estimate for name, estimate in metrics.items() if name in STEP_METRICS}
-        found.append(StepSummary(step=step, weight_version=version, metrics=shown))
-    return found
+        means.append(StepSummary(step=step, weight_version=version, metrics=shown))
+    return means
 
 
 def _order(key: tuple[int | None, str | None]) -> tuple[int, int, str]:

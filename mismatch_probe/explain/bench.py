@@ -75,25 +75,25 @@ class SideBench:
         return choose_for_log(accounts, self.judge, tokens), combinations
 
     def _account(self, combination: tuple[Option, ...]) -> Account:
-        distribution = next((one.distribution for one in combination if one.distribution), self.declared)
+        distribution = next((family.distribution for family in combination if family.distribution), self.declared)
         predicted = self.predictions.column(self._setup(combination), distribution)
-        temperatures = [one.temperatures(self.tokens.temperature) for one in (self.declared, distribution)]
-        for one in combination:
-            if one.edit is not None:
-                predicted = one.edit(predicted, self.judge)
+        temperatures = [side.temperatures(self.tokens.temperature) for side in (self.declared, distribution)]
+        for family in combination:
+            if family.edit is not None:
+                predicted = family.edit(predicted, self.judge)
         return self.judge.account(
             predicted, self._floor(combination), float(np.median(temperatures[0] / temperatures[1]))
         )
 
     def _setup(self, combination: tuple[Option, ...]) -> Setup:
         return Setup(
-            next((one.weights for one in combination if one.weights), self.weights),
-            next((one.rope for one in combination if one.rope), None),
-            next((one.context for one in combination if one.context), self.context),
+            next((family.weights for family in combination if family.weights), self.weights),
+            next((family.rope for family in combination if family.rope), None),
+            next((family.context for family in combination if family.context), self.context),
         )
 
     def _floor(self, combination: tuple[Option, ...]) -> Floor:
-        return self.floors[next((one.dtype for one in combination if one.dtype), self.dtype)]
+        return self.floors[next((family.dtype for family in combination if family.dtype), self.dtype)]
 
     def is_rounding(self, tried: Tried) -> bool:
         """Whether what a hypothesis with a format leaves is rounding of that format; True of one without."""
@@ -136,7 +136,7 @@ def _chosen(
 
 def _departures(families: Sequence[Family], chosen: Sequence[Option], fitted: Fitted) -> list[Departure]:
     """What was chosen, with the fitted temperature, or the number of responses that it was chosen for."""
-    found = []
+    departures = []
     for family, option in zip(families, chosen, strict=True):
         departure = option.departure
         if family.free_temperature:
@@ -146,5 +146,5 @@ def _departures(families: Sequence[Family], chosen: Sequence[Option], fitted: Fi
             count = int((fitted.choices > 0).sum())
             share = f"{count} of {len(fitted.choices)} responses"
             departure = departure.model_copy(update={"what": f"{departure.what} in {share}", "value": float(count)})
-        found.append(departure)
-    return found
+        departures.append(departure)
+    return departures

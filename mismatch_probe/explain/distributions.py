@@ -58,8 +58,8 @@ class TemperatureCurve:
     log_normalisers: CubicSpline
 
     def at(self, temperature: float) -> Floats:
-        found: Floats = self.own_logits / temperature - self.log_normalisers(1 / temperature)
-        return found
+        logits: Floats = self.own_logits / temperature - self.log_normalisers(1 / temperature)
+        return logits
 
 
 def chunk_of_tokens(vocab_size: int) -> int:
@@ -74,12 +74,12 @@ def log_probs(
 
     A token that was sampled was not cut: where rounding moves it over the edge, the edge moves with it.
     """
-    found = []
+    columns = []
     for temperature_T, cut in zip(temperatures_KT, cuts, strict=True):
         scaled_TV = torch.log_softmax(logits_TV / temperature_T[:, None], dim=-1)
         own_T = scaled_TV.gather(-1, targets_T[:, None]).squeeze(-1)
-        found.append(own_T - _log_kept_mass(scaled_TV, own_T, cut) if cut.is_cut else own_T)
-    return torch.stack(found)
+        columns.append(own_T - _log_kept_mass(scaled_TV, own_T, cut) if cut.is_cut else own_T)
+    return torch.stack(columns)
 
 
 def _log_kept_mass(logprobs_TV: torch.Tensor, own_T: torch.Tensor, cut: Distribution) -> torch.Tensor:

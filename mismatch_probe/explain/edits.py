@@ -51,13 +51,13 @@ def _shift(by: int) -> str:
 
 
 def _shifted(predicted: Floats, judge: Judge, tokens: LoggedTokens, by: int) -> Floats:
-    found = np.full_like(predicted, np.nan)
+    shifted = np.full_like(predicted, np.nan)
     for row in range(tokens.num_responses):
         own = predicted[tokens.of_row(row)]
-        moved = found[tokens.of_row(row)]
+        moved = shifted[tokens.of_row(row)]
         if abs(by) < len(own):
             moved[max(0, -by) : len(own) - max(0, by)] = own[max(0, by) : len(own) + min(0, by)]
-    return found
+    return shifted
 
 
 def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:
@@ -70,7 +70,7 @@ def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Flo
     units = floor.at(heads)
     column = _heads(np.where(judge.counted, judge.column, np.nan), tokens)
     column[:, 1::2] = np.nan
-    found = predicted.copy()
+    exchanged = predicted.copy()
     homeless, matched = [], 0
     for row in range(tokens.num_responses):
         scores = np.abs(column[row] - heads) / units
@@ -84,13 +84,13 @@ def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Flo
             homeless.append(row)
         else:
             matched += 1
-            own, other = found[tokens.of_row(row)], predicted[tokens.of_row(best)]
+            own, other = exchanged[tokens.of_row(row)], predicted[tokens.of_row(best)]
             length = min(len(own), len(other))
             own[:length], own[length:] = other[:length], np.nan
     if matched >= _LEAST_MATCHED * (matched + len(homeless)):
         for row in homeless:
-            found[tokens.of_row(row)] = np.nan
-    return found
+            exchanged[tokens.of_row(row)] = np.nan
+    return exchanged
 
 
 def _median(values: Floats, known: np.ndarray) -> Floats:

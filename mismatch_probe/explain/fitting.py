@@ -32,7 +32,7 @@ def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedToke
     """The account with the least loss on one half of the responses stands for the other half."""
     if len(accounts) == 1:
         return Fitted(accounts[0], np.zeros(1))
-    losses = [judge.loss(one) for one in accounts]
+    losses = [judge.loss(given) for given in accounts]
     halves = tokens.halves
     chosen = np.empty(len(tokens.rows), dtype=np.int64)
     for half in (False, True):
@@ -46,13 +46,13 @@ def choose_for_responses(accounts: Sequence[Account], judge: Judge, tokens: Logg
     The first account, as declared, is left where another one's loss is less by _MARGIN. An account that says nothing of
     a response means that nothing can be said of it.
     """
-    losses = np.stack([np.nan_to_num(judge.loss(one)) for one in accounts])
-    spoken = np.stack([np.isfinite(judge.loss(one)) for one in accounts])
+    losses = np.stack([np.nan_to_num(judge.loss(given)) for given in accounts])
+    spoken = np.stack([np.isfinite(judge.loss(given)) for given in accounts])
     losses = np.where(spoken.all(axis=0), losses, 0.0)
     parity = tokens.places % 2 == 1
-    sums = np.stack([[_by_row(one * (parity == odd), tokens) for one in losses] for odd in (False, True)])
+    sums = np.stack([[_by_row(of_account * (parity == odd), tokens) for of_account in losses] for odd in (False, True)])
     sums[:, 1:] += _MARGIN
-    silent = np.stack([_by_row(one.astype(np.float64), tokens) == 0 for one in spoken]) & _counted(judge, tokens)
+    silent = np.stack([_by_row(says.astype(np.float64), tokens) == 0 for says in spoken]) & _counted(judge, tokens)
     sums[:, silent] = -np.inf
     chosen = np.where(parity, sums[0].argmin(axis=0)[tokens.rows], sums[1].argmin(axis=0)[tokens.rows])
     choices = np.where(silent.any(axis=0), 0, sums.sum(axis=0).argmin(axis=0))
@@ -75,11 +75,11 @@ def fit_temperature(
             return float(np.nanmean(judge.loss(account(float(np.exp(log_temperature))))[counts]))
 
         grid = np.log(1 / INVERSE_TEMPERATURES)
-        at_grid = [loss(one) for one in grid]
+        at_grid = [loss(point) for point in grid]
         best = int(np.argmin(at_grid))
         around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found = minimize_scalar(loss, bounds=(min(around), max(around)), method="bounded", options={"xatol": 1e-5})
-        return float(np.exp(found.x if found.fun < at_grid[best] else grid[best]))
+        minimum = minimize_scalar(loss, bounds=(min(around), max(around)), method="bounded", options={"xatol": 1e-5})
+        return float(np.exp(minimum.x if minimum.fun < at_grid[best] else grid[best]))
 
     halves = tokens.halves
     accounts = [account(fitted(halves)), account(fitted(~halves))]
@@ -92,14 +92,18 @@ def _counted(judge: Judge, tokens: LoggedTokens) -> Bools:
 
 
 def _least(losses: Sequence[Floats], counts: Bools) -> int:
-    sums = [float(np.nanmean(one[counts])) if np.isfinite(one[counts]).any() else np.inf for one in losses]
+    sums = [
+        float(np.nanmean(of_account[counts])) if np.isfinite(of_account[counts]).any() else np.inf
+        for of_account in losses
+    ]
     return int(np.argmin(sums))
 
 
 def _by_token(accounts: Sequence[Account], chosen: np.ndarray) -> Account:
     at = np.arange(len(chosen))
     return Account(
-        np.stack([one.predicted for one in accounts])[chosen, at], np.stack([one.unit for one in accounts])[chosen, at]
+        np.stack([given.predicted for given in accounts])[chosen, at],
+        np.stack([given.unit for given in accounts])[chosen, at],
     )
 
 

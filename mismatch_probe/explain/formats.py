@@ -79,7 +79,7 @@ def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dty
 
 def _goes_with(units: Floats, errors: Floats) -> bool:
     """Whether residuals and errors are correlated, their outliers cut."""
-    ours, theirs = (np.clip(np.nan_to_num(one), -_OUTLIER, _OUTLIER) for one in (units, errors))
+    ours, theirs = (np.clip(np.nan_to_num(values), -_OUTLIER, _OUTLIER) for values in (units, errors))
     spread = float(ours.std() * theirs.std())
     correlation = float(np.mean((ours - ours.mean()) * (theirs - theirs.mean()))) / spread if spread > 0 else 0.0
     return bool(correlation >= max(_LEAST_CORRELATION, _STANDARD_ERRORS / np.sqrt(len(units))))
@@ -92,9 +92,9 @@ def _parts(values: Floats, known: Bools) -> Ints:
 
 def _sizes(units: Floats, parts: Ints, known: Bools) -> list[float]:
     """Root mean square of each part that has enough tokens, without its largest hundredth."""
-    found = []
+    sizes = []
     for part in np.unique(parts[known]):
         ours = units[known & (parts == part)] ** 2
         if len(ours) >= _LEAST_TOKENS:
-            found.append(float(np.sqrt(np.sort(ours)[: round(len(ours) * 0.99)].mean())))
-    return found
+            sizes.append(float(np.sqrt(np.sort(ours)[: round(len(ours) * 0.99)].mean())))
+    return sizes

@@ -73,7 +73,7 @@ class Judge:
 
     def same(self, account: Account, other: Account) -> bool:
         """Whether both say the same of every token."""
-        ours, theirs = (np.stack([one.predicted, one.unit]) for one in (account, other))
+        ours, theirs = (np.stack([side.predicted, side.unit]) for side in (account, other))
         return np.array_equal(ours, theirs, equal_nan=True)
 
     def standard_scores(self, better: Account, worse: Account) -> float:

@@ -53,12 +53,14 @@ class LoadedWeights:
             UsageError: a context has no token, or an id outside the vocabulary.
             OutOfMemory: it does not fit.
         """
-        found = np.empty((len(distributions), len(self.tokens.rows)))
-        temperatures_KT = np.stack([one.temperatures(self.tokens.temperature) for one in distributions])
+        values = np.empty((len(distributions), len(self.tokens.rows)))
+        temperatures_KT = np.stack(
+            [distribution.temperatures(self.tokens.temperature) for distribution in distributions]
+        )
         for chunk, logits_TV, targets_T in self._logits(context, rope):
             temperatures = torch.from_numpy(temperatures_KT[:, chunk]).to(logits_TV)
-            found[:, chunk] = log_probs(logits_TV, targets_T, temperatures, distributions).double().cpu().numpy()
-        return found
+            values[:, chunk] = log_probs(logits_TV, targets_T, temperatures, distributions).double().cpu().numpy()
+        return values
 
     def temperature_curve(self, context: Context, rope: Rope | None) -> tuple[Floats, Floats]:
         """What `distributions.curve` needs: the tokens' own logits [T], and normalisers [G, T]; raises as `columns`."""
@@ -71,7 +73,9 @@ class LoadedWeights:
     def _logits(self, context: Context, rope: Rope | None) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Chunk after chunk of tokens: which, their logits [C, V] in FP32 or wider, and the tokens themselves [C]."""
         hidden_TD = self._hidden_states(context, rope)
-        targets_T = torch.from_numpy(np.concatenate([one.token_ids for one in self.tokens.sequences]).astype(np.int64))
+        targets_T = torch.from_numpy(
+            np.concatenate([sequence.token_ids for sequence in self.tokens.sequences]).astype(np.int64)
+        )
         size = chunk_of_tokens(self._vocab_size)
         with memory_errors_named("computing log-probs", "explain fewer responses"), self.arithmetic.active():
             for start in range(0, len(targets_T), size):
@@ -85,28 +89,30 @@ class LoadedWeights:
         key = (context.name, rope)
         if key not in self._hidden:
             with exchanged_rope(self.model, rope):
-                found = self._computed(context)
-            kept = sum(one.nbytes for one in self._hidden.values())
-            if kept + found.nbytes > _KEPT_BYTES:
-                return found
-            self._hidden[key] = found
+                hidden = self._computed(context)
+            kept = sum(states.nbytes for states in self._hidden.values())
+            if kept + hidden.nbytes > _KEPT_BYTES:
+                return hidden
+            self._hidden[key] = hidden
         return self._hidden[key]
 
     def _computed(self, context: Context) -> torch.Tensor:
         sequences = [
-            TokenSequence(one.id, prompt, one.token_ids)
-            for one, prompt in zip(self.tokens.sequences, context.prompts, strict=True)
+            TokenSequence(sequence.id, prompt, sequence.token_ids)
+            for sequence, prompt in zip(self.tokens.sequences, context.prompts, strict=True)
         ]
         rows: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
         with self.arithmetic.active():
-            for batch in plan_batches([one.num_tokens for one in sequences], self.batch_tokens):
+            for batch in plan_batches([sequence.num_tokens for sequence in sequences], self.batch_tokens):
                 padded = pad_batch([sequences[row] for row in batch], vocab_size=self._vocab_size)
                 ids_BS = padded.input_ids_BS.to(self.model.device)
                 shape = "x".join(map(str, ids_BS.shape))
                 with memory_errors_named(f"computing {shape} tokens", "lower batch_tokens (--batch-tokens)"):
                     hidden_BSD = self._head.body(ids_BS, **_positions(context, batch, sequences, ids_BS))
-                found = hidden_BSD[padded.rows_T.to(hidden_BSD.device), padded.positions_T.to(hidden_BSD.device)]
-                for row, states in zip(batch, found.cpu().split(padded.response_lengths), strict=True):
+                hidden_states = hidden_BSD[
+                    padded.rows_T.to(hidden_BSD.device), padded.positions_T.to(hidden_BSD.device)
+                ]
+                for row, states in zip(batch, hidden_states.cpu().split(padded.response_lengths), strict=True):
                     rows[row] = states
         return torch.cat(rows)
 

@@ -36,11 +36,11 @@ class Predictions:
     def column(self, setup: Setup, distribution: Distribution) -> Floats:
         """[T] in nats; raises as `LoadedWeights.columns`."""
         self.compute(setup, [distribution])
-        found = np.full(len(self.tokens.rows), np.nan)
+        values = np.full(len(self.tokens.rows), np.nan)
         for key in setup.passes():
             ours = self._of(setup, key.weights)
-            found[ours] = self._columns[key, distribution][ours]
-        return found
+            values[ours] = self._columns[key, distribution][ours]
+        return values
 
     def curve(self, setup: Setup) -> TemperatureCurve:
         """Log-probs by temperature; raises as `LoadedWeights.columns`."""
@@ -69,15 +69,17 @@ class Predictions:
         """All at once, so that `column` has them."""
         asked = list(dict.fromkeys(distributions))
         for key in setup.passes():
-            missing = [one for one in asked if (key, one) not in self._columns]
+            missing = [distribution for distribution in asked if (key, distribution) not in self._columns]
             if missing:
                 with self._loaded(key.weights) as loaded:
-                    found = loaded.columns(setup.context, setup.rope, missing)
-                self._columns |= {(key, one): column for one, column in zip(missing, found, strict=True)}
+                    columns = loaded.columns(setup.context, setup.rope, missing)
+                self._columns |= {
+                    (key, distribution): column for distribution, column in zip(missing, columns, strict=True)
+                }
 
     def _of(self, setup: Setup, weights: KnownWeights | None) -> Bools:
         """The tokens of responses with these weights [T]."""
-        return np.array([one == weights for one in setup.weights.of_rows])[self.tokens.rows]
+        return np.array([row == weights for row in setup.weights.of_rows])[self.tokens.rows]
 
     @property
     def _format_of_weights(self) -> Dtype | None:

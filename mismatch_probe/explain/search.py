@@ -31,21 +31,21 @@ def search(bench: SideBench, families: Iterable[Family]) -> Found:
     """Try every family alone; where none reaches the floor, try the best of them in twos."""
     null = bench.null()
     singles = _all_tried(bench, [(family,) for family in families], null)
-    best = _simplest(bench, [one for one in singles if _is_accepted(bench, one, null)])
+    best = _simplest(bench, [tried for tried in singles if _is_accepted(bench, tried, null)])
     pairs: list[Tried] = []
     if best is None and not reaches(null):
         pairs = _pairs(bench, singles, null)
-        best = _simplest(bench, [one for one in pairs if _is_accepted(bench, one, null)])
+        best = _simplest(bench, [tried for tried in pairs if _is_accepted(bench, tried, null)])
     if best is None and reaches(null):
         best = null
-    ranked = sorted([*singles, *pairs], key=lambda one: -one.trial.standard_scores)
-    return Found(null, sorted(ranked, key=lambda one: one is not best), best)
+    ranked = sorted([*singles, *pairs], key=lambda tried: -tried.trial.standard_scores)
+    return Found(null, sorted(ranked, key=lambda tried: tried is not best), best)
 
 
 def _all_tried(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null: Tried) -> list[Tried]:
     """Those that say something else than the declared settings."""
-    found = [bench.tried(families, null) for families in hypotheses]
-    return [one for one in found if not bench.judge.same(one.account, null.account)]
+    all_tried = [bench.tried(families, null) for families in hypotheses]
+    return [tried for tried in all_tried if not bench.judge.same(tried.account, null.account)]
 
 
 def reaches(tried: Tried) -> bool:
@@ -65,11 +65,13 @@ def _is_accepted(bench: SideBench, tried: Tried, null: Tried) -> bool:
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
     """The simplest, unless one that fits more parameters is better beyond doubt."""
-    ordered = sorted(tried, key=lambda one: (len(one.families), one.num_fitted, -one.trial.standard_scores))
+    ordered = sorted(
+        tried, key=lambda candidate: (len(candidate.families), candidate.num_fitted, -candidate.trial.standard_scores)
+    )
     best: Tried | None = None
-    for one in ordered:
-        if best is None or bench.judge.standard_scores(one.account, best.account) >= _BETTER_SCORES:
-            best = one
+    for candidate in ordered:
+        if best is None or bench.judge.standard_scores(candidate.account, best.account) >= _BETTER_SCORES:
+            best = candidate
     return best
 
 
@@ -78,17 +80,17 @@ def _pairs(bench: SideBench, singles: Sequence[Tried], null: Tried) -> list[Trie
 
     A temperature stays at first what it was alone; with the best partners it is fitted again.
     """
-    shown = [one for one in singles if one.trial.standard_scores >= LEAST_SCORES]
-    leading = sorted(shown, key=lambda one: -one.trial.standard_scores)[:_LEADING]
+    shown = [tried for tried in singles if tried.trial.standard_scores >= LEAST_SCORES]
+    leading = sorted(shown, key=lambda tried: -tried.trial.standard_scores)[:_LEADING]
     hypotheses = {
-        frozenset((one.families[0].name, other.families[0].name)): (_as_alone(one), _as_alone(other))
-        for one in leading
+        frozenset((tried.families[0].name, other.families[0].name)): (_as_alone(tried), _as_alone(other))
+        for tried in leading
         for other in singles
-        if one.families[0].part != other.families[0].part
+        if tried.families[0].part != other.families[0].part
     }
-    found = sorted(_all_tried(bench, list(hypotheses.values()), null), key=lambda one: -one.trial.standard_scores)
-    again = [_with_free_temperature(one) for one in found[:_LEADING]]
-    return [*found, *_all_tried(bench, [one for one in again if one], null)]
+    ranked = sorted(_all_tried(bench, list(hypotheses.values()), null), key=lambda tried: -tried.trial.standard_scores)
+    again = [_with_free_temperature(tried) for tried in ranked[:_LEADING]]
+    return [*ranked, *_all_tried(bench, [tried for tried in again if tried], null)]
 
 
 def _as_alone(tried: Tried) -> Family:

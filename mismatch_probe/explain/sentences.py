@@ -21,15 +21,15 @@ _LEAST_REPEATED: Final = 12
 _SPREAD_OF_RESIDUAL: Final = 0.5
 
 
-def verdict_of(bench: SideBench, found: Found | None, num_missing: int, num_sampled: int) -> Verdict:
+def verdict_of(bench: SideBench, explained: Found | None, num_missing: int, num_sampled: int) -> Verdict:
     """On one side: what is missing in it, what it departs in, or that it is as declared.
 
     found: None where every log-prob is missing.
     """
     causes = list(_missing(bench, num_missing, num_sampled))
-    if found is not None:
-        causes += [*_departures(bench, found), *_rounded(bench), *_nameless(bench, found)]
-        causes = causes or [_as_declared(bench, found)]
+    if explained is not None:
+        causes += [*_departures(bench, explained), *_rounded(bench), *_nameless(bench, explained)]
+        causes = causes or [_as_declared(bench, explained)]
     first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(KINDS[cause.code]))
     return Verdict(kind=KINDS[first.code], also=others, **first.model_dump())
 
@@ -46,15 +46,15 @@ def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[C
         )
 
 
-def _departures(bench: SideBench, found: Found) -> Iterator[Cause]:
-    if found.explained_by is None:
+def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
+    if explained.explained_by is None:
         return
-    trial = found.explained_by.trial
-    for one in trial.departures:
+    trial = explained.explained_by.trial
+    for departure in trial.departures:
         yield _cause(
-            one.code,
-            f"{_capital(SIDES[bench.side])} departs from its declared settings: {one.what}.",
-            [evidence_of(trial), _left_by("as declared", found.null.trial)],
+            departure.code,
+            f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.what}.",
+            [evidence_of(trial), _left_by("as declared", explained.null.trial)],
         )
 
 
@@ -68,19 +68,19 @@ def _rounded(bench: SideBench) -> Iterator[Cause]:
         )
 
 
-def _as_declared(bench: SideBench, found: Found) -> Cause:
+def _as_declared(bench: SideBench, explained: Found) -> Cause:
     return _cause(
         LogCode.AS_DECLARED,
         f"As declared: {SIDES[bench.side]} is what its checkpoint and settings give.",
-        [_left_by("as declared", found.null.trial)],
+        [_left_by("as declared", explained.null.trial)],
     )
 
 
-def _nameless(bench: SideBench, found: Found) -> Iterator[Cause]:
+def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
     """What no hypothesis explains, and whether the side agrees with itself."""
-    if found.explained_by is not None:
+    if explained.explained_by is not None:
         return
-    strangers = unrelated(bench.tokens, bench.judge, found.null.account)
+    strangers = unrelated(bench.tokens, bench.judge, explained.null.account)
     if strangers is not None:
         yield _cause(
             Code.MISPAIRED,
@@ -89,12 +89,15 @@ def _nameless(bench: SideBench, found: Found) -> Iterator[Cause]:
             [
                 f"their log-probs do not follow their tokens (correlation {write_number(strangers.correlation)}), and "
                 "the other responses agree; whose they are is not in the sample",
-                _left_by("as declared", found.null.trial),
+                _left_by("as declared", explained.null.trial),
             ],
         )
         return
-    repeated = repeats(bench.tokens, bench.judge, found.null.account)
-    tried = [_left_by("as declared", found.null.trial), *(evidence_of(one.trial) for one in found.tried[:2])]
+    repeated = repeats(bench.tokens, bench.judge, explained.null.account)
+    tried = [
+        _left_by("as declared", explained.null.trial),
+        *(evidence_of(tried.trial) for tried in explained.tried[:2]),
+    ]
     spread = f"{write_number(repeated.spread_floors)} times the floor"
     if repeated.num_tokens < _LEAST_REPEATED:
         evidence = "no context occurs often enough in the log to tell whether the side agrees with itself"
@@ -125,7 +128,7 @@ def _nameless(bench: SideBench, found: Found) -> Iterator[Cause]:
 
 
 def evidence_of(trial: Trial) -> str:
-    what = " and ".join(one.what for one in trial.departures)
+    what = " and ".join(departure.what for departure in trial.departures)
     share = f"{100 * trial.explained:.3g}"
     return f"{what} explains {share} % of the square and leaves {write_number(trial.residual_floors)} times the floor"
 

@@ -24,7 +24,7 @@ class Context:
 
     @classmethod
     def as_logged(cls, tokens: LoggedTokens) -> "Context":
-        return cls.of("as logged", [one.prompt_token_ids for one in tokens.sequences])
+        return cls.of("as logged", [sequence.prompt_token_ids for sequence in tokens.sequences])
 
     @classmethod
     def of(cls, name: str, prompts: list[list[int]]) -> "Context":

@@ -44,14 +44,14 @@ class LoggedTokens:
         Raises:
             UsageError: no response has a token, or no column of log-probs is there.
         """
-        kept = [one for one in responses if len(one.token_ids)]
+        kept = [response for response in responses if len(response.token_ids)]
         if not kept:
             raise UsageError("the log cannot be explained: not one of its responses has a token; give one that has")
-        lengths = np.array([len(one.token_ids) for one in kept])
+        lengths = np.array([len(response.token_ids) for response in kept])
         columns: dict[LoggedSide, Floats] = {
-            side: np.concatenate([_column(one, side) for one in kept])
+            side: np.concatenate([_column(response, side) for response in kept])
             for side in SIDES
-            if any(getattr(one, f"log_{side}") is not None for one in kept)
+            if any(getattr(response, f"log_{side}") is not None for response in kept)
         }
         if not columns:
             raise UsageError(
@@ -60,13 +60,16 @@ class LoggedTokens:
             )
         return cls(
             responses=kept,
-            sequences=[TokenSequence(one.where, one.prompt_token_ids.tolist(), one.token_ids.tolist()) for one in kept],
+            sequences=[
+                TokenSequence(response.where, response.prompt_token_ids.tolist(), response.token_ids.tolist())
+                for response in kept
+            ],
             lengths=lengths,
             rows=np.repeat(np.arange(len(kept)), lengths),
             places=np.concatenate([np.arange(length) for length in lengths]),
-            sampled=np.concatenate([np.asarray(one.sampled, dtype=np.bool_) for one in kept]),
+            sampled=np.concatenate([np.asarray(response.sampled, dtype=np.bool_) for response in kept]),
             temperature=np.repeat(
-                [np.nan if one.temperature is None else one.temperature for one in kept], lengths
+                [np.nan if response.temperature is None else response.temperature for response in kept], lengths
             ).astype(np.float64),
             columns=columns,
         )
@@ -89,7 +92,10 @@ class LoggedTokens:
         """Which half of the log each token is in [T]; responses of one group, or to one prompt, are in the same."""
         if self.num_responses < 2:
             return np.asarray(self.places % 2 == 1)
-        keys = [one.group if one.group is not None else tuple(one.prompt_token_ids.tolist()) for one in self.responses]
+        keys = [
+            response.group if response.group is not None else tuple(response.prompt_token_ids.tolist())
+            for response in self.responses
+        ]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         of_rows = np.array([numbers[key] for key in keys]) if len(numbers) > 1 else np.arange(self.num_responses)
         return np.asarray(of_rows[self.rows] % 2 == 1)

@@ -16,12 +16,17 @@ _FACTORS: Final = (0.25, 0.5, 2, 4, 8)
 
 def declared_weights(settings: ExplainSettings, responses: Sequence[LoggedResponse], side: LoggedSide) -> WeightsPlan:
     """The given weights whose version the log names for the response, else the checkpoint."""
-    known = {one.version: one for one in settings.weights}
-    versions = [(one.weight_version, _text(one.step)) for one in responses]
+    known = {other.version: other for other in settings.weights}
+    versions = [(response.weight_version, _text(response.step)) for response in responses]
     return WeightsPlan(
         tuple(
             next(
-                (known[one] for one in (pair if side == "mu" else pair[::-1]) if one is not None and one in known), None
+                (
+                    known[version]
+                    for version in (pair if side == "mu" else pair[::-1])
+                    if version is not None and version in known
+                ),
+                None,
             )
             for pair in versions
         )
@@ -38,17 +43,17 @@ def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[
     in_order = [*settings.weights, None]
     seen = {declared.of_rows}
     options = []
-    for one in settings.weights:
-        plan = WeightsPlan((one,) * len(declared.of_rows))
+    for other in settings.weights:
+        plan = WeightsPlan((other,) * len(declared.of_rows))
         if plan.of_rows not in seen:
             seen.add(plan.of_rows)
             options.append(
-                Option(departure("weights", Code.STALE_WEIGHTS, f"the weights of {one.version}"), weights=plan)
+                Option(departure("weights", Code.STALE_WEIGHTS, f"the weights of {other.version}"), weights=plan)
             )
     for option in options:
         yield Family(option.departure.what, "weights", (option,))
     for by in range(1, len(settings.weights) + 1):
-        older = WeightsPlan(tuple(in_order[max(0, in_order.index(one) - by)] for one in declared.of_rows))
+        older = WeightsPlan(tuple(in_order[max(0, in_order.index(version) - by)] for version in declared.of_rows))
         if older.of_rows not in seen:
             seen.add(older.of_rows)
             what = f"weights {by} version{'s' if by > 1 else ''} older than declared"
@@ -66,17 +71,19 @@ def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[
 
 def other_rope(base: float | None) -> Iterator[Family]:
     """base: the checkpoint's, None where its config does not say."""
-    usual = [] if base is None else [one / base for one in _USUAL_BASES if one != base]
+    usual = [] if base is None else [usual_base / base for usual_base in _USUAL_BASES if usual_base != base]
     times = sorted({*_BASE_TIMES, *usual})
     yield Family(
         "RoPE base",
         "weights",
         tuple(
             Option(
-                departure("weights", Code.POSITIONS, f"a RoPE base of {one:.4g} times the checkpoint's", one),
-                rope=Rope(base_times=one),
+                departure(
+                    "weights", Code.POSITIONS, f"a RoPE base of {times_base:.4g} times the checkpoint's", times_base
+                ),
+                rope=Rope(base_times=times_base),
             )
-            for one in times
+            for times_base in times
         ),
     )
     yield Family(
@@ -84,10 +91,10 @@ def other_rope(base: float | None) -> Iterator[Family]:
         "weights",
         tuple(
             Option(
-                departure("weights", Code.POSITIONS, f"RoPE positions divided by {one:g}", float(one)),
-                rope=Rope(positions_divided_by=one),
+                departure("weights", Code.POSITIONS, f"RoPE positions divided by {factor:g}", float(factor)),
+                rope=Rope(positions_divided_by=factor),
             )
-            for one in _FACTORS
+            for factor in _FACTORS
         ),
     )
 

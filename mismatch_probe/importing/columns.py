@@ -35,7 +35,9 @@ class Columns:
             has_ref=count["log_ref"],
             left_out=frozenset().union(*steps),
             zeros_are_missing=frozenset(
-                one.column for one in findings if one.code == "zeros_for_missing" and one.column is not None
+                finding.column
+                for finding in findings
+                if finding.code == "zeros_for_missing" and finding.column is not None
             ),
         )
 

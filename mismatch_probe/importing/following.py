@@ -62,7 +62,7 @@ class Follower:
             if not self._read and not self.path.is_dir():
                 raise
             return {}
-        found: dict[int, list[Source]] = {}
+        by_step: dict[int, list[Source]] = {}
         for source in sources:
             step = step_in_name(source.path) if source.step is None else source.step
             if step is None:
@@ -70,8 +70,8 @@ class Follower:
                     f"{source.path} has no step in its name, so the log cannot be followed step by step; write a file "
                     "a step (step_7.jsonl), or have `import` read it as a whole"
                 )
-            found.setdefault(step, []).append(source)
-        return found
+            by_step.setdefault(step, []).append(source)
+        return by_step
 
     def _is_whole(self, files: list[Source], *, is_newest: bool) -> bool:
         if any(file.complete is False for file in files):

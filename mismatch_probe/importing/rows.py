@@ -35,12 +35,12 @@ def chosen_rows(tables: Iterable[pa.Table], prompt_ids: set[str]) -> pa.Table:
 
 def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
     """Each prompt once, in the order of the log; no text is known."""
-    found: dict[str, EncodedPrompt] = {}
+    prompts: dict[str, EncodedPrompt] = {}
     for prompt_id, token_ids in zip(
         *(rows[name].to_pylist() for name in ("prompt_id", "prompt_token_ids")), strict=True
     ):
-        found.setdefault(prompt_id, EncodedPrompt(prompt_id, token_ids, text=""))
-    return list(found.values())
+        prompts.setdefault(prompt_id, EncodedPrompt(prompt_id, token_ids, text=""))
+    return list(prompts.values())
 
 
 def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
@@ -58,7 +58,7 @@ def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
         "seed": [_NOT_SEEDED] * rows.num_rows,
         "prompt_token_ids": rows["prompt_token_ids"],
         "token_ids": rows["token_ids"],
-        "token_texts": [[f"<id {one}>" for one in token_ids] for token_ids in rows["token_ids"].to_pylist()],
+        "token_texts": [[f"<id {ids}>" for ids in token_ids] for token_ids in rows["token_ids"].to_pylist()],
         "finish_reason": pc.fill_null(rows["finish_reason"], ""),
         "sampled": rows["mask"],
         "step": rows["step"],

@@ -129,7 +129,7 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         analysed_responses=rows.num_rows,
         analysed_tokens=pa.compute.sum(pa.compute.list_flatten(rows["mask"]).cast(pa.int64())).as_py() or 0,
         assumed=assumed,
-        notes=[_note(one) for one in findings],
+        notes=[_note(finding) for finding in findings],
     )
     manifest = _manifest(log, settings, origin, rollouts)
     legs = Legs(run, manifest.run_key)
@@ -167,7 +167,7 @@ def _require_usable(log: Log, census: Census, columns: Columns, findings: Sequen
             f"{log.source} marks no token as sampled by the policy, so there is nothing to compare; mend its mask"
         )
     if not columns.has_mu:
-        why = next((one.sentence for one in findings if one.column == "log_mu"), "no row has them")
+        why = next((finding.sentence for finding in findings if finding.column == "log_mu"), "no row has them")
         raise UsageError(
             f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
             "where it is written (docs/logs.md says how)"

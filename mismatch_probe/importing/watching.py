@@ -38,7 +38,7 @@ class JudgedStep:
     @property
     def is_broken(self) -> bool:
         """Whether its numbers mean nothing."""
-        return any(one.level is Level.BROKEN for one in self.findings)
+        return any(finding.level is Level.BROKEN for finding in self.findings)
 
     @property
     def asks_to_stop(self) -> bool:
@@ -63,8 +63,10 @@ class Watch:
         checks = LogChecks()
         for response in step.responses:
             checks.add(response)
-        findings = [one for one in (*step.told, *checks.findings()) if one.level is not Level.NOTE]
-        means_nothing = checks.unrecorded().keys() & _SIDES or any(one.level is Level.BROKEN for one in findings)
+        findings = [finding for finding in (*step.told, *checks.findings()) if finding.level is not Level.NOTE]
+        means_nothing = checks.unrecorded().keys() & _SIDES or any(
+            finding.level is Level.BROKEN for finding in findings
+        )
         usable = [] if means_nothing else _sampled(step.responses)
         if not usable:
             return JudgedStep(step.number, len(step.responses), 0, {}, (), tuple(findings))
@@ -73,7 +75,7 @@ class Watch:
         self._history[step.number] = metrics
         self._history = dict(sorted(self._history.items())[-_REMEMBERED_STEPS:])
         self._events += events
-        num_tokens = sum(int(one.sampled.sum()) for one in usable)
+        num_tokens = sum(int(response.sampled.sum()) for response in usable)
         return JudgedStep(step.number, len(usable), num_tokens, metrics, events, tuple(findings))
 
     def diagnosis(self) -> Diagnosis:
@@ -101,7 +103,11 @@ def _lacking(guard: GuardSettings, metrics: Collection[str]) -> tuple[str, ...]:
 
 def _sampled(responses: Sequence[LoggedResponse]) -> list[LoggedResponse]:
     """Those with both sides' log-probs and a token that the policy sampled."""
-    return [one for one in responses if one.log_mu is not None and one.log_pi is not None and one.sampled.any()]
+    return [
+        response
+        for response in responses
+        if response.log_mu is not None and response.log_pi is not None and response.sampled.any()
+    ]
 
 
 def _metrics(responses: Sequence[LoggedResponse]) -> Metrics:

@@ -175,7 +175,7 @@ class TokenPair:
 
     @property
     def _legs(self) -> dict[str, Array]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @cached_property

@@ -32,7 +32,7 @@ def write_findings_report(findings: Findings) -> Path:
         BrokenRecord: it cannot be read.
         StorageError: the disk refused the write.
     """
-    documents = [one for one in findings.documents() if not isinstance(one, Explanation)]
+    documents = [document for document in findings.documents() if not isinstance(document, Explanation)]
     if len(documents) != 1:
         raise RunDirectoryError(
             f"{findings.folder} holds {len(documents)} results of headroom and localize, and a page shows one; give "
