@@ -1,7 +1,8 @@
 """`python -m mismatch_probe.children.server STAGES`: imports once what jobs need, starts them, and ends them.
 
 It lives as long as its parent: when that is gone, however it ended, the server ends every job with whatever the job
-started, removes the parent's scratch folders, and ends itself. It does no work of its own, so nothing delays that.
+started, removes the jobs' shared memory and the parent's scratch folders, and ends itself. It does no work of its own,
+so nothing delays that.
 
 A job is forked from the imported modules, which takes milliseconds. Where a fork cannot be used it is an interpreter of
 its own: beside a GPU, whose driver does not survive a fork once a library has touched it; and where an import failed or
@@ -25,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from mismatch_probe.children import shared_memory
 from mismatch_probe.children.job import Request, run_and_exit
 from mismatch_probe.children.wire import receive, send_number
 from mismatch_probe.host import prepare_process
@@ -45,6 +47,7 @@ class _Server:
         self._can_fork = imported and threading.active_count() == 1
         self.next_server: int | None = None
         self._status_of: dict[int, int] = {}
+        self._token_of: dict[int, str] = {}
         self._scratch: list[Path] = []
 
     def serve(self) -> None:
@@ -88,6 +91,7 @@ class _Server:
         os.close(log)
         os.close(messages)
         self._status_of[pid] = status
+        self._token_of[pid] = request.environment[shared_memory.VARIABLE]
         if not send_number(status, pid):
             _signal_group(pid, signal.SIGKILL)
 
@@ -125,6 +129,7 @@ class _Server:
                 _signal_group(ended.si_pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
             if status is not None:
+                shared_memory.remove_segments(self._token_of.pop(ended.si_pid))
                 send_number(status, code)
                 os.close(status)
 
@@ -138,6 +143,7 @@ class _Server:
         for pid in self._status_of:
             _signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            shared_memory.remove_segments(self._token_of[pid])
         if self.next_server is not None:
             with suppress(ChildProcessError):
                 os.waitpid(self.next_server, 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from mismatch_probe.children import servers
+from mismatch_probe.children import servers, shared_memory
 from mismatch_probe.children.job import Request
 from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, as_exception, read
 from mismatch_probe.children.preloads import Preload
@@ -67,7 +67,8 @@ class _Process:
         self._job = job
         self._log = log
         self._code: int | None = None
-        asked = Request(job.name, job.function, job.arguments, dict(os.environ), str(Path.cwd()))
+        environment = {**os.environ, shared_memory.VARIABLE: shared_memory.new_token()}
+        asked = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
         try:

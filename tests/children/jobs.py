@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.children.messages import Send
+from mismatch_probe.children.shared_memory import own_token
 from mismatch_probe.errors import RunDirectoryError
 
 IMPORTED_BY = os.getpid()
@@ -56,6 +57,18 @@ def sleeps(send: Send, scratch: str = "") -> None:
         (Path(scratch) / "activations").write_text("x")
     send([os.getpid(), child.pid])
     time.sleep(60)
+
+
+def holds_memory(send: Send, then: str) -> str:
+    """A segment under the job's token, left there however it ends."""
+    segment = Path("/dev/shm") / f"{own_token()}-ranks-0"
+    segment.write_text("x")
+    send(str(segment))
+    if then == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if then == "sleeps":
+        time.sleep(60)
+    return str(segment)
 
 
 def tells_where_it_is(send: Send, variable: str) -> dict[str, Any]:

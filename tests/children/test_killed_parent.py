@@ -19,14 +19,17 @@ preloads.STAGES["training"] = ["json"]
 preloads.STAGES["engine"] = sys.argv[2:]
 servers.keep_scratch(Path(sys.argv[1]))
 print(servers._servers._process.pid, flush=True)
-job = Job("job", "tests.children.jobs:sleeps", (sys.argv[1],), "engine", "")
-run(job, lambda pids: print(json.dumps(pids), flush=True))
+job = Job("job", "tests.children.jobs:FUNCTION", ("ARGUMENT",), "engine", "")
+run(job, lambda told: print(json.dumps(told), flush=True))
 """
 
 
-def parent(scratch: Path, *modules: str) -> subprocess.Popen[str]:
+def parent(
+    scratch: Path, *modules: str, function: str = "sleeps", argument: str | None = None
+) -> subprocess.Popen[str]:
     scratch.mkdir()
-    return subprocess.Popen([sys.executable, "-c", PARENT, str(scratch), *modules], stdout=subprocess.PIPE, text=True)
+    text = PARENT.replace("FUNCTION", function).replace("ARGUMENT", argument or str(scratch))
+    return subprocess.Popen([sys.executable, "-c", text, str(scratch), *modules], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("modules", [("tests.children.jobs",), ("there_is_no_such_module",)])
@@ -51,3 +54,14 @@ def test_a_server_that_is_still_importing_ends_too(tmp_path: Path) -> None:
     while (tmp_path / "scratch").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
+def test_memory_that_the_job_shared_goes(tmp_path: Path) -> None:
+    with parent(tmp_path / "scratch", "tests.children.jobs", function="holds_memory", argument="sleeps") as process:
+        assert process.stdout is not None
+        server, segment = int(process.stdout.readline()), Path(json.loads(process.stdout.readline()))
+        assert segment.exists()
+        process.kill()
+    assert ended([server])
+    assert not segment.exists()

@@ -169,3 +169,30 @@ def test_a_variable_that_a_library_reads_once_has_everything_imported_anew(monke
     assert told["variable"] == "1"
     assert told["server"] != first["server"]
     assert ended([first["server"]])
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
+@pytest.mark.parametrize("then", ["ends", "dies"])
+def test_memory_that_a_job_shared_goes_with_it(then: str) -> None:
+    heard: list[Any] = []
+    if then == "dies":
+        with pytest.raises(OutOfMemory):
+            run(job("holds_memory", then), heard.append)
+    else:
+        assert run(job("holds_memory", then), heard.append) == heard[0]
+    assert not Path(heard[0]).exists()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
+def test_memory_of_another_job_stays() -> None:
+    heard: list[Path] = []
+
+    def told(segment: str) -> None:
+        heard.append(Path(segment))
+        run(job("counts", 1))
+        assert heard[0].exists()
+        raise InterruptedError
+
+    with started(job("holds_memory", "sleeps")) as result, pytest.raises(InterruptedError):
+        result(told)
+    assert not heard[0].exists()

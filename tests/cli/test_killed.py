@@ -1,4 +1,4 @@
-"""A command that is killed, terminated or hung up leaves no process and no scratch folder."""
+"""A command that is killed, terminated or hung up leaves no process, no scratch folder and no shared memory."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,20 +28,27 @@ CODES = {
 }
 MARK = "MISMATCH_PROBE_TEST_MARK"
 SMALL = ("--model", "demo", "--max-new-tokens", "16")
+COMPARE = ("compare", *SMALL, "--num-prompts", "4", "--dtype", "bf16", "--out", "out")
+TWO_RANKS = ("--vllm.tensor_parallel_size", "2")
 ENDED_SECONDS = 5.0
 READY_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is run, and the file that says it is at work; without one it is killed while it imports."""
+    """What is run, and the file that says it is at work; without one it is killed while it imports.
+
+    shares_memory: it is at work once its processes share memory under a name.
+    """
 
     words: tuple[str, ...]
     at_work: str | None = None
+    shares_memory: bool = False
 
 
 COMMANDS = {
-    "compare": Command(("compare", *SMALL, "--num-prompts", "4", "--dtype", "bf16", "--out", "out"), "**/engine-*.log"),
+    "compare": Command(COMPARE, "**/engine-*.log"),
+    "compare-on-two-ranks": Command((*COMPARE, *TWO_RANKS), "**/engine-*.log", shares_memory=True),
     "localize": Command(("localize", *SMALL, "--num-prompts", "4", "--out", "out.json"), "**/engine.log"),
     "evaluate": Command(("evaluate", *SMALL, "--dtype", "bf16", "--out", "out"), "out/logs/*.log"),
     "headroom": Command(("headroom", "--model", "demo", "--out", "out.json")),
@@ -92,10 +100,14 @@ class Killed:
     def wait_until_at_work(self) -> None:
         sign = self._command.at_work
         self._wait(lambda: self._is_heeding() and (sign is None or any(self._written(sign))))
+        if self._command.shares_memory:
+            self._wait(lambda: bool(self._segments()))
+            assert self._segments(), self._said()
         assert self._process.poll() is None, self._said()
         assert self._process.pid in self._left(), "the mark does not tell the processes of the command"
 
     def kill(self) -> None:
+        self._shared = self._segments()
         self._process.send_signal(self._number)
 
     def check(self) -> None:
@@ -106,6 +118,7 @@ class Killed:
         assert self._process.wait() == CODES[self._number], self._said()
         assert list(self._folder.rglob(".localize-*")) == []
         assert [path.name for path in self._temporary.iterdir()] == []
+        assert [segment for segment in self._shared if segment.exists()] == []
         assert "Traceback" not in self._said()
 
     def end(self) -> None:
@@ -146,6 +159,15 @@ class Killed:
             if marked and not zombie:
                 found.append(int(entry.name))
         return found
+
+    def _segments(self) -> set[Path]:
+        """Shared memory with a name that its processes have open."""
+        found: set[Path] = set()
+        for pid in self._left():
+            with suppress(OSError):
+                paths = (line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+                found |= {Path(path) for path in paths if path.startswith("/dev/shm/")}
+        return {segment for segment in found if segment.exists()}
 
     def _said(self) -> str:
         return (self._folder / "stderr").read_text()
