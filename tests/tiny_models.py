@@ -3,6 +3,7 @@
 Head size 32, which vLLM's CPU attention accepts; a tokenizer of one token a byte.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
@@ -86,6 +88,27 @@ def make_checkpoint(
         _made[key] = Path(_home.name) / str(len(_made))
         _write(_made[key], FAMILIES[family](initializer_range=init_std, **config_changes), seed)
     return copytree(_made[key], Path(folder), dirs_exist_ok=True)
+
+
+def quantise_blocks(folder: Path, block: int = 128) -> Path:
+    """Store a checkpoint's projections in FP8 by blocks, with scales and a config that says so, as engines load it."""
+    weights, stored = load_file(folder / "model.safetensors"), {}
+    for name, weight in weights.items():
+        if "proj" not in name:
+            stored[name] = weight.to(torch.bfloat16)
+            continue
+        rows, columns = (size // block for size in weight.shape)
+        blocks = weight.reshape(rows, block, columns, block)
+        scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+        stored[name] = (blocks / scales[:, None, :, None]).reshape(weight.shape).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scales
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block, block]}
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16", "quantization_config": quantization})
+    )
+    return folder
 
 
 _home: Final = TemporaryDirectory(prefix="tiny-models-")

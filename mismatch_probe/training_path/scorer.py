@@ -15,6 +15,7 @@ from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.quantization import quantized_facts
 from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
@@ -72,6 +73,8 @@ class Scorer(Closing):
         cached = max(1, _CPU_PASS_TOKENS * 2 // arithmetic.dtype.num_bytes)
         self._pass_tokens = min(cached, settings.batch_tokens) if on_cpu else settings.batch_tokens
         self._description = describe_model(model)
+        expanded = not getattr(model, "is_quantized", False)
+        self._quantized = quantized_facts(folder, None, weights_dtype, expanded=expanded)
         advice = "use a smaller model, or a training.device with more memory"
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
             self._short_pass = short_pass(model, self._head)
@@ -191,7 +194,7 @@ class Scorer(Closing):
         """Which experts each token takes, and how it weighs them; one pass over the sequences, in order.
 
         Raises:
-            EngineError: the model has no experts whose choice could be read.
+            RoutingUnseen: the model has no experts whose choice could be read.
             UsageError: a sequence has no prompt token, or an id outside the vocabulary.
             OutOfMemory: the sequences do not fit.
         """
@@ -212,6 +215,7 @@ class Scorer(Closing):
             "multiplications_by_dtype": dict(formats.multiplications),
             "precision": "reference" if self._arithmetic.is_reference else self._settings.precision,
             **self._description,
+            "quantized": self._quantized,
             "attention_choice": None if self._attention_choice is None else self._attention_choice.as_dict(),
             **describe_arithmetic(self._arithmetic),
             "lm_head_dtype": self._short_pass.head_formats.prevailing,

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.adapter import WEIGHTS as ADAPTER
+from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.arithmetic import torch_dtype
 
 _INDEX: Final = "model.safetensors.index.json"
@@ -71,9 +72,11 @@ def measure_weight_cast(weights: Iterable[torch.Tensor], dtype: Dtype) -> Weight
 def held_weights(folder: Path, settings: TrainingPathSettings) -> Iterator[torch.Tensor] | None:
     """The tensors that a training path brings to its dtype, or None where no file holds them.
 
-    They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are.
+    They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are, and of a quantised
+    checkpoint only the products with their scales.
     """
-    weights = None if settings.adapter_merged else stored_weights(folder)
+    no_file = settings.adapter_merged or stored_quantization(folder) is not None
+    weights = None if no_file else stored_weights(folder)
     if weights is None or settings.adapter is None:
         return weights
     return chain(weights, _tensors([Path(settings.adapter) / ADAPTER]))

@@ -68,6 +68,39 @@ def test_a_quantization_that_reaches_no_layer_is_told_from_one_that_does() -> No
     assert (finding.setting, finding.code) == ("quantization", Code.ONE_SIDED_DTYPE)
 
 
+def quantized(**changes: Any) -> dict[str, Any]:
+    facts = {"method": "fp8", "source": "checkpoint", "read_as": None, "stored": {"f8_e4m3": 9}, "expanded": False}
+    return {"quantized": {**facts, **changes}}
+
+
+AT_LOAD = quantized(source="at load", read_as="bf16", stored={"bf16": 9})
+
+
+@pytest.mark.parametrize(
+    ("infer", "words"),
+    [
+        (quantized(), "as the checkpoint stores them"),
+        (AT_LOAD, "rounded by the engine at load from bf16"),
+        (quantized(source="at load", read_as="bf16", stored={"fp32": 9}), "to which it rounds the stored fp32 first"),
+    ],
+)
+def test_from_which_weights_the_engine_quantises_is_said(infer: dict[str, Any], words: str) -> None:
+    [finding] = preflight(sides({}, {"quantization": "fp8", **infer}))
+    assert finding.what.endswith(words)
+
+
+def test_quantised_weights_of_one_source_are_told_from_those_of_two() -> None:
+    expanded = quantized(expanded=True)
+    same = preflight(sides(expanded, {"quantization": "fp8", **quantized()}))[-1]
+    assert (same.level, same.setting) == ("note", "quantized")
+    assert "expanded before anything is computed; the engine's are the same ones" in same.what
+    other = preflight(sides(expanded, {"quantization": "fp8", **AT_LOAD}))[-1]
+    assert (other.level, other.code) == ("warning", Code.ONE_SIDED_DTYPE)
+    assert "are another source's: rounded by the engine at load from bf16" in other.what
+    [alone] = preflight(sides(expanded))
+    assert alone.what.endswith("the engine's are not")
+
+
 def test_two_right_sides_have_nothing_to_say() -> None:
     assert preflight(sides()) == []
 

@@ -2,12 +2,15 @@
 
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
+from mismatch_probe.provenance.quantization import quantized_facts
 from mismatch_probe.verdict.preflight.facts import forward_facts
+from mismatch_probe.verdict.preflight.quantization import PLAIN_METHOD
 
 _PACKAGES: Final = (
     "vllm",
@@ -28,10 +31,13 @@ def read_effective_settings(llm: Any, sampling: SamplingSettings) -> dict[str, A
     parallel, compilation = config.parallel_config, config.compilation_config
     workers: list[dict[str, Any]] = llm.collective_rpc("probe_describe")
     full_support = sampling.top_p == 1.0 and sampling.top_k == 0
+    quantizes = any(not name.startswith(PLAIN_METHOD) for name in workers[0]["weight_methods"])
+    dtype = Dtype.parse(str(model.dtype))
     return {
         "engine": "vllm",
-        "dtype": Dtype.parse(str(model.dtype)),
+        "dtype": dtype,
         "quantization": model.quantization,
+        "quantized": quantized_facts(Path(model.model), model.quantization, dtype) if quantizes else None,
         "kv_cache_dtype": str(cache.cache_dtype),
         "lm_head_dtype": _plain(getattr(model, "head_dtype", None)),
         **workers[0],

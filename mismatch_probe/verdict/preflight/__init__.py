@@ -14,12 +14,13 @@ from mismatch_probe.verdict.preflight.architecture import (
 )
 from mismatch_probe.verdict.preflight.numerics import (
     applied_dtypes,
-    compressed_engine,
+    compressed_cache,
     experts_apart,
     inexact_fp32,
     rounded_frequencies,
     rounded_outputs,
 )
+from mismatch_probe.verdict.preflight.quantization import quantized_sources, quantized_weights
 from mismatch_probe.verdict.preflight.sampling import defaults_picked_up, prompt_starts, supports, temperatures
 from mismatch_probe.verdict.preflight.sides import Sides
 
@@ -36,7 +37,9 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     eager_by_default,
     states,
     rounded_frequencies,
-    compressed_engine,
+    quantized_weights,
+    quantized_sources,
+    compressed_cache,
     experts_apart,
     rounded_outputs,
     inexact_fp32,

@@ -9,8 +9,6 @@ from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
 
 _BYTES: Final = "uint8"
-_PLAIN_METHOD: Final = "Unquantized"
-"""How vLLM's names of a layer's way to hold plain weights begin."""
 
 
 def applied_dtypes(sides: Sides) -> Iterator[SettingFinding]:
@@ -61,45 +59,23 @@ def rounded_frequencies(sides: Sides) -> Iterator[SettingFinding]:
         )
 
 
-def compressed_engine(sides: Sides) -> Iterator[SettingFinding]:
-    """Quantised weights, or a KV cache in fewer bits than the arithmetic."""
-    quantization = sides.infer.get("quantization")
-    methods = sides.infer.get("weight_methods")
-    if quantization is not None and methods and all(name.startswith(_PLAIN_METHOD) for name in methods):
-        yield SettingFinding(
-            level="warning",
-            side="mu",
-            setting="quantization",
-            what=f"the engine was asked for quantization {quantization}, and quantises no layer of this model",
-            advice="Take another quantization, or leave it out: the numbers are those of plain weights.",
-        )
-    elif quantization is not None:
-        yield _engine_rounds(
-            "quantization", f"the engine's weights are quantised ({quantization})", "Measure with it off"
-        )
+def compressed_cache(sides: Sides) -> Iterator[SettingFinding]:
+    """A KV cache in fewer bits than the arithmetic."""
     for held in sides.infer.get("kv_cache_dtypes") or ():
         if short_name(held) != sides.infer_dtype:
-            yield _engine_rounds(
-                "kv_cache_dtypes",
-                f"the engine keeps keys and values in {_cache_format(held, sides.infer)}",
-                "Give --vllm.kv_cache_dtype auto to measure without",
+            yield SettingFinding(
+                level="warning",
+                side="mu",
+                setting="kv_cache_dtypes",
+                what=f"the engine keeps keys and values in {_cache_format(held, sides.infer)}",
+                advice="Give --vllm.kv_cache_dtype auto to measure without; what it adds is not the dtype's doing.",
+                code=Code.ONE_SIDED_DTYPE,
             )
 
 
 def _cache_format(held: str, infer: Mapping[str, Any]) -> str:
     """A cache of bytes is of the format that the engine's own setting names."""
     return str(infer.get("kv_cache_dtype", held)) if held == _BYTES else held
-
-
-def _engine_rounds(setting: str, what: str, off: str) -> SettingFinding:
-    return SettingFinding(
-        level="warning",
-        side="mu",
-        setting=setting,
-        what=what,
-        advice=f"{off}; what it adds is not the dtype's doing.",
-        code=Code.ONE_SIDED_DTYPE,
-    )
 
 
 def rounded_outputs(sides: Sides) -> Iterator[SettingFinding]:

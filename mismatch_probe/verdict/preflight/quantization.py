@@ -1,0 +1,73 @@
+"""Quantised weights: which side has them, and whether both have them from the same source."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from mismatch_probe.records.summary import SettingFinding
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.preflight.sides import Sides
+
+PLAIN_METHOD: Final = "Unquantized"
+"""How vLLM's names of a layer's way to hold plain weights begin."""
+
+_WIDER: Final = {"fp32": ("bf16", "fp16"), "fp64": ("bf16", "fp16", "fp32")}
+"""Formats that lose something of what is stored in another."""
+
+
+def quantized_weights(sides: Sides) -> Iterator[SettingFinding]:
+    """What the engine multiplies with quantised weights, and where those come from."""
+    quantization, methods = sides.infer.get("quantization"), sides.infer.get("weight_methods")
+    if quantization is None:
+        return
+    if methods and all(name.startswith(PLAIN_METHOD) for name in methods):
+        yield SettingFinding(
+            level="warning",
+            side="mu",
+            setting="quantization",
+            what=f"the engine was asked for quantization {quantization}, and quantises no layer of this model",
+            advice="Take another quantization, or leave it out: the numbers are those of plain weights.",
+        )
+        return
+    facts = sides.infer.get("quantized")
+    told = "" if facts is None else f", {_source(facts, 'the engine')}"
+    yield SettingFinding(
+        level="warning",
+        side="mu",
+        setting="quantization",
+        what=f"the engine's weights are quantised ({quantization}){told}",
+        advice="Measure with it off; what it adds is not the dtype's doing.",
+        code=Code.ONE_SIDED_DTYPE,
+    )
+
+
+def quantized_sources(sides: Sides) -> Iterator[SettingFinding]:
+    """Whether both sides have quantised weights of one source; nothing is said where the training path has none."""
+    train, infer = sides.train.get("quantized"), sides.infer.get("quantized")
+    if train is None:
+        return
+    own = f"the training path's weights are quantised ({train['method']}), {_source(train, 'the training path')}"
+    if infer is None:
+        what, advice = f"{own}; the engine's are not", "Give both sides the same checkpoint, or quantise on both."
+    elif sides.load_the_same and train["source"] == infer["source"] and train["read_as"] == infer["read_as"]:
+        yield SettingFinding(
+            level="note",
+            setting="quantized",
+            what=f"{own}; the engine's are the same ones",
+            advice="What differs is what each side makes of them: the format of its products and of its activations.",
+        )
+        return
+    else:
+        what = f"{own}; the engine's ({infer['method']}) are another source's: {_source(infer, 'the engine')}"
+        advice = "Quantise on both sides from the same weights: what is rounded before comes out on another grid."
+    yield SettingFinding(level="warning", setting="quantized", what=what, advice=advice, code=Code.ONE_SIDED_DTYPE)
+
+
+def _source(facts: Mapping[str, Any], who: str) -> str:
+    """`as the checkpoint stores them`, or from what they were rounded."""
+    if facts["source"] == "checkpoint":
+        return "as the checkpoint stores them" + (
+            ", and expanded before anything is computed" if facts["expanded"] else ""
+        )
+    stored = max(facts["stored"], key=facts["stored"].__getitem__, default=facts["read_as"])
+    rounded = f", to which it rounds the stored {stored} first" if facts["read_as"] in _WIDER.get(stored, ()) else ""
+    return f"rounded by {who} at load from {facts['read_as']}{rounded}"

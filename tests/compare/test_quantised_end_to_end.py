@@ -1,0 +1,51 @@
+"""Quantised weights in a real comparison: of one source on both sides, and of two."""
+
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import probe
+from tests.tiny_models import make_checkpoint, quantise_blocks
+
+pytestmark = pytest.mark.slow
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+SMALL = ("--prompts", "sums:easy", "--num-prompts", "6", "--max-new-tokens", "16", "--vllm.enforce_eager", "true")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("quantised")
+    model = make_checkpoint(folder / "plain", "llama", **SHAPE)
+    stored = quantise_blocks(make_checkpoint(folder / "fp8", "llama", **SHAPE))
+    (folder / "sides.toml").write_text(f"""
+pairs = [["bf16", "rounds"], ["expanded", "stored"], ["expanded", "rounds"]]
+train = [{{ name = "expanded", dtype = "bf16", checkpoint = "{stored}" }}]
+infer = [
+    {{ name = "rounds", dtype = "bf16", args = {{ quantization = "fp8_per_channel" }} }},
+    {{ name = "stored", dtype = "bf16", checkpoint = "{stored}" }},
+]
+""")
+    out = folder / "run"
+    probe("compare", "--model", model, *SMALL, "--config", folder / "sides.toml", "--out", out, code=ExitCode.PASS)
+    return RunDirectory(out)
+
+
+def test_each_side_says_what_it_quantises_and_from_which_weights(run: RunDirectory) -> None:
+    stages = run.read_manifest().stages
+    said = {name: record.effective_settings.get("quantized") for name, record in stages.items()}
+    assert said["score-train-bf16"] is None
+    sources = [(said[f"sample-{side}"]["source"], said[f"sample-{side}"]["read_as"]) for side in ("rounds", "stored")]
+    assert sources == [("at load", "bf16"), ("checkpoint", None)]
+    assert (said["score-train-expanded"]["source"], said["score-train-expanded"]["expanded"]) == ("checkpoint", True)
+
+
+def test_one_source_is_told_from_two(run: RunDirectory) -> None:
+    said = [finding.what for finding in run.read_summary().preflight if finding.setting == "quantized"]
+    assert len(said) == 2
+    assert any("the engine's are the same ones" in one for one in said)
+    assert any(
+        "another source's: rounded by the engine at load from bf16, to which it rounds the" in one for one in said
+    )
+    page = run.report_path.read_text(encoding="utf-8")
+    assert "as the checkpoint stores them" in page
