@@ -7,7 +7,7 @@ from typing import Final
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import check_engine, with_typed_arguments
+from mismatch_probe.engines.rehearsal import check_engine, with_typed_arguments, without_defaults
 from mismatch_probe.errors import MissingExtra, UsageError
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")
@@ -20,11 +20,15 @@ _DEVICE_MAP: Final = re.compile(r"auto|balanced|balanced_low_0|sequential|cpu|cu
 
 
 def with_typed_engines(settings: CompareSettings) -> CompareSettings:
-    """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`."""
-    infer = tuple(with_typed_arguments(side, settings.engine.name) for side in settings.infer)
-    return settings.model_copy(
-        update={"engine": with_typed_arguments(settings.engine, settings.engine.name), "infer": infer}
-    )
+    """The settings with the engine arguments of every side as a run records them. Raises as `with_typed_arguments`.
+
+    One that is given as the engine has it anyway is none: a side is not another for it. It stays where it stands
+    against another of the run's own.
+    """
+    name = settings.engine.name
+    engine = without_defaults(with_typed_arguments(settings.engine, name), name)
+    infer = tuple(without_defaults(with_typed_arguments(side, name), name, over=engine.args) for side in settings.infer)
+    return settings.model_copy(update={"engine": engine, "infer": infer})
 
 
 def check_sides(settings: CompareSettings) -> None:

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mismatch_probe.config.model import (
     EngineSettings,
+    ExpertSettings,
     FloorSettings,
     FullVocabularySettings,
     ListAsTuple,
@@ -41,7 +42,8 @@ class CompareSettings(Settings):
     """One run of `compare`.
 
     pairs: names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where
-    sides are given and no pairs, each of `train` is set against each of `infer`.
+    sides are given and no pairs, each of `train` is set against each of `infer`. infer, train: without those that are
+    nothing but a dtype, which are the same whether they are given or only named in a pair.
     """
 
     model: ModelSettings
@@ -54,6 +56,7 @@ class CompareSettings(Settings):
     training: TrainingPathSettings = TrainingPathSettings()
     reference: ReferenceSettings = ReferenceSettings()
     floors: FloorSettings = FloorSettings()
+    experts: ExpertSettings = ExpertSettings()
     full_vocabulary: FullVocabularySettings = FullVocabularySettings()
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
@@ -82,6 +85,8 @@ class CompareSettings(Settings):
             _require_declared(kind, declared, used)
         for side in self.train:
             side.over(self.training)
+        for kind in ("train", "infer"):
+            object.__setattr__(self, kind, tuple(side for side in getattr(self, kind) if side.name not in tuple(Dtype)))
         return self
 
     @property

@@ -12,6 +12,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.config.sides import DeclaredSide
+from mismatch_probe.config.spelling import same_side
 from mismatch_probe.errors import UsageError
 
 _PLAIN_WORD: Final = re.compile(r"[\w+-]*")
@@ -57,7 +58,7 @@ def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettin
     for kind, before, after in (("infer", recorded.infer, now.infer), ("train", recorded.train, now.train)):
         known: dict[str, DeclaredSide] = {side.name: side for side in before}
         for side in after:
-            if side.name in known and known[side.name] != side:
+            if side.name in known and not same_side(known[side.name], side):
                 raise UsageError(
                     f"{run} has another side of the name {side.name}; give --{kind} another name, or leave it out"
                 )

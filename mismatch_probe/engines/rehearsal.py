@@ -1,8 +1,8 @@
 """What an engine would refuse, found out before it is started: no weight is loaded and no device is taken."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
@@ -28,6 +28,22 @@ def with_typed_arguments(holder: Holder, engine: str) -> Holder:
     """
     arguments = engine_part(engine, "arguments")
     return holder.model_copy(update={"args": arguments.engine_arguments(holder.args, arguments.known_arguments())})
+
+
+def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None = None) -> Holder:
+    """The settings without the engine arguments that are the engine's defaults and are not among those `over` them.
+
+    Raises:
+        MissingExtra: the engine's library is not installed.
+    """
+    defaults = engine_part(engine, "arguments").default_arguments() if holder.args else {}
+
+    def says_nothing(name: str, value: Any) -> bool:
+        same = name in defaults and (type(value), value) == (type(defaults[name]), defaults[name])
+        return same and name not in (over or {})
+
+    kept = {name: value for name, value in holder.args.items() if not says_nothing(name, value)}
+    return holder.model_copy(update={"args": kept})
 
 
 def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: str) -> None:

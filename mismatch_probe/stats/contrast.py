@@ -2,7 +2,10 @@
 
 import math
 
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.intervals import Scale, ratio
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Floats, Sequences
 
 
 def contrast(first: Estimate, second: Estimate) -> Estimate | None:
@@ -37,6 +40,18 @@ def contrast(first: Estimate, second: Estimate) -> Estimate | None:
         by=first.by,
         num_prompts=fewer_prompts(first, second),
     )
+
+
+def paired_contrast(sequences: Sequences, first: Floats, second: Floats, level: float) -> Estimate | None:
+    """Ratio of the means of two positive values of the same tokens [T]; None where either mean is not positive.
+
+    Each prompt is left out of both at once (jackknife), so what makes both large together widens nothing.
+    """
+    if not (first.sum() > 0 and second.sum() > 0):
+        return None
+    estimator = Estimator(sequences, level)
+    totals = [estimator.totals(values, "token") for values in (first, second)]
+    return estimator.smooth(ratio, totals, "token", Scale.RATIO)
 
 
 def fewer_prompts(first: Estimate, second: Estimate) -> int | None:

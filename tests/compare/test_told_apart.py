@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.compare.summarise import summarise
-from mismatch_probe.config.sides import InferSide
+from mismatch_probe.config.sides import InferSide, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import RunDirectory
@@ -58,6 +58,32 @@ def test_settings_that_change_nothing_are_precision(run: RunDirectory) -> None:
     assert "enforce_eager = False is all that differs from bf16/bf16" in pair.verdict.sentence
     assert pair.settings_told_apart is not None
     assert pair.settings_told_apart.ratios["kl_k3"].value == pytest.approx(1)
+
+
+def test_two_training_sides_are_set_against_each_other_on_the_same_tokens(run: RunDirectory) -> None:
+    """A training side whose every deviation is three times that of BF16: the paired ratio is 3 to the last digits."""
+    manifest = run.read_manifest()
+    legs = Legs(run, manifest.run_key)
+    table = legs.read("train-bf16")
+    mu = dict(zip(*(legs.read("infer-bf16-decode")[name].to_pylist() for name in ("id", "logprobs")), strict=True))
+    rows = [row for row in table.to_pylist() if row["id"] in mu]
+    moved = [
+        row | {"logprobs": (3 * np.asarray(row["logprobs"]) - 2 * np.asarray(mu[row["id"]])).tolist()} for row in rows
+    ]
+    legs.write("train-y", table.from_pylist(moved, schema=table.schema))
+    side = TrainSide(name="y", dtype=Dtype.BF16, attention="eager")
+    settings = manifest.settings.with_more([("y", "bf16")], [], [side])
+    stages = manifest.stages | {"score-train-y": manifest.stages["score-train-bf16"]}
+    run.write_manifest(manifest.model_copy(update={"settings": settings, "stages": stages}))
+    told = judged(run).settings_told_apart
+    assert told is not None
+    assert (told.side, told.beside) == ("pi", ("bf16", "bf16"))
+    ratio = told.ratios["abs_logprob_diff"]
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert ratio.low == pytest.approx(3, rel=1e-4)
+    assert ratio.high == pytest.approx(3, rel=1e-4)
+    assert ratio.num_sequences == 32
 
 
 def spikes(values: np.ndarray) -> np.ndarray:

@@ -1,16 +1,20 @@
 """How people say which sides are compared, and what follows from a side: names, settings, what differs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.compare.plan import ScoreStage, make_plan
+from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import code_flags, going_on_comparing
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.side_text import parse_side, write_side
 from mismatch_probe.config.sides import response_of, sampler_of
+from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.errors import UsageError
 
 FP8KV = {"name": "fp8kv", "dtype": "bf16", "args": {"kv_cache_dtype": "fp8"}}
@@ -142,6 +146,42 @@ def test_fp32_decides_for_the_pairs_that_differ_from_it_in_their_dtypes_alone() 
     assert given.exact_counterpart(("bf16", "fp8kv")) == ("fp32", "fp32kv")
     alone = settings(infer=[FP8KV], pairs=pairs[:3])
     assert alone.exact_counterpart(("bf16", "fp8kv")) is None
+
+
+def test_an_argument_with_its_default_value_makes_no_other_side() -> None:
+    said = {**FP8KV, "args": {"kv_cache_dtype": "fp8", "tensor_parallel_size": "1"}}
+    fp32kv = {**FP8KV, "name": "fp32kv", "dtype": "fp32"}
+    given = settings(infer=[said, fp32kv], pairs=[["bf16", "fp8kv"], ["fp32", "fp32kv"]])
+    assert with_typed_engines(given).exact_counterpart(("bf16", "fp8kv")) == ("fp32", "fp32kv")
+    of_two = with_typed_engines(given.model_copy(update={"engine": EngineSettings(args={"tensor_parallel_size": 2})}))
+    assert of_two.mu("fp8kv").engine.args["tensor_parallel_size"] == 1, "it stands against the run's own"
+    assert of_two.exact_counterpart(("bf16", "fp8kv")) is None
+
+
+def test_what_only_names_a_dtype_is_no_declared_side() -> None:
+    given = settings(train=[{"name": "bf16", "dtype": "bf16"}], infer=[FP8KV])
+    assert given.train == ()
+    assert given == settings(infer=[FP8KV], pairs=[["bf16", "fp8kv"]])
+
+
+def test_a_folder_spelled_otherwise_holds_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    spellings = ["./m", "m/", str(tmp_path / "m"), "link"]
+    sides = [{"name": f"s{n}", "dtype": "bf16", "checkpoint": path} for n, path in enumerate([*spellings, "other"])]
+    pairs = [["bf16", side["name"]] for side in sides]
+    given = with_one_spelling(settings(model={"path": "m"}, infer=sides, pairs=pairs))
+    same = [given.mu(side["name"]).has_weights_of(given.pi("bf16")) for side in sides]
+    assert same == [True] * len(spellings) + [False]
+    adapters = settings(training={"adapter": "./m"}, engine={"adapter": str(tmp_path / "m")})
+    assert with_one_spelling(adapters).mu("bf16").has_weights_of(with_one_spelling(adapters).pi("bf16"))
+    again = {"infer": sides, "pairs": pairs}
+    assert going_on_comparing(tmp_path, given, again).infer == given.infer
+    again["infer"] = [{**side, "checkpoint": "other"} for side in sides]
+    with pytest.raises(UsageError, match="another side of the name s0"):
+        going_on_comparing(tmp_path, given, again)
 
 
 def test_a_run_without_a_reference_scores_none() -> None:

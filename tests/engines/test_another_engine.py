@@ -37,6 +37,7 @@ FILES = {
     """,
     "arguments": """
         def known_arguments(): return {"size": "int"}
+        def default_arguments(): return {"size": 8}
         def engine_arguments(given, known): return {name: int(value) for name, value in given.items()}
     """,
     "limits": """

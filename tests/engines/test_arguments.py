@@ -3,7 +3,7 @@ from dataclasses import fields
 
 import pytest
 
-from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
+from mismatch_probe.engines.vllm.arguments import default_arguments, engine_arguments, known_arguments
 from mismatch_probe.errors import UsageError
 
 KNOWN = {
@@ -136,4 +136,9 @@ def test_the_installed_vllm_knows_every_argument_the_probe_uses():
 def test_the_arguments_read_from_the_source_are_those_that_vllm_has():
     from vllm import EngineArgs
 
-    assert set(known_arguments()) == {field.name for field in fields(EngineArgs)}
+    declared = {field.name: field.default for field in fields(EngineArgs)}
+    assert set(known_arguments()) == set(declared)
+    defaults = default_arguments()
+    assert {name: declared[name] for name in defaults} == defaults
+    assert (defaults["tensor_parallel_size"], defaults["kv_cache_dtype"]) == (1, "auto")
+    assert "enforce_eager" not in defaults, "the probe chooses it where it is left out"

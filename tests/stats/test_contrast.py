@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.stats.contrast import contrast, paired_contrast
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Sequences
 from tests.stats.pairs import gaussian_pair
 
 
@@ -19,6 +22,20 @@ def test_twice_the_noise_is_four_times_the_divergence():
     assert found.high is not None
     assert found.low < 4 < found.high
     assert found.low > 3.5
+
+
+def test_what_both_have_in_common_widens_no_paired_ratio():
+    random = np.random.default_rng(0)
+    sequences = Sequences.of_lengths([50] * 20)
+    second = sequences.spread(random.lognormal(0, 1, 20)) * random.lognormal(0, 0.1, 1000)
+    first = 2 * second * random.lognormal(0, 0.1, 1000)
+    paired = paired_contrast(sequences, first, second, 0.95)
+    estimator = Estimator(sequences)
+    apart = contrast(*(estimator.mean(values, "token", Scale.POSITIVE) for values in (first, second)))
+    assert paired.low < 2.01 < paired.high
+    assert paired.high / paired.low < 1.05
+    assert apart.high / apart.low > 2
+    assert paired_contrast(sequences, first, 0 * second, 0.95) is None
 
 
 def test_a_certain_denominator_leaves_the_numerators_interval():

@@ -1,15 +1,14 @@
 """From `--vllm.KEY VALUE` to engine arguments: spelling checked, values parsed, what the probe decides kept its own."""
 
-import ast
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra, UsageError
+from mismatch_probe.engines.vllm.declared import default_arguments, known_arguments
+from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, parse_json
+
+__all__ = ["default_arguments", "engine_arguments", "known_arguments"]
 
 _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "model": "it is set by --model",
@@ -47,34 +46,6 @@ _COUNTS: Final = frozenset(
     }
 )
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None, "null": None}
-
-
-@cache
-def known_arguments() -> dict[str, str]:
-    """Every engine argument of the installed vLLM with its type as text, read from its source.
-
-    Importing vLLM takes seconds and changes the process that does it.
-
-    Raises:
-        MissingExtra: there is none.
-        EngineError: this vLLM declares its arguments elsewhere.
-    """
-    package = find_spec("vllm")
-    if package is None or package.origin is None:
-        raise MissingExtra(f"vLLM is not installed, and its arguments are read from it; run {INSTALL_ENGINES}")
-    path = Path(package.origin).parent / "engine" / "arg_utils.py"
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        declared = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
-    except (OSError, StopIteration) as error:
-        raise EngineError(
-            f"the installed vLLM declares no EngineArgs in {path}; install a version that mismatch-probe supports"
-        ) from error
-    return {
-        node.target.id: ast.unparse(node.annotation)
-        for node in declared.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
 
 
 def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _BYTES_PER_LOGIT: Final = 12
 _FEWEST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 4096
 
-_KV_SIZE_ARGS: Final = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+KV_SIZE_ARGS: Final = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
 
 
 def memory_defaults(
@@ -34,7 +34,7 @@ def memory_defaults(
         tokens = max(replay_tokens(config.vocab_size), args.get("max_num_seqs") or 0, whole_prompt)
         if tokens < _MOST_TOKENS:
             defaults["max_num_batched_tokens"] = tokens
-    if on_cpu and not os.environ.get("VLLM_CPU_KVCACHE_SPACE") and not any(name in args for name in _KV_SIZE_ARGS):
+    if on_cpu and not os.environ.get("VLLM_CPU_KVCACHE_SPACE") and not any(name in args for name in KV_SIZE_ARGS):
         import psutil  # type: ignore[import-untyped]
 
         size = int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)

@@ -1,0 +1,46 @@
+"""One spelling for a folder that settings name several times: `x`, `./x`, `x/`, its whole path, a link to it."""
+
+from pathlib import Path
+
+from mismatch_probe.config.comparison import CompareSettings, Declared
+from mismatch_probe.config.sides import DeclaredSide
+
+
+def same_folder(first: str | None, second: str | None) -> bool:
+    """Whether two texts lead to one folder here; a text is always the same as itself."""
+    if first == second:
+        return True
+    if first is None or second is None:
+        return False
+    try:
+        return Path(first).is_dir() and Path(first).samefile(second)
+    except OSError:
+        return False
+
+
+def with_one_spelling(settings: CompareSettings) -> CompareSettings:
+    """The settings with each folder of weights as it is spelled first, by which sides are known to hold the same."""
+    spelled = [settings.model.path]
+
+    def spell(place: str | None) -> str | None:
+        if place is None:
+            return None
+        known = next((one for one in spelled if same_folder(one, place)), None)
+        if known is None:
+            spelled.append(place)
+        return known or place
+
+    def of_side(side: Declared) -> Declared:
+        return side.model_copy(update={"checkpoint": spell(side.checkpoint), "adapter": spell(side.adapter)})
+
+    training = settings.training.model_copy(update={"adapter": spell(settings.training.adapter)})
+    engine = settings.engine.model_copy(update={"adapter": spell(settings.engine.adapter)})
+    sides = {kind: tuple(map(of_side, getattr(settings, kind))) for kind in ("train", "infer")}
+    return settings.model_copy(update={"training": training, "engine": engine, **sides})
+
+
+def same_side(first: DeclaredSide, second: DeclaredSide) -> bool:
+    """Whether two declarations say the same, however they spell its folders."""
+    if not all(same_folder(getattr(first, name), getattr(second, name)) for name in ("checkpoint", "adapter")):
+        return False
+    return first.model_copy(update={"checkpoint": second.checkpoint, "adapter": second.adapter}) == second

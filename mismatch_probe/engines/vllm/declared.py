@@ -1,0 +1,92 @@
+"""The engine arguments that the installed vLLM declares, read from its source.
+
+Importing vLLM takes seconds and changes the process that does it.
+"""
+
+import ast
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from mismatch_probe.engines.vllm.compilation import COMPILATION_ARGS
+from mismatch_probe.engines.vllm.memory import KV_SIZE_ARGS
+from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MissingExtra
+
+_LEFT_OPEN_IS_CHOSEN: Final = frozenset(
+    {*COMPILATION_ARGS, *KV_SIZE_ARGS, "distributed_executor_backend", "max_model_len", "max_num_batched_tokens"}
+)
+"""What the probe chooses where it is not given: to give vLLM's default says something."""
+
+
+@cache
+def known_arguments() -> dict[str, str]:
+    """Every engine argument with its type as text.
+
+    Raises:
+        MissingExtra: vLLM is not installed.
+        EngineError: this vLLM declares its arguments elsewhere.
+    """
+    return {name: ast.unparse(node.annotation) for name, node in _declarations()}
+
+
+@cache
+def default_arguments() -> dict[str, Any]:
+    """The defaults that stand in the source as plain values, of arguments that say nothing where they have them.
+
+    Raises as `known_arguments`.
+    """
+    fields, found = _config_fields(), {}
+    for name, node in _declarations():
+        if name in _LEFT_OPEN_IS_CHOSEN or node.value is None:
+            continue
+        value = fields.get(ast.unparse(node.value), node.value)
+        with suppress(ValueError):
+            found[name] = ast.literal_eval(value)
+    return found
+
+
+def _declarations() -> list[tuple[str, ast.AnnAssign]]:
+    path = _package() / "engine" / "arg_utils.py"
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        declared = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    except (OSError, StopIteration) as error:
+        raise EngineError(
+            f"the installed vLLM declares no EngineArgs in {path}; install a version that mismatch-probe supports"
+        ) from error
+    return list(_fields(declared))
+
+
+def _config_fields() -> dict[str, ast.expr]:
+    """What the classes of vLLM's configuration give their fields, by `Class.field`, as `EngineArgs` refers to them."""
+    found = {}
+    for path in sorted((_package() / "config").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                for name, field in _fields(node):
+                    if field.value is not None:
+                        found[f"{node.name}.{name}"] = _default(field.value)
+    return found
+
+
+def _default(value: ast.expr) -> ast.expr:
+    """The default in `Field(default=1, ge=1)`; a value itself elsewhere."""
+    if isinstance(value, ast.Call):
+        return next((word.value for word in value.keywords if word.arg == "default"), value)
+    return value
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            yield one.target.id, one
+
+
+def _package() -> Path:
+    package = find_spec("vllm")
+    if package is None or package.origin is None:
+        raise MissingExtra(f"vLLM is not installed, and its arguments are read from it; run {INSTALL_ENGINES}")
+    return Path(package.origin).parent
