@@ -66,6 +66,10 @@ class EngineError(MismatchProbeError, RuntimeError):
     """An inference engine or the training path could not start or did not deliver what was asked."""
 
 
+class RoutingUnseen(EngineError):
+    """Which experts a side chooses cannot be read there: it has none, or computes where nothing can look."""
+
+
 class OutOfMemory(EngineError, MemoryError):
     """The device or the host ran out of memory."""
 

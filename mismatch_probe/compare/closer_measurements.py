@@ -1,32 +1,35 @@
 """What was measured more closely on a few responses, read back: the training path's floors, whole distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.compare.subsample import DECODED_ALONE
 from mismatch_probe.config.sides import Side
 from mismatch_probe.records.legs import Legs
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
-from mismatch_probe.stats.results import FullVocabularyCheck
+from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
 from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable
 
 FloatVector = npt.NDArray[np.float64]
 
 
-def measured_repeats(
-    legs: Legs, pi: Side, mu: Side, pair: TokenPair, ids: Sequence[str], keys: Sequence[int]
-) -> dict[str, Repeat]:
-    """What a side computed twice of a few of the pair's responses, whose ids and keys are given in its order.
+def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:
+    """What a side computed twice of a few of the pair's responses, whose keys are given by their ids, in its order.
 
     `pi_other_batch`, `mu_other_batch`: each alone against its batch, by prefill. `pi_again`: each alone twice.
     `pi_other_attention`: each alone, with the two implementations of attention. `mu_cached`: each alone, without and
-    behind the prefix cache. What is not recorded, not finite, or of other token ids is left out.
+    behind the prefix cache. `mu_decoded_alone`: the first tokens decoded among many and alone, as far as the same come
+    out. What is not recorded, not finite, or of other token ids is left out.
     """
-    key_of = dict(zip(ids, keys, strict=True))
+    ids = list(key_of)
     by_response = pair.sequences.offsets[1:-1]
     in_batch = dict(zip(ids, np.split(pair.log_pi, by_response), strict=True))
     prefilled = pair.log_mu_prefill
+    decoded = dict(zip(ids, np.split(pair.log_mu, by_response), strict=True))
+    decoded_alone = {one: alone for one, alone in _decoded_alone(legs, mu, key_of).items() if alone.size}
     replayed = {} if prefilled is None else dict(zip(ids, np.split(prefilled, by_response), strict=True))
     mu_alone, mu_cached = (_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
     alone, again, other = (_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention"))
@@ -37,19 +40,43 @@ def measured_repeats(
         "pi_other_attention": (alone, other),
         "mu_other_batch": (replayed, mu_alone),
         "mu_cached": (mu_alone, mu_cached),
+        "mu_decoded_alone": ({one: decoded[one][: alone.size] for one, alone in decoded_alone.items()}, decoded_alone),
     }
     repeats = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
     return {name: repeat for name, repeat in repeats.items() if repeat is not None}
 
 
-def _leg(legs: Legs, name: str, key_of: dict[str, int]) -> dict[str, Reals]:
-    """Log-probs by id, empty where the leg was not recorded."""
+def _leg(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
+    """Usable log-probs by id, empty where the leg was not recorded."""
+    return {row_id: values for row_id, values in _rows(legs, name, key_of).items() if is_usable(values).all()}
+
+
+def _rows(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:
     if not legs.path(name).exists():
         return {}
     table = legs.read(name, columns=["id", "ids_key", "logprobs"])
     rows = zip(table["id"].to_pylist(), table["ids_key"].to_pylist(), table["logprobs"].to_pylist(), strict=True)
-    recorded = {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
-    return {row_id: logprobs for row_id, logprobs in recorded.items() if is_usable(logprobs).all()}
+    return {row_id: np.asarray(logprobs) for row_id, key, logprobs in rows if key_of.get(row_id) == key}
+
+
+def _decoded_alone(legs: Legs, mu: Side, key_of: Mapping[str, int]) -> dict[str, Reals]:
+    """Log-probs of the first tokens as far as they come out the same alone, by id; maybe none."""
+    recorded = _rows(legs, mu.leg("decoded-alone"), key_of)
+    lengths = {row_id: np.append(is_usable(values), False).argmin() for row_id, values in recorded.items()}
+    return {row_id: values[: lengths[row_id]] for row_id, values in recorded.items()}
+
+
+def share_decoded_alike(
+    legs: Legs, mu: Side, pair: TokenPair, key_of: Mapping[str, int], level: float
+) -> Estimate | None:
+    """Share of responses whose first tokens come out the same alone; None where none was decoded again."""
+    alone = _decoded_alone(legs, mu, key_of)
+    rows = [row for row, row_id in enumerate(key_of) if row_id in alone]
+    if not rows:
+        return None
+    sequences = Sequences.of_lengths(pair.sequences.lengths[rows], pair.sequences.clusters[rows])
+    decoded = np.asarray([alone[row_id].size for row_id in key_of if row_id in alone])
+    return Estimator(sequences, level).share(decoded >= np.minimum(sequences.lengths, DECODED_ALONE), "sequence")
 
 
 def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:

@@ -7,6 +7,7 @@ from mismatch_probe.compare.addition import manifest_with, pairs_to_add
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
+from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.grounds import decisive
@@ -29,9 +30,16 @@ measured anew, or are held to elsewhere.
 """
 
 
-def with_typed_arguments(manifest: Manifest) -> Manifest:
-    """The manifest with engine arguments as a run records them now; earlier runs kept the text of a flag."""
-    return manifest.model_copy(update={"settings": with_typed_engines(manifest.settings)})
+def as_recorded_now(manifest: Manifest, now: Manifest) -> Manifest:
+    """The manifest with its settings as a run records them now.
+
+    Earlier runs kept the text of a flag among their engine arguments and every spelling of a folder, and did not ask
+    for the experts of any response.
+    """
+    settings = with_one_spelling(with_typed_engines(manifest.settings))
+    if settings.experts.num_sequences is None:
+        settings = settings.model_copy(update={"experts": now.settings.experts})
+    return manifest.model_copy(update={"settings": settings})
 
 
 def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
@@ -41,7 +49,7 @@ def require_same(path: object, recorded: Manifest, now: Manifest) -> None:
         RunDirectoryError: the run was made with another checkpoint, other prompts, settings, packages, hardware or
             environment, or does not say with which.
     """
-    recorded = with_typed_arguments(recorded)
+    recorded = as_recorded_now(recorded, now)
     now = manifest_with(now, now.settings.for_pairs(recorded.settings.pairs))
     for name, key in recorded.content_keys.items():
         if now.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in now.content_keys):

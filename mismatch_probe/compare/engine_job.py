@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,8 +12,10 @@ from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send_event
 from mismatch_probe.compare.plan import (
+    DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
+    EngineRoutingStage,
     LegStage,
     PlannedJob,
     ReplayStage,
@@ -22,9 +25,10 @@ from mismatch_probe.compare.plan import (
     sample_requests,
 )
 from mismatch_probe.compare.prompt_starts import scored_with_starts
-from mismatch_probe.compare.subsample import LONGEST_REPEATED, compared_positions, repeated_rows
+from mismatch_probe.compare.routing import record_routing, routed
+from mismatch_probe.compare.subsample import DECODED_ALONE, LONGEST_REPEATED, compared_positions, repeated_rows
 from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.self_checks import scored_alone
+from mismatch_probe.engines.self_checks import decoded_alone, scored_alone
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table, sequences_of
@@ -69,6 +73,10 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: S
                 _replay(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, EngineFloorStage):
                 _replay_again(run, manifest, stage, prompts, engine, events)
+            elif isinstance(stage, DecodeAloneStage):
+                _decode_alone(run, manifest, stage, prompts, engine, events)
+            elif isinstance(stage, EngineRoutingStage):
+                _routing(run, manifest, stage, prompts, engine, events)
             elif isinstance(stage, DistributionsStage):
                 _distributions(run, manifest, stage, prompts, engine, events)
 
@@ -165,6 +173,53 @@ def _replay_again(
         return {stage.leg: leg_table(batch, scored)}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), len(chosen)), work, events)
+
+
+def _decode_alone(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: DecodeAloneStage,
+    prompts: list[EncodedPrompt],
+    engine: Engine,
+    events: Send,
+) -> None:
+    """The first tokens of a few of the responses sampled again, each alone; NaN from where they come out otherwise."""
+    sampled = SampleStage(stage.side)
+    if manifest.stages[sampled.name].state == "skipped":
+        skip(stage.name, manifest.stages[sampled.name].note, events)
+        return
+    sequences = _sampled_sequences(run, sampled, len(_batches(manifest, prompts)))
+    chosen = [sequences[row] for row in repeated_rows(sequences, manifest.settings.floors.num_sequences)]
+    if not chosen:
+        skip(stage.name, f"every response is longer than {LONGEST_REPEATED} tokens with its prompt", events)
+        return
+    sampling = manifest.settings.sampling
+    requests = {request.id: request for request in sample_requests(prompts, sampling, stage.side)}
+    first = sampling.model_copy(update={"max_new_tokens": min(sampling.max_new_tokens, DECODED_ALONE)})
+
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [chosen[row] for row in rows]
+        scored = decoded_alone(engine, [requests[one.id] for one in batch], first, batch)
+        return {stage.leg: leg_table(batch, scored)}, sum(int(np.isfinite(one.logprobs).sum()) for one in scored)
+
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), 1), work, events)
+
+
+def _routing(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: EngineRoutingStage,
+    prompts: list[EncodedPrompt],
+    engine: Engine,
+    events: Send,
+) -> None:
+    """The experts of a few of the responses' tokens; skipped where the engine cannot tell them."""
+    sequences = _sampled_sequences(run, SampleStage(stage.side), len(_batches(manifest, prompts)))
+    chosen = routed(sequences, manifest)
+    if not chosen:
+        skip(stage.name, f"every response is longer than {LONGEST_REPEATED} tokens with its prompt", events)
+        return
+    record_routing(run, stage, chosen, engine.routing, events)
 
 
 def _distributions(

@@ -8,10 +8,13 @@ from pydantic import BaseModel, ConfigDict
 from mismatch_probe.compare.cost.architecture import UnknownArchitecture
 from mismatch_probe.compare.cost.outlook import Outlook, outlook
 from mismatch_probe.compare.plan import (
+    DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
+    EngineRoutingStage,
     FloorStage,
     FullVocabularyStage,
+    RoutingStage,
     ScoreStage,
     Stage,
     make_plan,
@@ -137,8 +140,11 @@ def _num_sequences(stage: Stage, per_engine: int, settings: CompareSettings) -> 
         return per_engine * len(stage.samplers)
     if isinstance(stage, FloorStage):
         return min(per_engine, settings.floors.num_sequences) * len(stage.samplers)
-    if isinstance(stage, EngineFloorStage):
+    if isinstance(stage, EngineFloorStage | DecodeAloneStage):
         return min(per_engine, settings.floors.num_sequences)
+    if isinstance(stage, EngineRoutingStage | RoutingStage):
+        samplers = len(stage.samplers) if isinstance(stage, RoutingStage) else 1
+        return min(per_engine, settings.experts.num_sequences or 0) * samplers
     if isinstance(stage, DistributionsStage | FullVocabularyStage):
         return min(per_engine, settings.full_vocabulary.positions)
     return per_engine

@@ -7,7 +7,7 @@ at every moment, and merging twice is merging once.
 import shutil
 from collections.abc import Sequence
 
-from mismatch_probe.compare.continuation import as_prepared, of_sides, with_typed_arguments
+from mismatch_probe.compare.continuation import as_prepared, as_recorded_now, of_sides
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener
@@ -34,7 +34,7 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: Listener) 
         MismatchProbeError: a stage failed; the run stays as it was.
     """
     with run.locked():
-        manifest = with_typed_arguments(run.read_manifest())
+        manifest = as_recorded_now(run.read_manifest(), preparation.manifest)
         recorded = prompts_of(read_table(run.prompts_path))
         _check_continues(run, manifest, recorded, preparation)
         extension = RunDirectory(run.path / FOLDER)

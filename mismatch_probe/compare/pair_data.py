@@ -1,7 +1,7 @@
 """From the records to the arrays of one pair: rows joined by id, checked, and what is unusable counted and left out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ class PairData:
     """A pair ready for statistics: `rows` are the usable rows of `rollouts`; `pair` is None when there is none.
 
     `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
-    mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and are the run's own. Two
-    columns of a log do not say which side computed them.
+    mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and are the run's own. Two columns of a
+    log do not say which side computed them. key_of: the hash of each usable row's token ids, by its id.
     """
 
     legs: dict[str, str]
@@ -39,6 +39,7 @@ class PairData:
     ids: IdsFound | None = None
     prompt_start: TokenPair | None = None
     legs_say_whose_they_are: bool = False
+    key_of: dict[str, int] = field(default_factory=dict)
 
     @property
     def row_ids(self) -> list[str]:
@@ -118,8 +119,9 @@ class RunReader:
     def _looked_at_closely(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:
         if data.pair is None:
             return data
-        repeats = measured_repeats(self._legs, pi, mu, data.pair, data.row_ids, [keys[row] for row in data.rows])
-        return replace(data, pair=replace(data.pair, repeats=repeats))
+        key_of = dict(zip(data.row_ids, (keys[row] for row in data.rows), strict=True))
+        repeats = measured_repeats(self._legs, pi, mu, data.pair, key_of)
+        return replace(data, pair=replace(data.pair, repeats=repeats), key_of=key_of)
 
     def _rounded(self, reference: Side, pi: Side, side: Side) -> str:
         """The leg of pi's reference on weights rounded to a side's dtype: its own where that changes none."""

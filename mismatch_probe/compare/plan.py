@@ -84,6 +84,32 @@ class EngineFloorStage(_OneLegStage):
 
 
 @dataclass(frozen=True)
+class DecodeAloneStage(_OneLegStage):
+    """mu samples the beginnings of a few of its responses again, each alone."""
+
+    @property
+    def name(self) -> str:
+        return self.side.stage("sample", "alone")
+
+    @property
+    def leg(self) -> str:
+        return self.side.leg("decoded-alone")
+
+
+@dataclass(frozen=True)
+class EngineRoutingStage(_OneLegStage):
+    """mu's choice of experts on a few of its responses, by prefill."""
+
+    @property
+    def name(self) -> str:
+        return self.side.stage("routing")
+
+    @property
+    def leg(self) -> str:
+        return self.side.leg("routing")
+
+
+@dataclass(frozen=True)
 class DistributionsStage:
     """mu's whole next-token distributions at some positions: parts only, for the training path to compare its own."""
 
@@ -143,6 +169,25 @@ class FloorStage(_OneLegStage):
 
 
 @dataclass(frozen=True)
+class RoutingStage(_OneLegStage):
+    """pi's choice of experts on the few responses of each engine whose own choice is recorded."""
+
+    engines: tuple[Side, ...]
+
+    @property
+    def leg(self) -> str:
+        return self.side.leg("routing")
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        return tuple(mu.sampler for mu in self.engines)
+
+    @property
+    def name(self) -> str:
+        return self.side.stage("routing")
+
+
+@dataclass(frozen=True)
 class FullVocabularyStage(_OneLegStage):
     """pi's whole distributions against mu's; what is recorded is reduced to numbers a position."""
 
@@ -161,8 +206,8 @@ class FullVocabularyStage(_OneLegStage):
         return f"compare-{self.leg}"
 
 
-TrainingStage = ScoreStage | FloorStage | FullVocabularyStage
-LegStage = SampleStage | ReplayStage | EngineFloorStage | TrainingStage
+TrainingStage = ScoreStage | FloorStage | RoutingStage | FullVocabularyStage
+LegStage = SampleStage | ReplayStage | EngineFloorStage | DecodeAloneStage | EngineRoutingStage | TrainingStage
 Stage = LegStage | DistributionsStage
 
 _OTHER_ATTENTION: Final[dict[Attention | None, Attention]] = {
@@ -227,6 +272,10 @@ def make_plan(settings: CompareSettings) -> Plan:
             if settings.floors.num_sequences:
                 stages += (EngineFloorStage(mu, "alone"),)
                 stages += (EngineFloorStage(mu, "cached"),) if mu.engine.prefix_caching else ()
+        if settings.floors.num_sequences and not mu.logged:
+            stages += (DecodeAloneStage(mu),)
+        if settings.experts.num_sequences and not mu.logged:
+            stages += (EngineRoutingStage(mu),)
         if settings.full_vocabulary.positions and not mu.logged:
             stages += (DistributionsStage(mu),)
         jobs.append(PlannedJob(mu.job, stages))
@@ -239,13 +288,16 @@ def make_plan(settings: CompareSettings) -> Plan:
 def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
     stages: list[TrainingStage] = list(_reference_stages(settings))
     for pi in settings.train_sides:
-        engines = [settings.mu(infer) for train, infer in settings.pairs if train == pi.name]
+        engines = tuple(settings.mu(infer) for train, infer in settings.pairs if train == pi.name)
         samplers = tuple(mu.sampler for mu in engines)
         stages.append(ScoreStage(pi, samplers))
         if pi.logged:
             continue
         if settings.full_vocabulary.positions:
             stages += [FullVocabularyStage(pi, mu) for mu in engines if not mu.logged]
+        computed = tuple(mu for mu in engines if not mu.logged)
+        if settings.experts.num_sequences and computed:
+            stages.append(RoutingStage(pi, computed))
         if settings.floors.num_sequences:
             stages += [FloorStage(pi, samplers, change) for change in get_args(FloorChange)]
     return stages

@@ -15,6 +15,8 @@ from mismatch_probe.compare.inputs import Inputs, checked_inputs
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides, with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import ExpertSettings
+from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.engines.rehearsal import check_room, rehearsal
 from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra, UsageError
 from mismatch_probe.provenance import checkpoint, environment
@@ -24,6 +26,7 @@ from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
+from mismatch_probe.verdict.preflight.facts import has_experts
 
 _BATCH_SEQUENCES = 256
 
@@ -59,7 +62,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
     _require_packages()
     if not responses_are_given:
         _require_computed(settings)
-    settings = with_typed_engines(settings)
+    settings = with_one_spelling(with_typed_engines(settings))
     check_sides(settings)
     folder = resolve_model(settings.model)
     folders = {settings.model.path: folder, **_folders(settings)}
@@ -84,7 +87,7 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         inputs = checked_inputs(settings, folder, loaded, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
     hardware = environment.hardware()
-    resolved = _resolved(settings, inputs)
+    resolved = _resolved(settings, inputs, config)
     versions, variables = environment.versions(), recorded_environment()
     manifest = Manifest(
         tool_version=__version__,
@@ -172,11 +175,15 @@ def _require_packages() -> None:
         )
 
 
-def _resolved(settings: CompareSettings, inputs: Inputs) -> CompareSettings:
+def _resolved(settings: CompareSettings, inputs: Inputs, config: dict[str, Any]) -> CompareSettings:
     """What was left open, as it came out."""
     size = settings.engine.batch_sequences or _BATCH_SEQUENCES
+    experts = settings.experts
+    if experts.num_sequences is None and has_experts(checkpoint.text_config(config)):
+        experts = ExpertSettings(num_sequences=settings.floors.num_sequences)
     return settings.model_copy(
         update={
+            "experts": experts,
             "prompts": settings.prompts.model_copy(update={"num_prompts": len(inputs.prompts)}),
             "engine": settings.engine.model_copy(update={"batch_sequences": size}),
             "training": settings.training.model_copy(update={"attention": inputs.attention}),

@@ -14,11 +14,13 @@ from mismatch_probe.compare.plan import (
     FloorStage,
     FullVocabularyStage,
     PlannedJob,
+    RoutingStage,
     ScoreStage,
     TrainingStage,
     fixed_batches,
 )
 from mismatch_probe.compare.prompt_starts import scored_with_starts
+from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.subsample import LONGEST_REPEATED, repeated_rows
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
@@ -87,6 +89,8 @@ def _run_stages(
             send_event(events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
             if isinstance(stage, FullVocabularyStage):
                 compare_distributions(run, manifest, stage, by_sampler[stage.mu.sampler], scorer, events)
+            elif isinstance(stage, RoutingStage):
+                _routing(run, manifest, stage, by_sampler, scorer, events)
             elif isinstance(stage, FloorStage):
                 _score_alone(run, manifest, stage, by_sampler, scorer, events)
             else:
@@ -155,6 +159,25 @@ def _score_alone(
         return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
 
     run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), 1), work, events)
+
+
+def _routing(
+    run: RunDirectory,
+    manifest: Manifest,
+    stage: RoutingStage,
+    by_sampler: dict[str, list[TokenSequence]],
+    scorer: Scorer,
+    events: Send,
+) -> None:
+    """The experts of the tokens whose engine told its own; skipped where there are none."""
+    left = samplers_left(run, stage)
+    records = {mu.sampler: manifest.stages[mu.stage("routing")] for mu in stage.engines}
+    told = [name for name in left if records[name].state != "skipped"]
+    chosen = [sequence for name in told for sequence in routed(by_sampler[name], manifest)]
+    if not chosen:
+        skip(stage.name, next(records[name].note for name in left), events)
+        return
+    record_routing(run, stage, chosen, scorer.routing, events)
 
 
 def _skip(stages: list[TrainingStage], why: str, events: Send) -> None:

@@ -3,9 +3,10 @@
 from itertools import permutations
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.closer_measurements import full_vocabulary_of
+from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share_decoded_alike
 from mismatch_probe.compare.over_steps import over_steps
 from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.routing import routing_of_pair
 from mismatch_probe.compare.told_apart import settings_told_apart
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
 from mismatch_probe.config.comparison import CompareSettings, PairName
@@ -22,7 +23,7 @@ from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.results import Estimate, RoutingCheck
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
@@ -34,6 +35,7 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 WORST_TOKENS = 20
 CONTEXT_TOKENS = 24
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
+ROUTING_METRICS = ("other_experts", "expert_weight_distance")
 
 
 def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
@@ -49,14 +51,17 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
         name: ({}, {}) if pair_data.pair is None else pair_metrics(pair_data.pair, level=level)
         for name, pair_data in data.items()
     }
-    deviations = disagreements(manifest, data)
+    routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
+    deviations = disagreements(manifest, data, routings)
     pairs = [
         _with_full_vocabulary(
             legs, manifest, pair_data, _pair_summary(manifest, name, pair_data, metrics[name], deviations)
         )
         for name, pair_data in data.items()
     ]
-    pairs = _with_settings(manifest.settings, pairs)
+    pairs = [_with_decoded_alike(legs, manifest, data[pair.train, pair.infer], pair) for pair in pairs]
+    pairs = [_with_routing(pair, routings[pair.train, pair.infer]) for pair in pairs]
+    pairs = _with_settings(manifest.settings, pairs, data)
     contrasts = _contrasts(pairs)
     return Summary(
         tool_version=__version__,
@@ -144,14 +149,36 @@ def _with_full_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summar
     return summary.model_copy(update={"metrics": metrics, "full_vocabulary": check})
 
 
+def _with_decoded_alike(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:
+    if data.pair is None:
+        return summary
+    settings = manifest.settings
+    share = share_decoded_alike(legs, settings.mu(summary.infer), data.pair, data.key_of, settings.confidence)
+    if share is None:
+        return summary
+    return summary.model_copy(update={"metrics": summary.metrics | {"decoded_alike": share}})
+
+
+def _with_routing(summary: PairSummary, found: RoutingCheck | str | None) -> PairSummary:
+    if found is None:
+        return summary
+    if isinstance(found, str):
+        unavailable = summary.metrics_unavailable | dict.fromkeys(ROUTING_METRICS, found)
+        return summary.model_copy(update={"metrics_unavailable": unavailable})
+    metrics = dict(zip(ROUTING_METRICS, (found.other_experts, found.weight_distance), strict=True))
+    return summary.model_copy(update={"metrics": summary.metrics | metrics, "routing": found})
+
+
 def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:
     train, infer = settings.exact_sides(name)
     return "--train", write_side(train.model_dump(mode="json")), "--infer", write_side(infer.model_dump(mode="json"))
 
 
-def _with_settings(settings: CompareSettings, pairs: list[PairSummary]) -> list[PairSummary]:
+def _with_settings(
+    settings: CompareSettings, pairs: list[PairSummary], data: dict[PairName, PairData]
+) -> list[PairSummary]:
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
-    told_apart = [settings_told_apart(settings, pair, pairs) for pair in pairs]
+    told_apart = [settings_told_apart(settings, pair, pairs, data) for pair in pairs]
     return [
         with_settings_told_apart(pair, told, None if told is None else by_name[told.beside])
         for pair, told in zip(pairs, told_apart, strict=True)

@@ -8,6 +8,7 @@ from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
 from mismatch_probe.verdict.ids import doubled_first_token
 from mismatch_probe.verdict.preflight.facts import has_experts
@@ -38,11 +39,19 @@ def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
     return manifest.stages[stage].effective_settings
 
 
-def disagreements(manifest: Manifest, data: Mapping[PairName, PairData]) -> dict[PairName, Disagreement]:
-    """The deviations of every usable pair, each knowing what FP32 against FP32 has settled."""
-    judged = {
-        name: _disagreement(manifest, name, pair_data) for name, pair_data in data.items() if pair_data.pair is not None
-    }
+def disagreements(
+    manifest: Manifest, data: Mapping[PairName, PairData], routings: Mapping[PairName, RoutingCheck | str | None]
+) -> dict[PairName, Disagreement]:
+    """The deviations of every usable pair, each knowing what FP32 against FP32 has settled.
+
+    routings: both sides' choice of experts, or why it was not compared.
+    """
+    judged = {}
+    for name, pair_data in data.items():
+        if pair_data.pair is not None:
+            check = routings.get(name)
+            disagreement = _disagreement(manifest, name, pair_data)
+            judged[name] = replace(disagreement, routing=check if isinstance(check, RoutingCheck) else None)
     return {name: _settled(disagreement, exact_of(manifest, name, judged)) for name, disagreement in judged.items()}
 
 

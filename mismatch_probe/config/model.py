@@ -130,6 +130,15 @@ class FloorSettings(Settings):
     num_sequences: CountOrNone = 16
 
 
+class ExpertSettings(Settings):
+    """Of how many responses of each engine's side both sides' choice of experts is recorded; 0 for none.
+
+    Unset, as many as `floors.num_sequences` where the checkpoint is a mixture of experts.
+    """
+
+    num_sequences: CountOrNone | None = None
+
+
 class FullVocabularySettings(Settings):
     """At how many positions of each sampler's responses both whole distributions are compared; 0 for none.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import RoutingUnseen, UsageError
+from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ class Engine(Closing):
             EngineError: the engine failed or scored other token ids than those given.
         """
         raise UsageError("this engine keeps no prefix cache, so nothing can be computed behind it")
+
+    def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
+        """Which experts each token takes in a `replay`, and how it weighs them, in order.
+
+        Raises:
+            RoutingUnseen: the model has no experts, or their choice cannot be read in this engine as it was started.
+            UsageError: a sequence is longer than `max_model_len - 1`.
+            EngineError: the engine failed.
+        """
+        raise RoutingUnseen("this engine does not say which experts it chooses")
 
     @property
     @abstractmethod

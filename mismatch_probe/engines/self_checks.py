@@ -20,10 +20,9 @@ def decoded_alone(
     sampling: SamplingSettings,
     recorded: Sequence[TokenSequence],
 ) -> list[ScoredSequence]:
-    """Decode scores of each request sampled again in a batch of its own, with its own seed.
+    """Decode scores of `recorded` responses whose requests are sampled again in batches of their own, with their seeds.
 
-    Where it comes out otherwise than `recorded`, the log-probs end with the last token that is the same: `logprobs` is
-    as long as what both have in common.
+    NaN from the first token that comes out otherwise, or is not sampled within `sampling.max_new_tokens`.
     """
     common = []
     for request, before in zip(requests, recorded, strict=True):
@@ -36,5 +35,6 @@ def _in_common(again: SampledSequence, before: TokenSequence) -> ScoredSequence:
     shorter = min(len(again.sequence.token_ids), len(before.token_ids))
     differs = np.not_equal(again.sequence.token_ids[:shorter], before.token_ids[:shorter])
     length = int(differs.argmax()) if differs.any() else shorter
-    top1_ids = again.scores.top1_ids
-    return ScoredSequence(before.id, again.scores.logprobs[:length], None if top1_ids is None else top1_ids[:length])
+    logprobs = np.full(len(before.token_ids), np.nan, dtype=np.float32)
+    logprobs[:length] = again.scores.logprobs[:length]
+    return ScoredSequence(before.id, logprobs)

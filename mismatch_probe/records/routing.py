@@ -13,15 +13,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.sequences import TokenSequence
 
 ROUTING: Final = pa.schema(
     [
-        ("id", pa.string()),
-        ("layers", pa.list_(pa.int32())),
-        ("num_chosen", pa.int32()),
-        ("experts", pa.list_(pa.int32())),
-        ("weights", pa.list_(pa.float32())),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("ids_key", pa.uint64(), nullable=False),
+        pa.field("layers", pa.list_(pa.int32()), nullable=False),
+        pa.field("num_chosen", pa.int32(), nullable=False),
+        pa.field("experts", pa.list_(pa.int32()), nullable=False),
+        pa.field("weights", pa.list_(pa.float32()), nullable=False),
     ]
 )
 
@@ -48,17 +50,18 @@ def by_sequence(
     return [SequenceRouting(sequence.id, tuple(layers), chosen, weighed) for sequence, chosen, weighed in parts]
 
 
-def routing_table(recorded: Sequence[SequenceRouting]) -> pa.Table:
-    """A row a response."""
+def routing_table(sequences: Sequence[TokenSequence], recorded: Sequence[SequenceRouting]) -> pa.Table:
+    """A row a response, in the order of both."""
     rows: list[dict[str, Any]] = [
         {
             "id": choice.id,
+            "ids_key": ids_key(sequence.prompt_token_ids, sequence.token_ids),
             "layers": list(choice.layers),
             "num_chosen": choice.experts.shape[2],
             "experts": choice.experts.ravel(),
             "weights": choice.weights.ravel(),
         }
-        for choice in recorded
+        for sequence, choice in zip(sequences, recorded, strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=ROUTING)
 

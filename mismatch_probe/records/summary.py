@@ -16,6 +16,7 @@ from mismatch_probe.stats.results import (
     FullVocabularyCheck,
     LengthLaw,
     ProbabilityScatter,
+    RoutingCheck,
 )
 
 
@@ -145,6 +146,7 @@ class PairSummary(Record):
     worst_tokens: list[TokenInContext]
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
+    routing: RoutingCheck | None = None
     settings_told_apart: SettingsToldApart | None = None
     steps: list[StepSummary] = []
     is_logged: bool = False

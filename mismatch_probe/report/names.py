@@ -124,6 +124,9 @@ _MEANINGS = {
     "kl_entropy_ratio": "KL as a share of the policy's entropy",
     "full_kl": "exact KL over the whole vocabulary on a subsample",
     "full_tv": "exact total variation over the whole vocabulary on a subsample",
+    "decoded_alike": "share of responses whose first tokens the engine samples again when they are decoded alone",
+    "other_experts": "share of tokens and layers for which the two sides take other experts, on a subsample",
+    "expert_weight_distance": "half the difference of the experts' weights over tokens and layers, on a subsample",
 }
 
 

@@ -20,6 +20,7 @@ from mismatch_probe.report.sections.corrections import corrections
 from mismatch_probe.report.sections.counts import counts
 from mismatch_probe.report.sections.dtypes import dtypes
 from mismatch_probe.report.sections.errors import errors
+from mismatch_probe.report.sections.experts import experts
 from mismatch_probe.report.sections.length import length
 from mismatch_probe.report.sections.log import log
 from mismatch_probe.report.sections.overview import overview
@@ -59,6 +60,7 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Documen
         length(summary),
         errors(summary),
         vocabulary(summary),
+        *experts(summary),
         confidence(summary),
         corrections(summary),
         worst(summary, has_text=manifest.model.has_tokenizer),

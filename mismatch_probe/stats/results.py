@@ -123,6 +123,35 @@ class Blame:
 
 
 @dataclass(frozen=True)
+class LayerRouting:
+    """Both sides' choice of experts in one layer, counted as the model counts its layers, from 0.
+
+    other_experts: share of tokens for which the sides take other sets. weight_distance: half the sum over experts of
+    the absolute difference of their weights, on average; 1 at most where the weights sum to 1.
+    """
+
+    layer: int
+    other_experts: Estimate
+    weight_distance: Estimate
+
+
+@dataclass(frozen=True)
+class RoutingCheck:
+    """Do both sides choose the same experts and weigh them the same? Of response tokens, by prefill on both sides.
+
+    other_experts: share of tokens and layers with other sets. in_some_layer: share of tokens with another set anywhere.
+    squares_where_moved: share of the squared deviation in the tenth of tokens whose weights are furthest apart; None
+    where nothing deviates.
+    """
+
+    layers: list[LayerRouting]
+    other_experts: Estimate
+    in_some_layer: Estimate
+    weight_distance: Estimate
+    squares_where_moved: Estimate | None
+
+
+@dataclass(frozen=True)
 class ConfidenceBin:
     """Deviation inside one bin of the reference probability of the sampled token."""
 

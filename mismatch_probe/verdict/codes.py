@@ -79,6 +79,12 @@ class Code(StrEnum):
     )
     POSITIONS = "positions", "bug", "The two sides treat positions differently: {what}."
     ROUTING = "routing", "precision", "Expert routing: {what}."
+    OTHER_EXPERTS = (
+        "other_experts",
+        "bug",
+        "The two sides choose other experts in FP32, from layer {layer} on: for {share} of its tokens, with weights "
+        "{distance} apart.",
+    )
     STALE_WEIGHTS = (
         "stale_weights",
         "bug",

@@ -15,6 +15,7 @@ from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import context_profile
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
+from mismatch_probe.verdict.signatures.other_experts import agree_before, other_experts
 from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
@@ -56,7 +57,8 @@ def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
 def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Cause]:
     """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
     if has_bug and case.exact is not None:
-        causes = _with_roundings(case, case.exact, _with_settings(case, signatures(case.exact)))
+        seen_in_fp32 = _with_experts(case.exact, signatures(case.exact))
+        causes = _with_roundings(case, case.exact, _with_settings(case, seen_in_fp32))
         return causes or [_nameless(case.exact)]
     causes = signatures(disagreement)
     one_sided = None if causes else one_sided_dtype(disagreement)
@@ -83,6 +85,18 @@ def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
     other_weights = [_of_setting(finding) for finding in told if finding.setting in OTHER_WEIGHTS]
     others = [_of_setting(finding) for finding in told if finding.setting not in OTHER_WEIGHTS]
     return other_weights + strong + others + weak
+
+
+def _with_experts(exact: Disagreement, causes: list[Cause]) -> list[Cause]:
+    """With the experts on which the sides disagree, before causes that hold by elimination; weights that differ
+    everywhere are none of these where earlier layers choose alike.
+    """
+    experts = other_experts(exact)
+    if experts is None:
+        return causes
+    eliminated = [cause for cause in causes if cause.code in BY_ELIMINATION]
+    others = [cause for cause in causes if cause.code not in BY_ELIMINATION]
+    return [*others, experts, *([] if agree_before(exact) else eliminated)]
 
 
 def _supported(cause: Cause, settings: list[str]) -> Cause:

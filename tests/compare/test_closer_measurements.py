@@ -35,7 +35,7 @@ def repeat_leg(
     place = table.schema.get_field_index("logprobs")
     field = table.schema.field(place)
     write_table(
-        run.leg_path(f"{leg.removesuffix('-prefill')}-{change}"),
+        run.leg_path(f"{leg.removesuffix('-prefill').removesuffix('-decode')}-{change}"),
         table.set_column(place, field, pa.array(values, type=field.type)),
     )
 
@@ -94,6 +94,34 @@ def test_the_engines_floors_are_measured_against_its_own_prefill(run: RunDirecto
     assert blame.floors["mu_other_batch"].value == pytest.approx(1e-3, rel=1e-3)
     assert blame.floors["mu_cached"].value == pytest.approx(2e-3, rel=1e-3)
     assert blame.floors["mu_cached"].num_sequences == 4
+
+
+def test_what_is_decoded_alone_is_held_against_the_same_among_many_as_far_as_it_comes_out(run: RunDirectory) -> None:
+    def cut(logprobs: np.ndarray) -> np.ndarray:
+        moved = logprobs[:] - 1e-3
+        moved[3:] = np.nan
+        return moved
+
+    repeat_leg(run, "decoded-alone", lambda logprobs: logprobs - 1e-3, leg="infer-bf16-decode")
+    assert summary_of(run).metrics["decoded_alike"].value == 1
+    repeat_leg(run, "decoded-alone", cut, leg="infer-bf16-decode")
+    pair = summary_of(run)
+    assert pair.blame is not None
+    assert pair.blame.floors["mu_decoded_alone"].value == pytest.approx(1e-3, rel=1e-3)
+    assert pair.blame.floors["mu_decoded_alone"].num_tokens == 5 * 3
+    assert (pair.metrics["decoded_alike"].value, pair.metrics["decoded_alike"].num_sequences) == (0, 5)
+
+
+def test_what_comes_out_otherwise_at_once_measures_no_floor_and_is_counted(run: RunDirectory) -> None:
+    repeat_leg(run, "decoded-alone", lambda logprobs: logprobs * np.nan, leg="infer-bf16-decode")
+    assert "mu_decoded_alone" not in repeats(run)
+    assert summary_of(run).metrics["decoded_alike"].value == 0
+
+
+def test_an_engine_that_decodes_otherwise_alone_is_not_repeatable(run: RunDirectory) -> None:
+    repeat_leg(run, "decoded-alone", lambda logprobs: logprobs - 0.5, leg="infer-bf16-decode")
+    verdict = summary_of(run).verdict
+    assert (verdict.code, "of decoding depend on what shares the batch" in verdict.sentence) == ("not_repeatable", True)
 
 
 @pytest.mark.parametrize(("change", "words"), [("alone", "shares the batch"), ("cached", "behind the prefix cache")])

@@ -40,6 +40,13 @@ def test_the_engine_alone_is_near_the_engine_among_many(pair: PairSummary) -> No
     assert pair.blame.floors["mu_other_batch"].value <= pair.blame.rms_difference.value
 
 
+def test_the_engine_decodes_alone_as_among_many(pair: PairSummary) -> None:
+    assert pair.blame is not None
+    assert pair.blame.floors["mu_decoded_alone"].value <= pair.blame.rms_difference.value
+    assert pair.metrics["decoded_alike"].value > 0.5
+    assert pair.metrics["decoded_alike"].num_sequences == 8
+
+
 def test_another_attention_changes_something_and_no_more_than_rounding(pair: PairSummary) -> None:
     assert pair.blame is not None
     assert 0 < pair.blame.floors["pi_other_attention"].value < 3 * pair.blame.rms_difference.value

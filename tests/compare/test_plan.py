@@ -3,6 +3,7 @@ from itertools import groupby
 from mismatch_probe.compare.plan import (
     FloorStage,
     ReplayStage,
+    RoutingStage,
     SampleStage,
     ScoreStage,
     TrainingStage,
@@ -64,6 +65,19 @@ def test_every_pair_reads_the_distributions_of_its_engine() -> None:
     plan = make_plan(settings(pairs=[("bf16", "fp16"), ("fp32", "fp16"), ("bf16", "bf16")]))
     readers = {stage.side.name: [one.leg for one in plan.readers(stage)] for stage in plan.distributions_stages}
     assert readers == {"fp16": ["full-bf16-fp16", "full-fp32-fp16"], "bf16": ["full-bf16-bf16"]}
+
+
+def test_experts_are_recorded_on_both_sides_of_every_pair_where_there_are_any() -> None:
+    pairs = [("bf16", "fp16"), ("bf16", "bf16")]
+    assert not [stage for stage in make_plan(settings(pairs=pairs)).stages if "routing" in stage.name]
+    stages = make_plan(settings(pairs=pairs, experts={"num_sequences": 4})).leg_stages
+    assert [stage.leg for stage in stages if "routing" in stage.name] == [
+        "infer-fp16-routing",
+        "infer-bf16-routing",
+        "train-bf16-routing",
+    ]
+    [pi] = [stage for stage in stages if isinstance(stage, RoutingStage)]
+    assert pi.samplers == ("infer-fp16", "infer-bf16")
 
 
 def test_close_looks_can_be_switched_off() -> None:

@@ -9,9 +9,7 @@ import torch
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
-from mismatch_probe.engines.vllm.engine import VllmEngine
-from mismatch_probe.engines.vllm.routing import record_routing
-from mismatch_probe.errors import EngineError
+from mismatch_probe.errors import RoutingUnseen
 from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.routing import other_experts, weight_distance
@@ -31,11 +29,6 @@ def sampled(engine: Engine) -> list[TokenSequence]:
     return [one.sequence for one in engine.sample(requests(), SamplingSettings(max_new_tokens=32))]
 
 
-def recorded(engine: Engine, sequences: list[TokenSequence]) -> list[SequenceRouting]:
-    assert isinstance(engine, VllmEngine)
-    return record_routing(engine, sequences)
-
-
 def pi(checkpoint: Path, dtype: Dtype) -> Scorer:
     return Scorer.load(checkpoint, dtype, TrainingPathSettings(device="cpu"))
 
@@ -52,7 +45,7 @@ def test_in_fp32_both_sides_choose_the_same_experts_and_weigh_them_alike(start: 
     engine = start(checkpoint, max_new_tokens=32)
     sequences = sampled(engine)
     before = engine.replay(sequences)
-    mu = recorded(engine, sequences)
+    mu = engine.routing(sequences)
     for one, other in zip(before, engine.replay(sequences), strict=True):
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
     with pi(checkpoint, Dtype.FP32) as scorer:
@@ -71,7 +64,7 @@ def test_in_bf16_rounding_turns_a_few_near_ties(start: StartEngine, checkpoint: 
     engine = start(checkpoint, Dtype.BF16, max_new_tokens=32)
     sequences = sampled(engine)
     with pi(checkpoint, Dtype.BF16) as scorer:
-        others, distance = shares(recorded(engine, sequences), scorer.routing(sequences))
+        others, distance = shares(engine.routing(sequences), scorer.routing(sequences))
     assert 0 <= others < 0.2
     assert 1e-4 < distance < 0.1
 
@@ -80,9 +73,9 @@ def test_a_dense_model_has_no_choice_to_read(start: StartEngine, tmp_path: Path)
     dense = make_checkpoint(tmp_path / "dense", "llama")
     engine = start(dense, max_new_tokens=32)
     sequences = sampled(engine)
-    with pytest.raises(EngineError, match="no router of this engine"):
-        recorded(engine, sequences)
-    with pi(dense, Dtype.FP32) as scorer, pytest.raises(EngineError, match="hands no choice of experts"):
+    with pytest.raises(RoutingUnseen, match="no router of this engine"):
+        engine.routing(sequences)
+    with pi(dense, Dtype.FP32) as scorer, pytest.raises(RoutingUnseen, match="hands no choice of experts"):
         scorer.routing(sequences)
 
 

@@ -50,6 +50,10 @@ def test_alone_among_many_and_behind_the_cache_it_says_the_same(
     decoded = decoded_alone(engine, REQUESTS, PLAIN, sequences)
     assert [one.id for one in decoded] == [sequence.id for sequence in sequences]
     assert [len(one.logprobs) for one in decoded] == [len(sequence.token_ids) for sequence in sequences]
+    assert all(np.isfinite(one.logprobs).all() for one in decoded)
+    few = decoded_alone(engine, REQUESTS, PLAIN.model_copy(update={"max_new_tokens": 3}), sequences)
+    assert [int(np.isfinite(one.logprobs).sum()) for one in few] == [min(3, len(one.token_ids)) for one in sequences]
+    assert all(np.isfinite(one.logprobs[:3]).all() for one in few)
 
 
 def test_what_came_out_otherwise_ends_with_the_last_token_in_common(start: StartEngine, llama: Path) -> None:
@@ -59,7 +63,8 @@ def test_what_came_out_otherwise_ends_with_the_last_token_in_common(start: Start
         TokenSequence(one.id, one.prompt_token_ids, [*one.token_ids[:2], (one.token_ids[2] + 1) % 250])
         for one in sequences
     ]
-    assert {len(one.logprobs) for one in decoded_alone(engine, REQUESTS, PLAIN, other)} == {2}
+    decoded = decoded_alone(engine, REQUESTS, PLAIN, other)
+    assert [np.isfinite(one.logprobs).tolist() for one in decoded] == [[True, True, False]] * len(REQUESTS)
     with pytest.raises(UsageError, match=r"without a prefix cache; set engine\.prefix_caching"):
         engine.replay_cached(sequences)
 

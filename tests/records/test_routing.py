@@ -12,7 +12,7 @@ def test_what_was_recorded_of_all_tokens_is_cut_by_sequence_and_read_back_as_it_
     first, second = by_sequence(SEQUENCES, (0, 3), experts, weights)
     np.testing.assert_array_equal(first.experts, experts[:, :3])
     np.testing.assert_array_equal(second.weights, weights[:, 3:])
-    for one, read in zip((first, second), routing_of(routing_table([first, second])), strict=True):
+    for one, read in zip((first, second), routing_of(routing_table(SEQUENCES, [first, second])), strict=True):
         assert (read.id, read.layers) == (one.id, (0, 3))
         np.testing.assert_array_equal(read.experts, one.experts)
         np.testing.assert_array_equal(read.weights, one.weights)

@@ -8,6 +8,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Repeat
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.floors import rounding_floor
 from mismatch_probe.verdict.signatures import DISTINCT, signatures
 from mismatch_probe.verdict.signatures.label_offset import label_offset
 from mismatch_probe.verdict.signatures.mispaired import mispaired
@@ -254,3 +255,18 @@ def test_a_training_path_that_errs_twice_alike_repeats_itself() -> None:
     given = world()
     found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
     assert not_repeatable(found) is None
+
+
+def test_an_engine_in_16_bit_is_held_to_its_own_errors_where_the_training_path_is_the_reference() -> None:
+    """An FP32 training path has no error against an FP32 reference, so the pair's floor says nothing of the engine."""
+    given = world()
+    found = clean(given, Dtype.BF16)
+    log_ref = found.pair.log_ref
+    assert log_ref is not None
+    pair = replace(found.pair, log_pi=log_ref)
+    found = replace(found, pair=pair, train_dtype=Dtype.FP32, floor=rounding_floor(pair, Dtype.FP32, Dtype.BF16))
+    noise = given.generator.normal(size=pair.log_mu.size) * found.rms
+    for name in ("mu_other_batch", "mu_decoded_alone", "mu_cached"):
+        for times, is_named in ((1.0, False), (20.0, True)):
+            repeat = Repeat(pair.sequences, pair.log_mu, (pair.log_mu - times * np.abs(noise)).astype(np.float32))
+            assert (not_repeatable(with_pair(found, repeats={name: repeat})) is not None) is is_named

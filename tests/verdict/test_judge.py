@@ -11,6 +11,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Counts, SettingFinding, Verdict
 from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.routing import routing_check
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.ids import IdsFound
@@ -224,6 +225,51 @@ def test_flips_of_routing_are_precision_by_that_name() -> None:
     verdict = judge(case(found, clean(given)))
     assert kind_and_code(verdict) == ("precision", "routing")
     assert [cause.code for cause in verdict.also] == ["precision"]
+
+
+def stale() -> Disagreement:
+    """A pair in FP32 that disagrees everywhere, as other weights make it."""
+    response, start = (
+        with_logits(given, pi=given.logits + 0.05 * given.generator.normal(size=given.logits.shape))
+        for given in (world(prompt=10), world(num_tokens=60, seed=1))
+    )
+    start = replace(start, pair=replace(start.pair, entropy_pi=None))
+    return replace(response, prompt_start=start, settled=True, has_experts=True)
+
+
+def with_choices(found: Disagreement, *shares: float) -> Disagreement:
+    """With other experts for so many of the tokens of layers 2, 3, ..."""
+    random = np.random.default_rng(0)
+    others = np.stack([random.random(found.pair.sequences.num_tokens) < share for share in shares])
+    check = routing_check(found.pair.sequences, range(2, 2 + len(shares)), others, 0.3 * others, found.pair.diff)
+    return replace(found, routing=check)
+
+
+def test_experts_that_differ_in_fp32_from_a_layer_on_rule_out_other_weights_everywhere() -> None:
+    found = with_choices(stale(), 0.0, 0.2)
+    assert judge(case(stale(), stale())).code == "stale_weights"
+    verdict = judge(case(found, found))
+    assert kind_and_code(verdict) == ("bug", "other_experts")
+    assert "from layer 3 on" in verdict.sentence
+    assert "from 2 on, choose and weigh alike" in verdict.evidence[0]
+    assert verdict.also == []
+
+
+def test_experts_that_differ_in_the_first_layer_leave_other_weights_possible() -> None:
+    found = with_choices(stale(), 0.2, 0.2)
+    verdict = judge(case(found, found))
+    assert kind_and_code(verdict) == ("bug", "other_experts")
+    assert [cause.code for cause in verdict.also] == ["stale_weights"]
+
+
+def test_near_ties_in_fp32_name_no_experts() -> None:
+    found = with_choices(stale(), 0.0, 5e-4)
+    assert judge(case(found, found)).code == "stale_weights"
+
+
+def test_where_fp32_agrees_experts_are_no_bug() -> None:
+    found = with_choices(replace(clean(world()), has_experts=True), 0.2)
+    assert judge(case(found, found)).kind == "clean"
 
 
 @pytest.mark.parametrize("code", list(Code))

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.results import RoutingCheck
+from mismatch_probe.stats.routing import routing_check
+from mismatch_probe.stats.sequences import Floats, Mask
 from mismatch_probe.verdict.signatures import SHAPED, signatures
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.positions import positions
@@ -111,3 +113,26 @@ def test_routing_is_the_heavy_tail_of_a_mixture_of_experts() -> None:
     assert cause is not None
     assert routing(found) is None, "a dense model has no routing"
     assert routing(replace(clean(given, Dtype.BF16), has_experts=True)) is None, "no heavy tail, no flips"
+
+
+def choice(found: Disagreement, *others: Mask) -> RoutingCheck:
+    """Both sides' choice of experts in layers 2, 3, ..., which differs for these tokens."""
+    stacked = np.stack(others)
+    layers = range(2, 2 + len(others))
+    return routing_check(found.pair.sequences, layers, stacked, 0.4 * stacked, found.pair.diff)
+
+
+def test_flips_that_were_recorded_must_be_where_the_deviation_is() -> None:
+    given = world()
+    flips = given.generator.random(given.sequences.num_tokens) < 0.005
+    found = with_logits(
+        given, Dtype.BF16, pi=given.logits + flips[:, None] * given.generator.normal(size=given.logits.shape)
+    )
+    found = replace(found, has_experts=True)
+    cause = routing(replace(found, routing=choice(found, flips)))
+    assert cause is not None
+    assert "take other experts for" in " ".join(cause.evidence)
+    assert routing(replace(found, routing=choice(found, np.zeros_like(flips)))) is None, "both choose alike"
+    elsewhere = np.roll(flips, 50)
+    assert not (flips & elsewhere).any()
+    assert routing(replace(found, routing=choice(found, elsewhere))) is None, "d lies elsewhere"

@@ -18,7 +18,11 @@ FROM_ANOTHER_SIDE: Final = 4.0
 """It was measured in another dtype, or with other settings."""
 FROM_ANOTHER_KIND: Final = 6.0
 
-_PREFILLS: Final[tuple[Kind, ...]] = ("replay", "engine-floor", "distributions", "score", "floor", "full-vocabulary")
+_ALIKE: Final[tuple[tuple[Kind, ...], ...]] = (
+    ("replay", "engine-floor", "engine-routing", "distributions", "score", "floor", "routing", "full-vocabulary"),
+    ("sample", "decode-alone"),
+)
+"""Kinds that tell of each other where no rates were measured: passes over whole sequences, and steps of one token."""
 
 
 def _in_proportion(process: Process, dtype: Dtype) -> Rates:
@@ -46,8 +50,9 @@ class Pace:
         size = self.rates_of(what.process, what.dtype).seconds(work)
         of_kind = [stage for stage in self.measured if stage.what.kind == what.kind]
         levels = [([stage for stage in of_kind if stage.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
-        if self.calibration is None and what.kind in _PREFILLS:
-            levels.append(([stage for stage in self.measured if stage.what.kind in _PREFILLS], FROM_ANOTHER_KIND))
+        if self.calibration is None:
+            alike = next(kinds for kinds in _ALIKE if what.kind in kinds)
+            levels.append(([stage for stage in self.measured if stage.what.kind in alike], FROM_ANOTHER_KIND))
         for known, factor in levels:
             sizes = [
                 (stage, self.rates_of(stage.what.process, stage.what.dtype).seconds(stage.work)) for stage in known

@@ -11,31 +11,40 @@ import numpy as np
 from mismatch_probe.compare.cost.architecture import Architecture, Lengths
 from mismatch_probe.compare.cost.rates import Process, Work
 from mismatch_probe.compare.plan import (
+    DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
+    EngineRoutingStage,
     FloorStage,
     FullVocabularyStage,
     ReplayStage,
+    RoutingStage,
     SampleStage,
     ScoreStage,
     Stage,
 )
-from mismatch_probe.compare.subsample import LEAST_CONTEXT_TOKENS, LONGEST_REPEATED, MOST_NUMBERS
+from mismatch_probe.compare.subsample import DECODED_ALONE, LEAST_CONTEXT_TOKENS, LONGEST_REPEATED, MOST_NUMBERS
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.records.manifest import Manifest
 
-Kind = Literal["sample", "replay", "engine-floor", "distributions", "score", "floor", "full-vocabulary"]
+Kind = Literal[
+    "sample", "replay", "engine-floor", "decode-alone", "engine-routing", "distributions", "score", "floor", "routing",
+    "full-vocabulary",
+]  # fmt: skip
 
 _KINDS: Final[dict[type[Stage], Kind]] = {
     SampleStage: "sample",
     ReplayStage: "replay",
     EngineFloorStage: "engine-floor",
+    DecodeAloneStage: "decode-alone",
+    EngineRoutingStage: "engine-routing",
     DistributionsStage: "distributions",
     ScoreStage: "score",
     FloorStage: "floor",
+    RoutingStage: "routing",
     FullVocabularyStage: "full-vocabulary",
 }
 _ENGINE_SEQUENCES: Final = 256
@@ -169,7 +178,12 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             steps = workload.lengths.sum() / workload.pass_tokens
             work = _scored_by_engine(architecture, workload.lengths, steps).times(workload.samples)
         case EngineFloorStage():
-            chosen = _repeated(workload)
+            chosen = _repeated(workload, workload.settings.floors.num_sequences)
+            work = _scored_by_engine(architecture, chosen, len(chosen))
+        case DecodeAloneStage():
+            work = _decoded_alone(stage.side, workload, architecture)
+        case EngineRoutingStage():
+            chosen = _repeated(workload, workload.settings.experts.num_sequences or 0)
             work = _scored_by_engine(architecture, chosen, len(chosen))
         case DistributionsStage():
             work = _distributions(workload, architecture)
@@ -180,6 +194,9 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             return _passes(architecture, workload.lengths, passes).times(workload.samples * len(stage.samplers))
         case FloorStage():
             return _floor(stage, workload, architecture)
+        case RoutingStage():
+            chosen = _repeated(workload, workload.settings.experts.num_sequences or 0)
+            return _passes(architecture, chosen, len(chosen)).times(len(stage.samplers))
         case FullVocabularyStage():
             number = min(_positions(workload, architecture), workload.sequences)
             return _passes(architecture, np.resize(workload.lengths, number), number)
@@ -201,6 +218,24 @@ def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
         attention_flops=architecture.attention_flops(workload.prompts, causal=True) * workload.samples,
         memory_bytes=steps * architecture.parameters * itemsize
         + architecture.kv_bytes(tokens * context, itemsize)
+        + tokens * architecture.vocab_size * _LOGIT_BYTES,
+        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
+        + tokens * _SAMPLED_TOKEN_OPERATIONS,
+    )
+
+
+def _decoded_alone(mu: Side, workload: Workload, architecture: Architecture) -> Work:
+    """As `_sampling`, one response at a time, of which only the first tokens."""
+    prompts, itemsize = _repeated(workload, workload.settings.floors.num_sequences), mu.dtype.num_bytes
+    prompts = prompts - workload.responses.mean_tokens
+    each = min(workload.responses.mean_tokens, DECODED_ALONE)
+    steps = tokens = len(prompts) * each
+    prompt_tokens = float(prompts.sum())
+    return Work(
+        matrix_flops=architecture.matrix_flops(prompt_tokens + tokens, len(prompts) + tokens),
+        attention_flops=architecture.attention_flops(prompts, causal=True),
+        memory_bytes=steps * architecture.parameters * itemsize
+        + architecture.kv_bytes((prompt_tokens + tokens / 2) * each, itemsize)
         + tokens * architecture.vocab_size * _LOGIT_BYTES,
         operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
         + tokens * _SAMPLED_TOKEN_OPERATIONS,
@@ -231,14 +266,14 @@ def _positions(workload: Workload, architecture: Architecture) -> int:
     return int(min(most, max(LEAST_CONTEXT_TOKENS, tokens) / context))
 
 
-def _repeated(workload: Workload) -> Lengths:
+def _repeated(workload: Workload, most: int) -> Lengths:
     """Of the few responses of a sampler that are scored once more."""
     short = workload.lengths[workload.lengths <= LONGEST_REPEATED]
-    return np.resize(short, min(len(short) * workload.samples, workload.settings.floors.num_sequences))
+    return np.resize(short, min(len(short) * workload.samples, most))
 
 
 def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) -> Work:
-    chosen = np.tile(_repeated(workload), len(stage.samplers))
+    chosen = np.tile(_repeated(workload, workload.settings.floors.num_sequences), len(stage.samplers))
     work = _passes(architecture, chosen, len(chosen))
     if stage.attention != "eager":
         return work

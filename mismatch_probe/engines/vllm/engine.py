@@ -18,10 +18,12 @@ from mismatch_probe.engines.vllm.kernels import register_kernels
 from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.progress import FinishedRequests
-from mismatch_probe.engines.vllm.rendezvous import meet_without_a_file
+from mismatch_probe.engines.vllm.rendezvous import meet_without_a_file, share_memory_apart
+from mismatch_probe.engines.vllm.routing import recorded_routing
 from mismatch_probe.engines.vllm.weights import send_weights
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.provenance.adapter import Adapter
+from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def start_vllm(
     from vllm import LLM
 
     meet_without_a_file()
+    share_memory_apart()
     register_kernels()
     keep_frozen = frozen_heap()
     try:
@@ -151,6 +154,16 @@ class VllmEngine(Engine):
             [scores] = self._replayed([sequence], outputs)
             replays.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
         return replays
+
+    def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
+        if self._settings["num_workers"] != 1 or not self._settings["enforce_eager"]:
+            raise RoutingUnseen(
+                "experts are read inside one vLLM worker that runs eagerly; give --vllm.enforce_eager true, and leave "
+                "--vllm.tensor_parallel_size and its like at 1"
+            )
+        with recorded_routing(self.llm, sequences) as recorded:
+            self.replay(sequences)
+        return recorded
 
     @property
     def vocab_size(self) -> int:

@@ -2,44 +2,41 @@
 """The experts that a running vLLM chooses for given tokens."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mismatch_probe.engines.vllm.engine import VllmEngine
 from mismatch_probe.engines.vllm.hooks import TOKENS_FILE
 from mismatch_probe.engines.vllm.recorded import rows_of_steps
 from mismatch_probe.engines.vllm.routing_hooks import CHOICES_FILE
-from mismatch_probe.errors import EngineError
+from mismatch_probe.errors import RoutingUnseen
 from mismatch_probe.records.activations import ActivationBatch
 from mismatch_probe.records.routing import SequenceRouting, by_sequence
 from mismatch_probe.records.sequences import TokenSequence
 
 
-def record_routing(engine: VllmEngine, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
-    """Replay the sequences and keep what every router chose, for each of them in order.
+@contextmanager
+def recorded_routing(llm: Any, sequences: Sequence[TokenSequence]) -> Iterator[list[SequenceRouting]]:
+    """What every router chooses for the sequences while they are replayed inside; filled at the end, in their order.
 
     Raises:
-        EngineError: the engine is compiled, has several workers, or no router that could be read.
+        RoutingUnseen: the model has no router that could be read.
+        EngineError: vLLM did not compute every token, or others too.
     """
-    settings = engine.effective_settings()
-    if settings["num_workers"] != 1 or not settings["enforce_eager"]:
-        raise EngineError(
-            "experts are read inside one vLLM worker that runs eagerly; give --vllm.enforce_eager true, and leave "
-            "--vllm.tensor_parallel_size and its like at 1"
-        )
-    batch = ActivationBatch(0, 0, list(sequences), [])
+    recorded: list[SequenceRouting] = []
     with tempfile.TemporaryDirectory(prefix="mismatch-probe-routing-") as folder:
-        engine.llm.collective_rpc("probe_record_routing", args=(folder,))
+        llm.collective_rpc("probe_record_routing", args=(folder,))
         try:
-            engine.replay(sequences)
+            yield recorded
         finally:
-            engine.llm.collective_rpc("probe_record_routing_stop")
-        layers, experts_LTK, weights_LTK = _gathered(Path(folder), batch)
-    return by_sequence(sequences, layers, experts_LTK.numpy(), weights_LTK.numpy())
+            llm.collective_rpc("probe_record_routing_stop")
+        layers, experts_LTK, weights_LTK = _gathered(Path(folder), ActivationBatch(0, 0, list(sequences), []))
+    recorded += by_sequence(sequences, layers, experts_LTK.numpy(), weights_LTK.numpy())
 
 
 def _gathered(folder: Path, batch: ActivationBatch) -> tuple[tuple[int, ...], Tensor, Tensor]:
@@ -50,7 +47,7 @@ def _gathered(folder: Path, batch: ActivationBatch) -> tuple[tuple[int, ...], Te
     chosen = [load_file(step / CHOICES_FILE) for step in steps]
     layers = tuple(sorted(int(name.removeprefix("experts.")) for name in chosen[0] if name.startswith("experts.")))
     if not layers:
-        raise EngineError(
+        raise RoutingUnseen(
             "no router of this engine hands its choice to the experts, as in a dense model or where one kernel does "
             "both, so what it chooses cannot be read"
         )

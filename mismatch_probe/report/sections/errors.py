@@ -20,6 +20,7 @@ _COMPONENT_MEANINGS = {
     "pi_again": "training path: the same responses alone, twice",
     "pi_other_batch": "training path: the same responses alone and in their batches",
     "mu_other_batch": "inference engine: the same responses alone and in their batches, by prefill",
+    "mu_decoded_alone": "inference engine: the first tokens of the same responses decoded alone and among many",
     "mu_cached": "inference engine: the same responses without the prefix cache and behind it",
     "pi_other_attention": "training path: the same responses alone, with another implementation of attention",
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mismatch_probe.errors import EngineError
+from mismatch_probe.errors import RoutingUnseen
 from mismatch_probe.records.activations import ActivationBatch
 from mismatch_probe.records.routing import SequenceRouting, by_sequence
 from mismatch_probe.records.sequences import TokenSequence
@@ -25,14 +25,14 @@ def record_routing(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -
     """Run the sequences in one pass, in the arithmetic that is active, and keep what every router chose.
 
     Raises:
-        EngineError: the model hands no choice of experts to a module of that name.
+        RoutingUnseen: the model hands no choice of experts to a module of that name.
     """
     batch = ActivationBatch(0, 0, list(sequences), [])
     layout = Layout.of(batch, model.device)
     with _choices(model) as chosen:
         BatchPass.run(model, batch)
     if not chosen:
-        raise EngineError(
+        raise RoutingUnseen(
             f"{type(model).__name__} hands no choice of experts to a module called {_EXPERTS}, so it cannot be read; "
             "a dense model has none"
         )

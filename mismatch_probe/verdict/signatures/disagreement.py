@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
 LEAST_SENSITIVITY = 0.03
@@ -21,7 +22,7 @@ class Disagreement:
     are left to explain it. prompt_lengths: prompt tokens before each response [N]. has_experts: the checkpoint is a
     mixture of experts. repeats_decode: mu's prefill covers what it samples from, so that the two must agree.
     prompt_start: the same two sides on the first tokens of the prompts, where the start of the context is seen; None
-    where it was not recorded.
+    where it was not recorded. routing: both sides' choice of experts, where it was recorded.
     """
 
     pair: TokenPair
@@ -34,6 +35,7 @@ class Disagreement:
     has_experts: bool = False
     repeats_decode: bool = True
     prompt_start: "Disagreement | None" = None
+    routing: RoutingCheck | None = None
 
     @property
     def is_exact(self) -> bool:

@@ -11,7 +11,8 @@ from mismatch_probe.compare.plan import Stage, make_plan
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import settings, workload
 
-SETTINGS = settings(pairs=[["bf16", "bf16"]], floors={"num_sequences": 0}, full_vocabulary={"positions": 0})
+NO_FEW = {"floors": {"num_sequences": 0}, "experts": {"num_sequences": 0}, "full_vocabulary": {"positions": 0}}
+SETTINGS = settings(pairs=[["bf16", "bf16"]], **NO_FEW)
 STAGES = make_plan(SETTINGS).stages
 WORKLOAD = workload(pairs=[["bf16", "bf16"]], checkpoint_dtype=Dtype.BF16)
 
@@ -51,6 +52,15 @@ def test_a_first_run_tells_its_rest_once_it_has_scored_something(now: list[float
     left = clock.left()
     assert left is not None
     assert left.low_seconds < 12 < left.high_seconds
+
+
+def test_sampling_tells_of_what_is_decoded_alone_and_scoring_of_experts(now: list[float]) -> None:
+    stages = make_plan(settings(pairs=[["bf16", "bf16"]])).stages
+    sample = next(stage for stage in stages if stage.name == "sample-bf16")
+    score = next(stage for stage in stages if stage.name == "score-train-bf16")
+    assert RunClock(stages, WORKLOAD, [took(sample, 10)]).left() is None, "nothing like scoring was measured"
+    assert RunClock(stages, WORKLOAD, [took(score, 10)]).left() is None, "nothing like sampling was measured"
+    assert RunClock(stages, WORKLOAD, [took(sample, 10), took(score, 10)]).left() is not None
 
 
 def test_a_stage_that_runs_tells_its_rest_by_its_own_batches(now: list[float]) -> None:

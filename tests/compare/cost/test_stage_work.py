@@ -38,9 +38,12 @@ def test_every_stage_is_of_the_process_that_runs_it() -> None:
         "sample",
         "replay",
         "engine-floor",
+        "decode-alone",
+        "engine-routing",
         "distributions",
         "score",
         "floor",
+        "routing",
         "full-vocabulary",
     }
 

@@ -24,7 +24,12 @@ ARCHITECTURE = Architecture(
 
 
 def settings(**changes: Any) -> CompareSettings:
-    values = {"model": {"path": "none"}, "engine": {"batch_sequences": 256}, "training": {"batch_tokens": 2048}}
+    values = {
+        "model": {"path": "none"},
+        "engine": {"batch_sequences": 256},
+        "training": {"batch_tokens": 2048},
+        "experts": {"num_sequences": 16},
+    }
     return parse_settings(CompareSettings, {**values, **changes})
 
 

@@ -1,0 +1,101 @@
+"""A mixture of experts in a real comparison: both sides' choices, a router that was turned, what cannot be read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import PairSummary
+from tests.command_line import probe
+from tests.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", "24", "--vllm.enforce_eager", "true")
+TURNED_LAYER = 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints: a mixture of experts, and the same with one router turned a little."""
+    folder = tmp_path_factory.mktemp("experts")
+    for name in ("moe", "turned"):
+        make_checkpoint(folder / name, "qwen3-moe")
+    path = folder / "turned" / "model.safetensors"
+    weights = load_file(path)
+    router = weights[f"model.layers.{TURNED_LAYER}.mlp.gate.weight"]
+    router += 0.3 * router.std() * torch.randn(router.shape, generator=torch.Generator().manual_seed(0))
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> RunDirectory:
+    (folder / "sides.toml").write_text(f"""
+pairs = [["fp32", "fp32"], ["bf16", "bf16"], ["fp32", "turned"], ["bf16", "compiled"]]
+infer = [
+    {{ name = "turned", dtype = "fp32", checkpoint = "{folder / "turned"}" }},
+    {{ name = "compiled", dtype = "bf16", args = {{ enforce_eager = false }} }},
+]
+""")
+    out = folder / "run"
+    config = folder / "sides.toml"
+    probe("compare", "--model", folder / "moe", *SMALL, "--config", config, "--out", out, code=ExitCode.PASS)
+    return RunDirectory(out)
+
+
+def pair(run: RunDirectory, train: str, infer: str) -> PairSummary:
+    return next(one for one in run.read_summary().pairs if (one.train, one.infer) == (train, infer))
+
+
+def test_in_fp32_both_sides_choose_and_weigh_alike(run: RunDirectory) -> None:
+    found = pair(run, "fp32", "fp32")
+    assert found.verdict.kind == "clean"
+    assert found.routing is not None
+    assert [layer.layer for layer in found.routing.layers] == [0, 1]
+    assert found.routing.in_some_layer.value == 0
+    assert found.routing.weight_distance.value < 1e-5
+    assert found.metrics["other_experts"] == found.routing.other_experts
+    assert found.routing.in_some_layer.num_tokens == found.counts.num_tokens
+
+
+def test_in_bf16_rounding_moves_weights_and_turns_near_ties(run: RunDirectory) -> None:
+    found = pair(run, "bf16", "bf16").routing
+    assert found is not None
+    assert 1e-4 < found.weight_distance.value < 0.1
+    assert found.in_some_layer.value < 0.3
+
+
+def test_a_router_that_was_turned_is_named_with_its_layer(run: RunDirectory) -> None:
+    found = pair(run, "fp32", "turned")
+    assert found.verdict.kind == "bug"
+    named = next(cause for cause in found.verdict.also if cause.code == "other_experts")
+    assert f"from layer {TURNED_LAYER} on" in named.sentence
+    assert "from 0 on, choose and weigh alike" in named.evidence[0]
+    assert found.routing is not None
+    assert found.routing.layers[0].other_experts.value == 0
+    assert found.routing.layers[1].other_experts.value > 0.02
+
+
+def test_an_engine_that_cannot_be_looked_into_is_told_of_and_nothing_fails(run: RunDirectory) -> None:
+    found = pair(run, "bf16", "compiled")
+    assert found.routing is None
+    assert "give --vllm.enforce_eager true" in found.metrics_unavailable["other_experts"]
+    assert found.verdict.kind != "broken"
+    page = run.report_path.read_text(encoding="utf-8")
+    assert "Do both sides choose the same experts?" in page
+    assert "Pairs whose choice of experts was not compared:" in page
+
+
+def test_of_a_dense_checkpoint_nothing_is_said(folder: Path) -> None:
+    out = folder / "dense-run"
+    model = make_checkpoint(folder / "dense", "llama")
+    probe("compare", "--model", model, "--dtype", "fp32", *SMALL, "--out", out, code=ExitCode.PASS)
+    run = RunDirectory(out)
+    assert not [name for name in run.read_manifest().stages if "routing" in name]
+    assert pair(run, "fp32", "fp32").routing is None
+    assert "expert" not in str(pair(run, "fp32", "fp32").metrics_unavailable)
+    assert "Do both sides choose the same experts?" not in run.report_path.read_text(encoding="utf-8")
