@@ -57,7 +57,12 @@ class Dtype(StrEnum):
         for dtype in cls:
             if dtype == name:
                 return dtype
-        reason = "it hides which format runs" if name == "auto" else "it is not a format this tool can compare"
+        if name == "auto":
+            reason = "it hides which format runs"
+        elif name.lstrip("mxnv").startswith(("fp8", "float8", "fp4", "int8", "int4")):
+            reason = "nothing computes in it alone; quantization and kv_cache_dtype of an engine put it beside a dtype"
+        else:
+            reason = "it is not a format this tool can compare"
         raise UsageError(f"dtype {text!r} cannot be used: {reason}; give one of {', '.join(cls)} (or vLLM's spelling)")
 
 

@@ -116,8 +116,9 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
 
 def _folders(settings: CompareSettings) -> dict[str, Path]:
     """Where the checkpoints lie that sides load instead of the run's, by the path they name."""
-    models = {side.model.path: side.model for side in (*settings.train_sides, *settings.infer_sides)}
-    return {path: resolve_model(model) for path, model in models.items() if path != settings.model.path}
+    others = [side for side in (*settings.train_sides, *settings.infer_sides) if side.model.path != settings.model.path]
+    flags = {"mu": "--infer", "pi": "--train"}
+    return {side.model.path: resolve_model(side.model, f"{flags[side.role]} {side.name}:checkpoint") for side in others}
 
 
 def _identity(name: str, folder: Path) -> ModelIdentity:

@@ -27,8 +27,13 @@ def with_typed_engines(settings: CompareSettings) -> CompareSettings:
     """
     name = settings.engine.name
     engine = without_defaults(with_typed_arguments(settings.engine, name), name)
-    infer = tuple(without_defaults(with_typed_arguments(side, name), name, over=engine.args) for side in settings.infer)
-    return settings.model_copy(update={"engine": engine, "infer": infer})
+    infer = []
+    for side in settings.infer:
+        try:
+            infer.append(without_defaults(with_typed_arguments(side, name), name, over=engine.args))
+        except UsageError as error:
+            raise UsageError(f"--infer {side.name}: {str(error).replace('--vllm.', '')}") from error
+    return settings.model_copy(update={"engine": engine, "infer": tuple(infer)})
 
 
 def check_sides(settings: CompareSettings) -> None:

@@ -63,6 +63,8 @@ def _sentence(kind: type[BaseModel], problem: Any) -> str:
         return f"setting {place!r} is missing"
     if problem["type"] == "model_type":
         return f"setting {place!r} is not usable: it must be a table"
+    if problem["type"] in ("bool_type", "bool_parsing"):
+        return f"setting {place!r} is not usable: give true or false, not {problem['input']!r}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"setting {place!r} is not usable: {message}" if place else message
 

@@ -4,14 +4,23 @@ A value that begins with a quote, a brace or a bracket is JSON; any other ends a
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.sides import DeclaredSide, InferSide, TrainSide
-from mismatch_probe.errors import UsageError
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError, did_you_mean
 
 _JSON_BEGINS: Final = ("{", "[", '"')
+_SECOND_SETTING: Final = re.compile(r"\s\w+=")
 _KINDS: Final[dict[str, type[DeclaredSide]]] = {"infer": InferSide, "train": TrainSide}
+_OTHER: Final = {"infer": "train", "train": "infer"}
+_NO_SETTINGS: Final = {
+    "name": "the side's name stands before the colon",
+    "args": "each of the engine's arguments stands by its own name",
+}
 
 
 def parse_side(kind: str, text: str) -> dict[str, Any]:
@@ -20,20 +29,43 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
     Without a dtype, the name is one.
 
     Raises:
-        UsageError: a part is not written as key=value, or given twice.
+        UsageError: a part is not written as key=value, given twice, or no setting of this kind of side.
     """
     name, colon, rest = text.partition(":")
-    side: dict[str, Any] = {"name": name, "dtype": name}
+    said = f"--{kind} {text!r}"
+    if not name:
+        raise UsageError(f"{said} begins without a name; write NAME:dtype=bf16,key=value")
+    own, others = (_KINDS[one].model_fields.keys() - {"logged"} for one in (kind, _OTHER[kind]))
+    side: dict[str, Any] = {"name": name}
     args: dict[str, Any] = {}
-    fields = _KINDS[kind].model_fields.keys() - {"logged"}
-    for key, value in _settings(kind, text, rest) if colon else ():
-        if key in args or (key in side and (key != "dtype" or side["dtype"] != name)) or key in ("name", "args"):
-            raise UsageError(f"--{kind} {text!r} gives {key} twice, or by a name that is taken; give it once")
-        if key in fields or kind != "infer":
+    for key, value in _settings(said, rest) if colon else ():
+        if key in _NO_SETTINGS:
+            raise UsageError(f"{said}: {key} is no setting; {_NO_SETTINGS[key]}")
+        if key in args or key in side:
+            raise UsageError(f"{said} gives {key} twice; give it once")
+        if key in others - own:
+            raise UsageError(f"{said}: {key} is a setting of the other side; give it to --{_OTHER[kind]}")
+        if key in own:
             side[key] = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
-        else:
+        elif kind == "infer":
             args[key] = value
+        else:
+            near = did_you_mean(key, own) or "; an engine's arguments belong to --infer"
+            raise UsageError(f"{said}: a training side has no setting {key}{near}")
+    if "dtype" not in side:
+        side = {"name": name, "dtype": _dtype_in(name, said, rest), **side}
+    parse_settings(_KINDS[kind], side, said)
     return side | ({"args": args} if args else {})
+
+
+def _dtype_in(name: str, said: str, rest: str) -> str:
+    """The name itself, where it is a dtype's."""
+    try:
+        Dtype.parse(name)
+    except UsageError as error:
+        behind = f",{rest}" if rest else ""
+        raise UsageError(f"{said} says no dtype, and its name is none; write {name}:dtype=bf16{behind}") from error
+    return name
 
 
 def write_side(side: Mapping[str, Any]) -> str:
@@ -45,25 +77,31 @@ def write_side(side: Mapping[str, Any]) -> str:
     return ":".join([str(side["name"]), ",".join(parts)])
 
 
-def _settings(kind: str, text: str, rest: str) -> Iterator[tuple[str, Any]]:
+def _settings(said: str, rest: str) -> Iterator[tuple[str, Any]]:
     """Names and values, as far as the text can be read."""
     while rest:
         key, equals, rest = rest.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or not name or "," in name:
-            raise UsageError(f"--{kind} {text!r}: {key!r} is not written as key=value; write NAME:dtype=bf16,key=value")
+            raise UsageError(
+                f"{said}: {key!r} is not written as key=value; write NAME:dtype=bf16,key=value, and a value with "
+                "commas as JSON: key=[1, 2]"
+            )
         value: Any
         if rest.startswith(_JSON_BEGINS):
             try:
                 value, end = json.JSONDecoder().raw_decode(rest)
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"--{kind} {text!r}: the value of {name} is no JSON ({error})") from error
+                raise UsageError(f"{said}: the value of {name} is no JSON ({error})") from error
             rest = rest[end:]
             if rest and not rest.startswith(","):
-                raise UsageError(f"--{kind} {text!r}: after the value of {name} stands {rest!r}; put a comma there")
+                raise UsageError(f"{said}: after the value of {name} stands {rest!r}; put a comma there")
             rest = rest[1:]
         else:
             value, _, rest = rest.partition(",")
+            value = value.strip()
+            if _SECOND_SETTING.search(value):
+                raise UsageError(f"{said}: the value of {name} is {value!r}; put a comma before the next setting")
         yield name, value
 
 

@@ -1,9 +1,8 @@
 """One spelling for a folder that settings name several times: `x`, `./x`, `x/`, its whole path, a link to it."""
 
-from pathlib import Path
-
 from mismatch_probe.config.comparison import CompareSettings, Declared
 from mismatch_probe.config.sides import DeclaredSide
+from mismatch_probe.reading import Unreadable, expanded
 
 
 def same_folder(first: str | None, second: str | None) -> bool:
@@ -13,8 +12,8 @@ def same_folder(first: str | None, second: str | None) -> bool:
     if first is None or second is None:
         return False
     try:
-        return Path(first).is_dir() and Path(first).samefile(second)
-    except OSError:
+        return expanded(first).is_dir() and expanded(first).samefile(expanded(second))
+    except (OSError, Unreadable):
         return False
 
 

@@ -20,14 +20,14 @@ _OTHER_LAYOUTS: Final = ["consolidated*.safetensors", "original/*", "metal/*"]
 """The same weights once more, for other programs."""
 
 
-def resolve_model(model: ModelSettings) -> Path:
-    """The folder of the checkpoint; that of a hub id is downloaded, or found in the hub's cache.
+def resolve_model(model: ModelSettings, flag: str = "--model") -> Path:
+    """The folder of the checkpoint; that of a hub id is downloaded, or found in the hub's cache. flag: what named it.
 
     Raises:
         UsageError: a file, a folder that is absent, a revision of a folder, or a hub id that cannot be had.
         MissingExtra: a hub id is given and huggingface_hub is not installed.
     """
-    ways = f"give --model a checkpoint's folder, a hub id, or {DEMO_MODEL!r}"
+    ways = f"give {flag} a checkpoint's folder, a hub id, or {DEMO_MODEL!r}"
     if not model.path.strip():
         raise UsageError(f"the model has no name; {ways}")
     try:

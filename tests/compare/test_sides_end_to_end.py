@@ -11,6 +11,7 @@ from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.stats.contrast import contrast
 from mismatch_probe.tasks import resolve_model
 from tests.command_line import probe
 
@@ -79,9 +80,13 @@ def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path
 
 def test_the_trainers_precision_is_told_apart_on_the_same_responses(run: RunDirectory) -> None:
     found = pair(run, "autocast/bf16")
-    assert found.verdict.kind == "precision"
+    assert found.verdict.code == "settings"
     assert found.settings_told_apart is not None
     assert (found.settings_told_apart.side, found.settings_told_apart.settings) == ("pi", ["precision = autocast"])
+    paired, apart = found.settings_told_apart.ratios["kl_k3"], pair(run, "bf16/bf16").metrics["kl_k3"]
+    unpaired = contrast(found.metrics["kl_k3"], apart)
+    assert paired.value == pytest.approx(unpaired.value)
+    assert paired.high / paired.low < unpaired.high / unpaired.low
     assert found.legs["mu"] == pair(run, "bf16/bf16").legs["mu"]
 
 

@@ -62,7 +62,16 @@ def test_a_written_side_reads_as_it_was(side: dict[str, Any]) -> None:
         ("x:dtype", "'dtype' is not written as key=value"),
         ("x:dtype=bf16,a=1,a=2", "gives a twice"),
         ("x:dtype=bf16,dtype=fp16", "gives dtype twice"),
-        ("x:name=y", "gives name twice"),
+        ("x:name=y", "name is no setting; the side's name stands before the colon"),
+        ("x:dtype=bf16,args={}", "args is no setting; each of the engine's arguments stands by its own name"),
+        (":dtype=bf16", "begins without a name"),
+        ("fp8kv", "says no dtype, and its name is none; write fp8kv:dtype=bf16$"),
+        ("x:kv_cache_dtype=fp8", "says no dtype, and its name is none; write x:dtype=bf16,kv_cache_dtype=fp8$"),
+        ("x:dtype=fp8", "nothing computes in it alone; quantization and kv_cache_dtype of an engine"),
+        ("x:dtype=bf16 kv_cache_dtype=fp8", "put a comma before the next setting"),
+        ("x:dtype=bf16,sizes=1,2", "a value with commas as JSON"),
+        ("x:dtype=bf16,prefix_caching=yes", "setting 'prefix_caching' is not usable: give true or false, not 'yes'"),
+        ("x:dtype=bf16,precision=autocast", "precision is a setting of the other side; give it to --train"),
         ('x:dtype=bf16,a={"b":', "value of a is no JSON"),
         ("x:dtype=bf16,a={}b=1", "put a comma there"),
     ],
@@ -70,6 +79,27 @@ def test_a_written_side_reads_as_it_was(side: dict[str, Any]) -> None:
 def test_a_side_that_cannot_be_read_is_quoted(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_side("infer", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x:dtype=bf16,precison=autocast", "has no setting precison; did you mean 'precision'"),
+        ("x:dtype=bf16,max_num_seqs=8", "has no setting max_num_seqs; an engine's arguments belong to --infer"),
+        ("x:dtype=bf16,prefix_caching=true", "prefix_caching is a setting of the other side; give it to --infer"),
+        ("x:dtype=bf16,attention=flash", "'sdpa', 'eager' or 'flash_attention_2'"),
+    ],
+)
+def test_a_training_side_that_cannot_be_read_is_quoted(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        parse_side("train", text)
+    assert f"--train {text!r}" in str(refused.value)
+
+
+def test_an_argument_that_the_engine_does_not_know_names_its_side() -> None:
+    unknown = settings(infer=[{**FP8KV, "args": {"kv_cach_dtype": "fp8"}}], pairs=[["bf16", "fp8kv"]])
+    with pytest.raises(UsageError, match=r"^--infer fp8kv: vLLM has no argument 'kv_cach_dtype'; did you mean kv_c"):
+        with_typed_engines(unknown)
 
 
 def test_each_training_side_meets_each_inference_side_unless_pairs_are_given() -> None:

@@ -63,7 +63,8 @@ def engine_arguments(given: Mapping[str, Any], known: Mapping[str, str]) -> dict
         if name not in known:
             near = get_close_matches(name, known, n=3)
             hint = f"; did you mean {' or '.join(f'--vllm.{match}' for match in near)}?" if near else ""
-            raise UsageError(f"vLLM has no argument {name!r}, given as --vllm.{key}{hint}")
+            given_as = "" if key == name else f", given as --vllm.{key}"
+            raise UsageError(f"vLLM has no argument {name!r}{given_as}{hint}")
         if name in parsed:
             raise UsageError(f"--vllm.{name} is given twice")
         parsed[name] = _typed(name, value, known[name])

@@ -3,15 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
 
 PLAIN_METHOD: Final = "Unquantized"
 """How vLLM's names of a layer's way to hold plain weights begin."""
-
-_WIDER: Final = {"fp32": ("bf16", "fp16"), "fp64": ("bf16", "fp16", "fp32")}
-"""Formats that lose something of what is stored in another."""
 
 
 def quantized_weights(sides: Sides) -> Iterator[SettingFinding]:
@@ -69,5 +67,13 @@ def _source(facts: Mapping[str, Any], who: str) -> str:
             ", and expanded before anything is computed" if facts["expanded"] else ""
         )
     stored = max(facts["stored"], key=facts["stored"].__getitem__, default=facts["read_as"])
-    rounded = f", to which it rounds the stored {stored} first" if facts["read_as"] in _WIDER.get(stored, ()) else ""
+    rounded = f", to which it rounds the stored {stored} first" if _loses(stored, facts["read_as"]) else ""
     return f"rounded by {who} at load from {facts['read_as']}{rounded}"
+
+
+def _loses(stored: str, read_as: str) -> bool:
+    """Whether a format holds less of a number than the one it is stored in."""
+    if stored not in tuple(Dtype):
+        return False
+    wide, narrow = Dtype(stored), Dtype(read_as)
+    return wide.significand_bits > narrow.significand_bits or wide.exponent_bits > narrow.exponent_bits
