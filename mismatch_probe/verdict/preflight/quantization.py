@@ -75,5 +75,5 @@ def _loses(stored: str, read_as: str) -> bool:
     """Whether a format holds less of a number than the one it is stored in."""
     if stored not in tuple(Dtype):
         return False
-    wide, narrow = Dtype(stored), Dtype(read_as)
+    wide, narrow = Dtype.parse(stored), Dtype.parse(read_as)
     return wide.significand_bits > narrow.significand_bits or wide.exponent_bits > narrow.exponent_bits
