@@ -7,7 +7,7 @@ import typer
 
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
-from mismatch_probe.cli.options import Dtypes, Flag, gives_settings
+from mismatch_probe.cli.options import Dtypes, Flag, Sides, gives_settings
 from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
@@ -40,14 +40,8 @@ def compare(
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
-    train: Annotated[
-        list[str] | None,
-        typer.Option(help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable)."),
-    ] = None,
-    infer: Annotated[
-        list[str] | None,
-        typer.Option(help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, or checkpoint=FOLDER (repeatable)."),
-    ] = None,
+    train: options.TrainSides = None,
+    infer: options.InferSides = None,
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
@@ -80,7 +74,7 @@ def compare(
 
 
 def side_values(
-    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: list[str] | None, infer: list[str] | None
+    dtypes: Dtypes, train_dtypes: Dtypes, infer_dtypes: Dtypes, train: Sides, infer: Sides
 ) -> dict[str, Any]:
     """The pairs that the dtype flags ask for, or the sides that --train and --infer give, each against each.
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 import typer
 
 from mismatch_probe.cli import options
-from mismatch_probe.cli.compare import pairs_of
+from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.config.nested import nested
 
@@ -29,16 +29,18 @@ def evaluate(
     dtype: options.BothDtypes = None,
     train_dtype: options.TrainDtypes = None,
     infer_dtype: options.InferDtypes = None,
+    train: options.TrainSides = None,
+    infer: options.InferSides = None,
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> None:
-    """Accuracy under the engine and under the training policy, per dtype: what deployment loses.
+    """Accuracy under the engine and under the training policy, for each pair of sides: what deployment loses.
 
     Engine arguments pass through: --vllm.KEY VALUE.
     """
-    flags = given | nested({"pairs": pairs_of(dtype, train_dtype, infer_dtype)})
+    flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
     from mismatch_probe.cli.evaluate_command import run_evaluate
 
     raise typer.Exit(int(run_evaluate(flags, config=config, out=out, resume=resume, json_output=json_output)))

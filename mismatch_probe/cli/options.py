@@ -62,6 +62,13 @@ Dtypes = list[str] | None
 BothDtypes = Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")]
 TrainDtypes = Annotated[Dtypes, typer.Option(help="Training side (repeatable; crossed with --infer-dtype).")]
 InferDtypes = Annotated[Dtypes, typer.Option(help="Inference side (repeatable).")]
+Sides = list[str] | None
+TrainSides = Annotated[
+    Sides, typer.Option(help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable).")
+]
+InferSides = Annotated[
+    Sides, typer.Option(help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, or checkpoint=FOLDER (repeatable).")
+]
 Run = Annotated[Path | None, typer.Option(help="Run of `compare` to take the settings from and to file the result in.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
