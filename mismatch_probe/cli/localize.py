@@ -41,6 +41,9 @@ def localize(
         Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
     ] = None,
     run: options.Run = None,
+    pair: Annotated[
+        str | None, typer.Option(help="Two sides of --run by their names, with their own settings: TRAIN/INFER.")
+    ] = None,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> None:
@@ -50,8 +53,10 @@ def localize(
     """
     if dtype is not None and (train_dtype is not None or infer_dtype is not None):
         raise UsageError("--dtype sets both sides; give either --dtype, or --train-dtype with --infer-dtype")
+    if pair is not None and (run is None or dtype or train_dtype or infer_dtype):
+        raise UsageError("--pair names two sides of --run, which have their dtypes; give --run, and no dtype")
     flags = given | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
     warm_up()
     from mismatch_probe.cli.localize_command import run_localize
 
-    raise typer.Exit(int(run_localize(flags, config=config, out=out, run=run, json_output=json_output)))
+    raise typer.Exit(int(run_localize(flags, config=config, out=out, run=run, pair=pair, json_output=json_output)))

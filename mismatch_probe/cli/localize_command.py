@@ -1,6 +1,7 @@
 """What `localize` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from mismatch_probe.cli.filing import Filing
 from mismatch_probe.cli.output import people, print_outcome
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import given_settings, parse_settings
-from mismatch_probe.config.localize import LocalizeSettings, localize_values
+from mismatch_probe.config.localize import LocalizeSettings, localize_values, values_of_pair
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.localize.run import localize
@@ -17,7 +18,13 @@ from mismatch_probe.records.findings import localize_file
 
 
 def run_localize(
-    flags: dict[str, Any], *, config: Path | None, out: Path | None, run: Path | None, json_output: bool
+    flags: dict[str, Any],
+    *,
+    config: Path | None,
+    out: Path | None,
+    run: Path | None,
+    pair: str | None = None,
+    json_output: bool,
 ) -> ExitCode:
     """Parse, validate, localize, export.
 
@@ -27,13 +34,14 @@ def run_localize(
     console = people()
     written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
-    values = filing.values(localize_values, written)
+    of_run = localize_values if pair is None else partial(values_of_pair, text=pair)
+    values = filing.values(of_run, written)
     if "model" not in values:
         raise UsageError("no model to look into; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(LocalizeSettings, values)
     if filing.settings is not None:
         _require_pair(filing.settings, values)
-    with filing.reserved(localize_file(settings.train_dtype, settings.infer_dtype)):
+    with filing.reserved(localize_file(*settings.names)):
         with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
             keep_scratch(Path(folder))
             localization = localize(
@@ -49,4 +57,6 @@ def _require_pair(run: CompareSettings, values: dict[str, Any]) -> None:
     """One of the run's pairs must be meant, so that no dtype is looked into that nobody asked for."""
     if not {"train_dtype", "infer_dtype"} <= values.keys():
         there = ", ".join(train if train == infer else f"{train}/{infer}" for train, infer in run.pairs)
-        raise UsageError(f"the run has the pairs {there}; say which with --dtype, or --train-dtype and --infer-dtype")
+        raise UsageError(
+            f"the run has the pairs {there}; say which with --dtype, --train-dtype and --infer-dtype, or --pair"
+        )

@@ -4,7 +4,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.comparison import CompareSettings, PairField, PairName
 from mismatch_probe.config.model import (
     DtypeField,
     EngineSettings,
@@ -18,6 +18,7 @@ from mismatch_probe.config.model import (
     TrainingPathSettings,
 )
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
 
 DEFAULT_NUM_PROMPTS: Final = 16
 DEFAULT_BATCH_TOKENS: Final = 2048
@@ -26,6 +27,7 @@ DEFAULT_BATCH_TOKENS: Final = 2048
 class LocalizeSettings(Settings):
     """One run of `localize`.
 
+    pair: the sides of a run that these settings are of, by name; unset, nothing is said of them but their dtypes.
     modules: every module, not only every block. interventions: also measure what higher precision of a part would gain.
     switches: also what other ways to run the engine would, each of which is a start of its own.
     most_stored_bytes: activations kept on disk at a time; sequences that do not fit are left out of the attribution.
@@ -34,6 +36,7 @@ class LocalizeSettings(Settings):
     model: ModelSettings
     train_dtype: DtypeField = Dtype.BF16
     infer_dtype: DtypeField = Dtype.BF16
+    pair: PairField | None = None
     prompts: PromptSettings = PromptSettings(num_prompts=DEFAULT_NUM_PROMPTS)
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
     engine: EngineSettings = EngineSettings()
@@ -43,6 +46,11 @@ class LocalizeSettings(Settings):
     switches: bool = False
     most_stored_bytes: int = Field(default=4 * 2**30, gt=0, lt=2**63)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+    @property
+    def names(self) -> PairName:
+        """Of the training side and the engine's: those of their dtypes, where they have none of their own."""
+        return self.pair or (self.train_dtype, self.infer_dtype)
 
     @model_validator(mode="after")
     def _plain_weights(self) -> Self:
@@ -90,3 +98,31 @@ def localize_values(run: CompareSettings) -> dict[str, Any]:
     if len(run.pairs) == 1 and not (run.train or run.infer):
         values["train_dtype"], values["infer_dtype"] = run.pairs[0]
     return values
+
+
+def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
+    """As `localize_values`, for a pair of the run's sides written `TRAIN/INFER`, with their own settings.
+
+    Raises:
+        UsageError: the run has no such pair, or a side computes nothing here or loads another checkpoint.
+    """
+    there = {"/".join(pair): pair for pair in run.pairs}
+    if text not in there:
+        raise UsageError(f"--pair {text!r} is none of the run's; give one of {', '.join(there)}")
+    pi, mu = run.pi(there[text][0]), run.mu(there[text][1])
+    for side in (pi, mu):
+        if side.logged:
+            raise UsageError(
+                f"{side.name} was logged elsewhere and computes nothing here; give --model and --out instead"
+            )
+        if side.model != run.model:
+            raise UsageError(
+                f"localize looks into one checkpoint on both sides, and {side.name} loads {side.model.path} where the "
+                f"run has {run.model.path}; compare their weights, or give --model and --out to look into one of them"
+            )
+    assert pi.training is not None
+    assert mu.engine is not None
+    own = {"training": pi.training.model_dump(mode="json"), "engine": mu.engine.model_dump(mode="json")}
+    own["training"]["batch_tokens"] = min(pi.training.batch_tokens, DEFAULT_BATCH_TOKENS)
+    names: dict[str, Any] = {} if there[text] == (pi.dtype, mu.dtype) else {"pair": there[text]}
+    return {**localize_values(run), **own, "train_dtype": pi.dtype, "infer_dtype": mu.dtype, **names}

@@ -1,5 +1,6 @@
 """Limits on what `headroom` and `localize` found and filed with a run: exact, and refused where it is not there."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.verdict.next_commands import RUN, localize_command
 
 
 def filed_results(checks: Sequence[FiledCheck], run: Path, manifest: Manifest) -> list[CheckResult]:
@@ -34,17 +36,9 @@ def _results(check: FiledCheck, run: Path, manifest: Manifest) -> Iterator[Check
         return
     localizations = Findings(run).localizations()
     for pair in manifest.settings.pairs if check.slice.pair is None else (check.slice.pair,):
-        train, infer = (Dtype.parse(name) for name in pair)
-        localization = next(
-            (
-                localization
-                for localization in localizations
-                if (localization.settings.train_dtype, localization.settings.infer_dtype) == pair
-            ),
-            None,
-        )
-        again = command_line("localize", "--run", run, "--train-dtype", train, "--infer-dtype", infer)
-        yield _result(check, localization, "/".join(pair), run / localize_file(train, infer), manifest, again)
+        localization = next((document for document in localizations if document.settings.names == pair), None)
+        again = localize_command(*pair).replace(RUN, shlex.quote(str(run)))
+        yield _result(check, localization, "/".join(pair), run / localize_file(*pair), manifest, again)
 
 
 def _result(

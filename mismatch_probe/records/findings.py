@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TypeVar
 
-from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.explanation import Explanation
@@ -71,14 +70,14 @@ def file_name(document: Document) -> str:
         return HEADROOM_FILE
     if isinstance(document, Explanation):
         return explain_file(document.step)
-    return localize_file(document.settings.train_dtype, document.settings.infer_dtype)
+    return localize_file(*document.settings.names)
 
 
 def explain_file(step: int | None) -> str:
     return "explain.json" if step is None else f"explain-step-{step}.json"
 
 
-def localize_file(train: Dtype, infer: Dtype) -> str:
+def localize_file(train: str, infer: str) -> str:
     return f"localize-{train}-{infer}.json"
 
 

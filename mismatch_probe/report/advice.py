@@ -30,7 +30,7 @@ def _command(document: Document) -> str:
         return HEADROOM
     if isinstance(document, Explanation):
         return EXPLAIN
-    return localize_command(document.settings.train_dtype, document.settings.infer_dtype)
+    return localize_command(*document.settings.names)
 
 
 def _asks_for(command: str, advice: str) -> bool:

@@ -29,9 +29,13 @@ def with_next_commands(case: Case, verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"advice": [*verdict.advice, *_commands(case, verdict)]})
 
 
-def localize_command(train: Dtype, infer: Dtype) -> str:
-    dtypes = f"--dtype {train}" if train == infer else f"--train-dtype {train} --infer-dtype {infer}"
-    return f"mismatch-probe localize --run {RUN} {dtypes}"
+def localize_command(train: str, infer: str) -> str:
+    """By the dtypes, or by the names of sides that have settings of their own."""
+    if not {train, infer} <= set(Dtype):
+        sides = words_line("--pair", f"{train}/{infer}")
+    else:
+        sides = f"--dtype {train}" if train == infer else f"--train-dtype {train} --infer-dtype {infer}"
+    return f"mismatch-probe localize --run {RUN} {sides}"
 
 
 def _commands(case: Case, verdict: Verdict) -> list[str]:

@@ -137,3 +137,12 @@ def test_compare_refuses_at_once_what_only_headroom_finds(command_line: CommandL
     ended = command_line("compare", "--model", "demo", "--gate", config, "--out", tmp_path / "run")
     assert (ended.code, "which headroom finds and compare does not" in ended.stderr) == (ExitCode.USAGE, True)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_found_of_two_sides_is_not_taken_for_that_of_their_dtypes(judged: Judge) -> None:
+    found = localization()
+    of_sides = found.model_copy(update={"settings": found.settings.model_copy(update={"pair": ("bf16", "fp8kv")})})
+    ended = judged(check(metric="localize_suspects", max=0) + GOOD, of_sides)
+    assert ended.code == ExitCode.ENVIRONMENT
+    assert "localize-bf16-bf16.json, which is not there" in ended.stderr
+    assert (judged.run.path / "localize-bf16-fp8kv.json").exists()

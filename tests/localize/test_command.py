@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.config.localize import LocalizeSettings
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.localize import LocalizeSettings, values_of_pair
+from mismatch_probe.errors import UsageError
 from mismatch_probe.records.localize import Localization
 from tests.command_line import Answer, probe
 
@@ -97,3 +100,32 @@ def test_bad_input_is_one_sentence(words: tuple[str, ...], message: str) -> None
 def test_sampling_other_than_the_models_own_is_refused() -> None:
     with pytest.raises(ValueError, match="leave temperature"):
         LocalizeSettings.model_validate({"model": {"path": "demo"}, "sampling": {"temperature": 0.5}})
+
+
+def test_a_pair_of_sides_has_their_own_settings_and_a_name_of_its_own() -> None:
+    given = {
+        "model": {"path": "m"},
+        "train": [{"name": "cast", "dtype": "fp16", "precision": "autocast"}],
+        "infer": [
+            {"name": "fp8kv", "dtype": "bf16", "args": {"kv_cache_dtype": "fp8"}},
+            {"name": "stale", "dtype": "bf16", "checkpoint": "last"},
+        ],
+        "pairs": [["cast", "fp8kv"], ["bf16", "bf16"], ["bf16", "stale"]],
+    }
+    compared = parse_settings(CompareSettings, given)
+    settings = parse_settings(LocalizeSettings, values_of_pair(compared, "cast/fp8kv"))
+    assert (settings.train_dtype, settings.infer_dtype) == ("fp16", "bf16")
+    assert (settings.training.precision, settings.engine.args) == ("autocast", {"kv_cache_dtype": "fp8"})
+    assert settings.names == ("cast", "fp8kv")
+    of_dtypes = parse_settings(LocalizeSettings, values_of_pair(compared, "bf16/bf16"))
+    assert (of_dtypes.pair, of_dtypes.names) == (None, ("bf16", "bf16"))
+    with pytest.raises(UsageError, match="none of the run's; give one of cast/fp8kv, bf16/bf16, bf16/stale"):
+        values_of_pair(compared, "cast/bf16")
+    with pytest.raises(UsageError, match="looks into one checkpoint on both sides, and stale loads last"):
+        values_of_pair(compared, "bf16/stale")
+
+
+@pytest.mark.parametrize("words", [("--pair", "a/b"), ("--pair", "a/b", "--run", "r", "--dtype", "bf16")])
+def test_a_pair_without_a_run_or_with_a_dtype_is_refused(words: tuple[str, ...]) -> None:
+    refused = run(*words)
+    assert (refused.returncode, "--pair names two sides of --run" in refused.stderr) == (2, True)

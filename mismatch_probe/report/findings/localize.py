@@ -30,11 +30,11 @@ STYLES: dict[Side, PairStyle] = {"infer": PairStyle("truncate", (), "o"), "train
 
 def localize_key(localization: Localization) -> str:
     """Part of an anchor."""
-    return f"{localization.settings.train_dtype}-{localization.settings.infer_dtype}"
+    return "-".join(localization.settings.names)
 
 
 def localize_label(localization: Localization) -> str:
-    return dtypes_label(localization.settings.train_dtype, localization.settings.infer_dtype)
+    return dtypes_label(*localization.settings.names)
 
 
 def localize_overview(localization: Localization) -> Overview:
