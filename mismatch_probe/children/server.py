@@ -125,15 +125,19 @@ class _Server:
             if ended is None:
                 return
             status = self._status_of.pop(ended.si_pid, None)
+            mapped: set[Path] = set()
             if status is not None:
+                mapped = shared_memory.mapped_by(ended.si_pid)
                 _signal_group(ended.si_pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
             if status is not None:
-                shared_memory.remove_segments(self._token_of.pop(ended.si_pid))
+                shared_memory.remove_segments(self._token_of.pop(ended.si_pid), mapped)
                 send_number(status, code)
                 os.close(status)
 
     def _end(self) -> None:
+        mapped = {pid: shared_memory.mapped_by(pid) for pid in self._status_of}
+        tokens = dict(self._token_of)
         for pid in self._status_of:
             _signal_group(pid, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -143,7 +147,8 @@ class _Server:
         for pid in self._status_of:
             _signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            shared_memory.remove_segments(self._token_of[pid])
+        for pid, segments in mapped.items():
+            shared_memory.remove_segments(tokens[pid], segments)
         if self.next_server is not None:
             with suppress(ChildProcessError):
                 os.waitpid(self.next_server, 0)

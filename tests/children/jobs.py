@@ -1,5 +1,6 @@
 """What jobs of the tests do in their own process."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -69,6 +70,20 @@ def holds_memory(send: Send, then: str) -> str:
     if then == "sleeps":
         time.sleep(60)
     return str(segment)
+
+
+def maps_memory(send: Send, kept: str) -> None:
+    """Killed while a process that it started has memory under a library's name mapped, and a file of a person."""
+    path = Path(f"/dev/shm/psm_{os.getpid():08x}")
+    path.write_bytes(bytes(16))
+    maps = []
+    for name in (str(path), kept):
+        with Path(name).open("r+b") as file:
+            maps.append(mmap.mmap(file.fileno(), 16))
+    send(str(path))
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
 
 
 def tells_where_it_is(send: Send, variable: str) -> dict[str, Any]:

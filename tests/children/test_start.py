@@ -196,3 +196,17 @@ def test_memory_of_another_job_stays() -> None:
     with started(job("holds_memory", "sleeps")) as result, pytest.raises(InterruptedError):
         result(told)
     assert not heard[0].exists()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no named memory")
+def test_memory_that_a_library_named_goes_and_a_file_that_a_person_keeps_there_stays() -> None:
+    kept = Path("/dev/shm") / f"weights-{os.getpid()}.safetensors"
+    kept.write_bytes(bytes(16))
+    heard: list[Any] = []
+    try:
+        with pytest.raises(OutOfMemory):
+            run(job("maps_memory", str(kept)), heard.append)
+        assert not Path(heard[0]).exists()
+        assert kept.exists()
+    finally:
+        kept.unlink()
