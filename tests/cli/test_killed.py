@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import pytest
 
@@ -79,8 +81,7 @@ class Killed:
     def __init__(self, command: Command, number: signal.Signals, folder: Path) -> None:
         self._command, self._number, self._folder = command, number, folder
         self._mark = uuid.uuid4().hex
-        self._temporary = folder / "tmp"
-        self._temporary.mkdir(parents=True)
+        self._temporary = Path(mkdtemp(prefix="killed-"))  # short, as the path of a socket has to be
         simulated_run(folder / "run", Simulation(num_prompts=2), with_summary=True)
         (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
         path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -127,6 +128,7 @@ class Killed:
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._errors.close()
+        rmtree(self._temporary)
 
     def _is_heeding(self) -> bool:
         """Whether it catches SIGTERM by now, as the very start of Python does not."""
