@@ -78,11 +78,7 @@ def _repeats(sample: Sample) -> list[TokenPair]:
     """The training path's log-probs, computed twice within one run: again, and in another batch."""
     assert sample.data.pair is not None
     repeats = (sample.data.pair.repeats.get(name) for name in _SAME_LEG)
-    return [
-        TokenPair(repeat.sequences, log_pi=repeat.second, log_mu=repeat.first)
-        for repeat in repeats
-        if repeat is not None
-    ]
+    return [TokenPair(both.sequences, log_pi=both.second, log_mu=both.first) for both in repeats if both is not None]
 
 
 def _metric(check: Check, pair: TokenPair) -> Estimate | None:

@@ -25,13 +25,8 @@ def render_gate(result: GateResult, console: Console) -> None:
 def render_floor(floor: Floor, console: Console) -> None:
     """What calibration found."""
     rows = [
-        [
-            entry.pair,
-            entry.measured,
-            write_number(entry.same_leg),
-            "n/a" if entry.change is None else f"{entry.change:.2%}",
-        ]
-        for entry in floor.entries
+        [row.pair, row.measured, write_number(row.same_leg), "n/a" if row.change is None else f"{row.change:.2%}"]
+        for row in floor.entries
     ]
     print_table(console, Table("Floor", ["pair", "measured", "same leg twice", "change between runs"], rows))
 

@@ -32,10 +32,7 @@ def _fits(headroom: Headroom) -> float | str:
 def _margin_bits(headroom: Headroom) -> float | str:
     if headroom.activations is None:
         return _WEIGHTS_ONLY
-    largest = [
-        headroom.weights.total.largest,
-        *(operation.largest or 0.0 for operation in headroom.activations.tightest),
-    ]
+    largest = [headroom.weights.total.largest, *(result.largest or 0.0 for result in headroom.activations.tightest)]
     return math.log2(Dtype.FP16.largest / max(largest)) if max(largest) > 0 else "every weight and result is 0"
 
 

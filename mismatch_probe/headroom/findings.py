@@ -59,9 +59,7 @@ def activation_findings(
     for operation in in_fp16:
         modules.setdefault(operation.module, operation)
     head = [
-        value
-        for operation, value in largest.items()
-        if model.get_submodule(operation.module) is model.get_output_embeddings()
+        value for place, value in largest.items() if model.get_submodule(place.module) is model.get_output_embeddings()
     ]
     return ActivationFindings(
         num_sequences=len(responses.sequences),

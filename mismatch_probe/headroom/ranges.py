@@ -104,10 +104,8 @@ class ForwardRanges:
 
     def rounding_errors(self) -> dict[Operation, float]:
         """Infinity where a result overflows FP16."""
-        sums = {operation: squares.tolist() for operation, squares in self._squares.items()}
-        return {
-            operation: math.sqrt(errors / squares) if squares else 0.0 for operation, (errors, squares) in sums.items()
-        }
+        sums = {place: squares.tolist() for place, squares in self._squares.items()}
+        return {place: math.sqrt(errors / squares) if squares else 0.0 for place, (errors, squares) in sums.items()}
 
     def channels(self) -> dict[str, torch.Tensor]:
         return {operation.module: value.cpu() for operation, value in self._channels.items()}

@@ -43,16 +43,11 @@ def judge_interventions(
             after, before = tried - read(other.leg), read(plain.leg) - read(other_plain.leg)
             judged.append(_judged(part, "both", [trial, other], [plain, other_plain], estimator, after, before))
     parts = [
-        intervention
-        for intervention in judged
-        if intervention.side == "train" and intervention.part not in _WHOLE and not is_layer(intervention.part)
+        trial for trial in judged if trial.side == "train" and trial.part not in _WHOLE and not is_layer(trial.part)
     ]
     return Interventions(
-        ranked=sorted(
-            (intervention for intervention in judged if intervention.part != TOGETHER),
-            key=lambda intervention: -intervention.removed.value,
-        ),
-        together=next((intervention for intervention in judged if intervention.part == TOGETHER), None),
+        ranked=sorted((trial for trial in judged if trial.part != TOGETHER), key=lambda trial: -trial.removed.value),
+        together=next((trial for trial in judged if trial.part == TOGETHER), None),
         sum_of_removed=sum(part.removed.value for part in parts) if parts else None,
         left_out=left_out,
     )

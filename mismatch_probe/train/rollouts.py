@@ -83,9 +83,7 @@ class Rollouts:
         """
         requests = [request for group in engine_share(groups, self._ranks_an_engine) for request in group]
         sampled = self._engine.sample(requests, self._sampling)
-        texts = self._tokenizer.batch_decode(
-            [response.sequence.token_ids for response in sampled], skip_special_tokens=True
-        )
+        texts = self._tokenizer.batch_decode([item.sequence.token_ids for item in sampled], skip_special_tokens=True)
         answered = [
             Answered(request.prompt, text, response.finish_reason == "length")
             for request, text, response in zip(requests, texts, sampled, strict=True)

@@ -237,11 +237,6 @@ class Scorer(Closing):
         weights = held_weights(self._folder, self._settings)
         return None if weights is None else measure_weight_cast(weights, self._weights_dtype)
 
-    @property
-    def rounding_is_exact(self) -> bool:
-        """Every stored weight is exact in the scored format, so a leg on rounded weights would repeat another."""
-        return self.weight_cast is not None and self.weight_cast.is_exact
-
     def close(self) -> None:
         """Give the model's memory back."""
         del self._model, self._head

@@ -88,10 +88,10 @@ def test_the_reference_has_the_adapter_and_rounds_it_with_the_weights(
     llama: Path, adapter: Path, truth: np.ndarray
 ) -> None:
     given = Scorer.load(llama, Dtype.FP32, settings(adapter), reference=True)
-    assert given.rounding_is_exact
+    assert given.weight_cast.is_exact
     np.testing.assert_allclose(scored(given), truth, atol=5e-5)
     rounded = Scorer.load(llama, Dtype.FP32, settings(adapter), reference=True, rounded_to=Dtype.BF16)
-    assert not rounded.rounding_is_exact
+    assert not rounded.weight_cast.is_exact
     assert 1e-4 < np.abs(scored(rounded) - truth).mean() < 0.1
 
 

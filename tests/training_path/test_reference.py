@@ -85,11 +85,11 @@ def test_the_reference_on_rounded_weights_computes_with_the_weights_pi_holds(
 def test_rounding_that_changes_nothing_is_known_to_be_exact(tmp_path: Path, checkpoint: Checkpoint) -> None:
     exact = checkpoint("llama")
     with Scorer.load(exact, Dtype.FP32, DEFAULTS, reference=True, rounded_to=Dtype.BF16) as scorer:
-        assert scorer.rounding_is_exact
+        assert scorer.weight_cast.is_exact
     with Scorer.load(
         _with_full_fp32_weights(exact, tmp_path), Dtype.FP32, DEFAULTS, reference=True, rounded_to=Dtype.BF16
     ) as scorer:
-        assert not scorer.rounding_is_exact
+        assert not scorer.weight_cast.is_exact
         assert scorer.effective_settings()["weight_cast"]["changed_share"] > 0.9
 
 

@@ -19,9 +19,7 @@ _DRAWN = 10
 def best_part(localization: Localization) -> list[str]:
     """What the foremost intervention removes, where it surely removes anything; it was measured, not promised."""
     ranked = [] if localization.interventions is None else localization.interventions.ranked
-    sure = [
-        intervention for intervention in ranked if intervention.removed.low is not None and intervention.removed.low > 0
-    ]
+    sure = [trial for trial in ranked if trial.removed.low is not None and trial.removed.low > 0]
     if not sure:
         return []
     best = sure[0]
@@ -73,15 +71,8 @@ def _figure(findings: Interventions, key: str) -> Figure:
         f"foremost {best.part} on {_whose(best)}: {write_removed(best.removed)}",
     )
     more = f" The first {_DRAWN} of {len(findings.ranked)} are drawn." if len(findings.ranked) > _DRAWN else ""
-    rows = [
-        (
-            f"{intervention.part}: {write_removed(intervention.removed)}",
-            intervention.removed,
-            _STYLES[intervention.side],
-        )
-        for intervention in shown
-    ]
-    sides = dict.fromkeys(intervention.side for intervention in shown)
+    rows = [(f"{trial.part}: {write_removed(trial.removed)}", trial.removed, _STYLES[trial.side]) for trial in shown]
+    sides = dict.fromkeys(trial.side for trial in shown)
     return Figure(
         f"figure-interventions-{key}",
         "How to read it: farther right removes more of the mismatch; bars are intervals clustered by prompt, paired on "
@@ -95,14 +86,8 @@ def _figure(findings: Interventions, key: str) -> Figure:
 def tried_table(findings: Interventions) -> Table:
     tried = [*findings.ranked, *([] if findings.together is None else [findings.together])]
     rows: list[list[Cell]] = [
-        [
-            intervention.part,
-            _SIDES[intervention.side],
-            _removed(intervention.removed),
-            _time(intervention),
-            _weights(intervention.extra_bytes),
-        ]
-        for intervention in tried
+        [trial.part, _SIDES[trial.side], _removed(trial.removed), _time(trial), _weights(trial.extra_bytes)]
+        for trial in tried
     ]
     columns = ["in FP32, or otherwise", "side", "removes of KL", "time", "weights besides"]
     return Table("Every part that was tried", columns, rows, text_columns=frozenset({1}), stacked=True)
