@@ -73,7 +73,7 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
             return _LOOKS[kind](file)
-    except (FileNotFoundError, Unreadable, pa.ArrowException) as error:
+    except (FileNotFoundError, Unreadable, UnicodeDecodeError, pa.ArrowException) as error:
         return Look(Kind.OTHER, why_other=said(error))
 
 

@@ -4,6 +4,7 @@ A tensor's bytes are read when they are asked for.
 """
 
 import math
+import os
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -117,26 +118,23 @@ def torch_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
         Unreadable: it is no whole file of `torch.save`, or names something else than `names`.
     """
     with opened(path) as file:
-        try:
-            yield TorchFile(file, names)
-        except (zipfile.BadZipFile, struct.error, NotImplementedError) as error:
-            raise Unreadable("it is no whole file of torch.save") from error
+        yield TorchFile(file, names)
 
 
 def words_of_torch_file(file: IO[bytes]) -> frozenset[str]:
     """The first words of what was saved, as `first_words`. Raises as `torch_file`."""
-    try:
-        entries = _entries(file)
-        length = entries["data.pkl"].file_size if "data.pkl" in entries else 0
-        return first_words(_bytes(file, entries, "data.pkl", 0, min(length, _START_BYTES)))
-    except (zipfile.BadZipFile, struct.error, NotImplementedError) as error:
-        raise Unreadable("it is no whole file of torch.save") from error
+    entries = _entries(file)
+    length = entries["data.pkl"].file_size if "data.pkl" in entries else 0
+    return first_words(_bytes(file, entries, "data.pkl", 0, min(length, _START_BYTES)))
 
 
 def _entries(file: IO[bytes]) -> dict[str, zipfile.ZipInfo]:
     """Each entry by its name without the archive's own, `archive/data.pkl`."""
-    with zipfile.ZipFile(file) as archive:
-        return {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        raise Unreadable("it is no whole file of torch.save") from error
 
 
 def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, start: int, length: int | None) -> bytes:
@@ -144,14 +142,16 @@ def _bytes(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], name: str, s
     if entry is None:
         raise Unreadable(f"it is no file of torch.save: {name} is not in it")
     length = entry.file_size - start if length is None else length
-    if entry.compress_type != zipfile.ZIP_STORED or start + length > entry.file_size:
+    if entry.compress_type != zipfile.ZIP_STORED or start + length > entry.file_size or entry.header_offset < 0:
         raise Unreadable("it is no whole file of torch.save")
     if length > _LARGEST_PICKLE_BYTES and name == "data.pkl":
         raise Unreadable(f"what it holds beside tensors is larger than {_LARGEST_PICKLE_BYTES // 2**30} GiB")
     file.seek(entry.header_offset)
-    file.seek(sum(_LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))), 1)
-    file.seek(start, 1)
-    data = file.read(min(length, entry.file_size))
+    header = file.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size:
+        raise Unreadable("it is cut off")
+    file.seek(sum(_LOCAL_HEADER.unpack(header)) + start, os.SEEK_CUR)
+    data = file.read(length)
     if len(data) < length:
         raise Unreadable("it is cut off")
     return data

@@ -3,10 +3,12 @@
 import json
 import os
 import pickle
+import random
 import socket
 import struct
 import tracemalloc
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -254,6 +256,32 @@ def test_a_compressed_archive_is_refused(tmp_path):
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x00" * 10**8)
+    assert "no whole file of torch.save" in refused(path, "slime")
+
+
+SAMPLES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_file_with_damaged_bytes_is_read_or_refused_in_a_sentence(name, tmp_path):
+    rng = random.Random(name)
+    whole = FORMATS[name].files(DATA / name)[0].read_bytes()
+    path = tmp_path / "log"
+    for _ in range(30):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 2, 10))):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        read = FORMATS[name].read_prompts if FORMATS[name].prompts else FORMATS[name].read
+        with suppress(UsageError):
+            list(read(path, lambda finding: None))
+        with suppress(UsageError):
+            recognise(path)
+
+
+def test_the_name_of_an_entry_that_is_no_text_is_refused(tmp_path):
+    path = torch_saved(tmp_path / "0.pt", tensor((4,), (1,)), **{"dätä": b""})
+    path.write_bytes(path.read_bytes().replace("dätä".encode(), b"d\xff\xfft\xff\xff"))
     assert "no whole file of torch.save" in refused(path, "slime")
 
 

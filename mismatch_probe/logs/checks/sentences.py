@@ -107,7 +107,7 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
             code=LogCode.NO_SAMPLED_TOKENS,
             sentence=(
                 f"{write_count(rows.without_sampled)} of {write_count(rows.responses)} responses have no token that "
-                "counts as sampled: their masks are 0 throughout"
+                "counts as sampled: they are empty, or their masks are 0 throughout"
             ),
             level=Level.NOTE,
             evidence={"responses": rows.without_sampled, "of": rows.responses},
