@@ -74,29 +74,46 @@ def log_probs(
 
     A token that was sampled was not cut: where rounding moves it over the edge, the edge moves with it.
     """
-    columns = []
-    for temperature_T, cut in zip(temperatures_KT, cuts, strict=True):
-        scaled_TV = torch.log_softmax(logits_TV / temperature_T[:, None], dim=-1)
-        own_T = scaled_TV.gather(-1, targets_T[:, None]).squeeze(-1)
-        columns.append(own_T - _log_kept_mass(scaled_TV, own_T, cut) if cut.is_cut else own_T)
+    columns: list[torch.Tensor] = [torch.empty(0)] * len(cuts)
+    for temperature in dict.fromkeys(cut.temperature for cut in cuts):
+        alike = [number for number, cut in enumerate(cuts) if cut.temperature == temperature]
+        logprobs_TV = torch.log_softmax(logits_TV / temperatures_KT[alike[0]][:, None], dim=-1)
+        own_T = logprobs_TV.gather(-1, targets_T[:, None]).squeeze(-1)
+        ordered = Ordered.of(logprobs_TV, own_T) if any(cuts[number].is_cut for number in alike) else None
+        for number in alike:
+            is_cut = ordered is not None and cuts[number].is_cut
+            columns[number] = own_T - ordered.log_kept_mass(cuts[number]) if ordered and is_cut else own_T
     return torch.stack(columns)
 
 
-def _log_kept_mass(logprobs_TV: torch.Tensor, own_T: torch.Tensor, cut: Distribution) -> torch.Tensor:
-    """Log of the probability that the kept tokens have together [T]."""
-    ordered_TV = logprobs_TV.sort(dim=-1, descending=True).values
-    kept_TV = torch.ones_like(ordered_TV, dtype=torch.bool)
-    if cut.min_p > 0:
-        kept_TV &= ordered_TV >= ordered_TV[:, :1] + float(np.log(cut.min_p))
-    if cut.top_k > 0:
-        kept_TV[:, cut.top_k :] = False
-    if cut.top_p < 1:
-        probabilities_TV = torch.where(kept_TV, ordered_TV.exp(), 0.0)
-        mass_T1 = probabilities_TV.sum(dim=-1, keepdim=True)
-        before_TV = probabilities_TV.cumsum(dim=-1) - probabilities_TV
-        kept_TV &= before_TV < cut.top_p * mass_T1
-    kept_TV |= ordered_TV >= own_T[:, None]
-    return torch.logsumexp(ordered_TV.masked_fill(~kept_TV, -torch.inf), dim=-1)
+@dataclass(frozen=True)
+class Ordered:
+    """Log-probs from the likeliest on [T, V], the probability of all up to each, and where the target stands [T]."""
+
+    logprobs_TV: torch.Tensor
+    mass_TV: torch.Tensor
+    target_places_T: torch.Tensor
+
+    @classmethod
+    def of(cls, logprobs_TV: torch.Tensor, own_T: torch.Tensor) -> "Ordered":
+        ordered_TV = logprobs_TV.sort(dim=-1, descending=True).values
+        places_T = torch.searchsorted(-ordered_TV, -own_T[:, None], right=True).squeeze(-1) - 1
+        return cls(ordered_TV, ordered_TV.exp().cumsum(dim=-1), places_T)
+
+    def log_kept_mass(self, cut: Distribution) -> torch.Tensor:
+        """Log of the probability that the kept tokens have together [T]."""
+        size = self.logprobs_TV.shape[1]
+        last_T = torch.full_like(self.target_places_T, min(cut.top_k or size, size) - 1)
+        if cut.min_p > 0:
+            least_T1 = self.logprobs_TV[:, :1] + float(np.log(cut.min_p))
+            last_T = last_T.minimum(torch.searchsorted(-self.logprobs_TV, -least_T1, right=True).squeeze(-1) - 1)
+        if cut.top_p < 1:
+            enough_T1 = cut.top_p * self._mass(last_T)[:, None]
+            last_T = last_T.minimum(torch.searchsorted(self.mass_TV, enough_T1).squeeze(-1))
+        return self._mass(last_T.maximum(self.target_places_T)).log()
+
+    def _mass(self, last_T: torch.Tensor) -> torch.Tensor:
+        return self.mass_TV.gather(-1, last_T[:, None]).squeeze(-1)
 
 
 def log_normalisers(logits_TV: torch.Tensor) -> torch.Tensor:

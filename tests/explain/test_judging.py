@@ -1,0 +1,66 @@
+"""What is shown and what is not, on residuals whose law is known."""
+
+import numpy as np
+import pytest
+
+from mismatch_probe.explain.fitting import choose_for_log, choose_for_responses
+from mismatch_probe.explain.floor import LEAST_NATS, Floor, resolution
+from mismatch_probe.explain.judging import Account, Judge
+from mismatch_probe.explain.search import LEAST_SCORES
+from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.records.sequences import TokenSequence
+from tests.explain.logs import logged
+
+ROWS, LENGTH, UNIT = 40, 50, 0.02
+RANDOM = np.random.default_rng(0)
+TRUTH = -RANDOM.exponential(2.0, ROWS * LENGTH)
+COLUMN = TRUTH + UNIT * RANDOM.normal(size=TRUTH.size)
+TOKENS = LoggedTokens.of(
+    logged([TokenSequence(str(row), [row], [0] * LENGTH) for row in range(ROWS)], mu=list(COLUMN.reshape(ROWS, LENGTH)))
+)
+JUDGE = Judge(COLUMN, np.zeros_like(COLUMN), TOKENS.rows, np.ones(COLUMN.size, dtype=np.bool_))
+
+
+def account(predicted: Floats) -> Account:
+    return Account(predicted, np.full_like(predicted, UNIT))
+
+
+def test_rounding_is_one_floor_and_an_outlier_in_a_hundred_is_left_out() -> None:
+    spoiled = TRUTH.copy()
+    spoiled[:10] += 5
+    assert JUDGE.floors(account(TRUTH)) == pytest.approx(1, abs=0.06)
+    assert JUDGE.floors(account(spoiled)) == pytest.approx(1, abs=0.06)
+
+
+def test_a_small_systematic_difference_is_shown_and_none_is_not() -> None:
+    off = account(TRUTH * 1.005)
+    assert JUDGE.standard_scores(account(TRUTH), off) > LEAST_SCORES
+    assert JUDGE.standard_scores(off, account(TRUTH)) < 0
+    assert JUDGE.standard_scores(account(TRUTH), account(TRUTH)) == 0
+    assert JUDGE.explained(account(TRUTH), off) > 0.1
+
+
+def test_a_fit_to_noise_is_not_shown() -> None:
+    """Two hundred accounts, each off at random: the best on one half is no better than the truth on the other."""
+    noise = [account(TRUTH + 0.3 * UNIT * RANDOM.normal(size=TRUTH.size)) for _ in range(200)]
+    assert JUDGE.standard_scores(choose_for_log(noise, JUDGE, TOKENS).account, account(TRUTH)) < LEAST_SCORES
+    assert (
+        JUDGE.standard_scores(choose_for_responses([account(TRUTH), *noise], JUDGE, TOKENS).account, account(TRUTH)) < 0
+    )
+
+
+def test_a_wide_unit_is_not_cheap() -> None:
+    assert JUDGE.standard_scores(account(TRUTH), Account(TRUTH, np.full_like(TRUTH, 8 * UNIT))) > LEAST_SCORES
+
+
+def test_the_floor_follows_the_probability() -> None:
+    errors = UNIT * np.abs(TRUTH) * RANDOM.normal(size=TRUTH.size)
+    floor = Floor.measured(errors, TRUTH, JUDGE.counted)
+    likely, unlikely = floor.at(np.array([-0.1, -6.0]))
+    assert likely < UNIT * 0.5 < UNIT * 3 < unlikely
+    assert Floor.measured(np.zeros_like(TRUTH), TRUTH, JUDGE.counted).at(TRUTH).max() == LEAST_NATS
+
+
+@pytest.mark.parametrize(("column", "least"), [(np.round(COLUMN, 3), 1e-3 / 12**0.5), (COLUMN, 0.0)])
+def test_decimals_that_were_not_written_are_added(column: Floats, least: float) -> None:
+    assert resolution(column, column) == pytest.approx(np.full_like(column, least))
