@@ -37,7 +37,7 @@ class Fault:
 
 
 def faults(bench: Bench) -> Iterator[Fault]:
-    yield from _sampling()
+    yield from _sampling(bench)
     yield from _contexts(bench)
     yield from _weights(bench)
     yield from _lines()
@@ -49,14 +49,15 @@ def sides(number: int) -> LoggedSide:
     return "mu" if number % 2 else "pi"
 
 
-def _sampling() -> Iterator[Fault]:
+def _sampling(bench: Bench) -> Iterator[Fault]:
     for value in (0.97, 0.9, 0.7, 1.3):
         yield _scored("temperature", f"{value:g}", Code.TEMPERATURE, in_training.at_temperature, value)
     for dtype in ("fp16", "bf16"):
         yield _scored(
             "log-softmax in 16 bit", dtype, Code.ONE_SIDED_DTYPE, in_training.with_settings, log_softmax_dtype=dtype
         )
-    yield _scored("another dtype", "fp32", Code.ONE_SIDED_DTYPE, in_training.in_dtype, Dtype.FP32)
+    really = {Dtype.BF16: Dtype.FP32, Dtype.FP16: Dtype.BF16, Dtype.FP32: Dtype.BF16}[bench.dtype]
+    yield Fault("another dtype", "than declared", (Code.ONE_SIDED_DTYPE,), partial(_in_dtype, really=really))
 
 
 def _contexts(bench: Bench) -> Iterator[Fault]:
@@ -175,6 +176,10 @@ def _packed(log: list[TokenSequence]) -> list[TokenSequence]:
             log[row], prompt_token_ids=before.prompt_token_ids + before.token_ids + log[row].prompt_token_ids
         )
     return found
+
+
+def _in_dtype(bench: Bench, really: Dtype) -> Columns:
+    return replace(bench, dtype=really).scored(in_training.on(bench.checkpoint), lambda _: bench.sequences)
 
 
 def _configured(bench: Bench, changes: dict[str, Any]) -> Columns:

@@ -14,6 +14,10 @@ REACHES_FLOORS: Final = 2.0
 """Residuals of so many times the floor or less are explained: an engine rounds otherwise than the training path."""
 LEAST_SCORES: Final = 4.0
 LEAST_EXPLAINED: Final = 0.1
+LEAST_SCORES_UNFITTED: Final = 2.5
+LEAST_EXPLAINED_UNFITTED: Final = 0.25
+"""Where no parameter was fitted and much is explained, a few responses may decide, as experts that are taken otherwise
+do."""
 _BETTER_SCORES: Final = 3.0
 _LEADING: Final = 2
 
@@ -54,13 +58,13 @@ def reaches(tried: Tried) -> bool:
 
 def _is_accepted(bench: SideBench, tried: Tried, null: Tried) -> bool:
     """Whether it reaches the floor and says more of the side than its declared settings do."""
-    if not reaches(tried) or tried.trial.standard_scores < LEAST_SCORES:
+    if not reaches(tried) or not bench.is_rounding(tried):
         return False
-    if not bench.is_rounding(tried):
-        return False
+    scores, explained = tried.trial.standard_scores, tried.trial.explained
     if all(family.part == "format" for family in tried.families):
-        return not LEAST_TIMES <= null.trial.residual_floors <= REACHES_FLOORS
-    return tried.trial.explained >= LEAST_EXPLAINED
+        return scores >= LEAST_SCORES and not LEAST_TIMES <= null.trial.residual_floors <= REACHES_FLOORS
+    unfitted = tried.num_fitted == 0 and scores >= LEAST_SCORES_UNFITTED and explained >= LEAST_EXPLAINED_UNFITTED
+    return unfitted or (scores >= LEAST_SCORES and explained >= LEAST_EXPLAINED)
 
 
 def _simplest(bench: SideBench, tried: Sequence[Tried]) -> Tried | None:
