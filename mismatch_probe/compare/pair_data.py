@@ -197,7 +197,7 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
     assert log_mu is not None
     assert log_pi is not None
     return TokenPair(
-        sequences=Sequences.of_lengths(lengths, clusters),
+        sequences=replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows)),
         log_pi=log_pi,
         log_mu=log_mu,
         log_ref=flat("ref"),
@@ -224,6 +224,13 @@ def _prompt_start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np
     log_pi, log_mu, *log_ref = (np.concatenate(of_leg) for of_leg in of_legs)
     lengths = [len(values) for values in of_legs[0]]
     return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, log_ref[0] if log_ref else None)
+
+
+def _steps(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """The step of each usable row of an imported run, -1 where the log does not say; None of a run's own responses."""
+    if "step" not in rollouts.column_names:
+        return None
+    return np.asarray(rollouts["step"].fill_null(-1).to_numpy(), dtype=np.int64)[rows]
 
 
 def _void(leg: _Leg) -> npt.NDArray[np.bool_]:

@@ -13,14 +13,23 @@ EVERYTHING: Span = (0, None)
 
 
 def part_of(
-    pair: TokenPair, *, position: Span = EVERYTHING, length: Span = EVERYTHING, clip: float | None = None
+    pair: TokenPair,
+    *,
+    position: Span = EVERYTHING,
+    length: Span = EVERYTHING,
+    step: Span = EVERYTHING,
+    clip: float | None = None,
 ) -> TokenPair | None:
-    """The tokens at some positions (from 0) of responses of some lengths; None where there is none.
+    """The tokens at some positions (from 0) of responses of some lengths and steps; None where there is none.
 
     clip: d is held within +-clip nats.
     """
     sequences = pair.sequences
     chosen = _within(sequences.positions, position) & sequences.spread(_within(sequences.lengths, length))
+    if step != EVERYTHING:
+        if sequences.steps is None:
+            return None
+        chosen &= sequences.spread(_within(sequences.steps, step))
     kept = pair.of_tokens(chosen)
     if kept is None or clip is None:
         return kept

@@ -82,7 +82,9 @@ def _repeats(sample: Sample) -> list[TokenPair]:
 
 
 def _metric(check: Check, pair: TokenPair) -> Estimate | None:
-    part = part_of(pair, position=check.slice.position, length=check.slice.length, clip=check.clip)
+    part = part_of(
+        pair, position=check.slice.position, length=check.slice.length, step=check.slice.step, clip=check.clip
+    )
     return None if part is None else traced_metrics(part)[0].get(check.name)
 
 

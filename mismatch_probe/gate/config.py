@@ -48,14 +48,17 @@ PairField = Annotated[tuple[SideName, SideName], BeforeValidator(_pair), PlainSe
 
 
 class Slice(Settings):
-    """The part of the data a check looks at: one pair of sides (all, unless named), positions, response lengths."""
+    """The part of the data a check looks at: one pair of sides (all, unless named), positions, response lengths, and of
+    an imported log steps of training.
+    """
 
     pair: PairField | None = None
     position: SpanField = EVERYTHING
     length: SpanField = EVERYTHING
+    step: SpanField = EVERYTHING
 
     def __str__(self) -> str:
-        spans = {"position": self.position, "length": self.length}
+        spans = {"position": self.position, "length": self.length, "step": self.step}
         return ", ".join(f"{name} {_span_text(span)}" for name, span in spans.items() if span != EVERYTHING)
 
 

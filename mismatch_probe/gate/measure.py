@@ -6,7 +6,7 @@ from typing import Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import pair_text
-from mismatch_probe.difference.slices import part_of
+from mismatch_probe.difference.slices import EVERYTHING, part_of
 from mismatch_probe.difference.traced import Traced, traced_metrics
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Claim, absolute, regression
@@ -112,10 +112,19 @@ class Measurer:
 
 
 def _part(asked: Slice, clip: float | None, pair: TokenPair, where: str) -> TokenPair:
-    part = part_of(pair, position=asked.position, length=asked.length, clip=clip)
+    part = part_of(pair, position=asked.position, length=asked.length, step=asked.step, clip=clip)
+    if part is None and asked.step != EVERYTHING:
+        raise UsageError(f"no token of {where} lies in the slice {asked}: {_steps(pair)}; change the slice")
     if part is None:
         raise UsageError(
             f"no token of {where} lies in the slice {asked}: its longest response has {pair.sequences.lengths.max()} "
             "tokens; change the slice, or raise --max-new-tokens"
         )
     return part
+
+
+def _steps(pair: TokenPair) -> str:
+    steps = pair.sequences.steps
+    if steps is None:
+        return "its responses are of no step"
+    return f"its responses are of the steps {steps.min()} to {steps.max()}"

@@ -40,6 +40,7 @@ class Sequences:
 
     offsets: [N+1], tokens of sequence i are `offsets[i]:offsets[i+1]`; no sequence is empty.
     clusters: [N], the prompt of each sequence. Samples of one prompt are not independent: intervals cluster by it.
+    steps: [N], the step of training that each was sampled at, -1 where that is not known; None where it is of none.
 
     Raises:
         ValueError: offsets do not start at 0 and rise, or `clusters` has another length.
@@ -47,6 +48,7 @@ class Sequences:
 
     offsets: Ints
     clusters: Ints
+    steps: Ints | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.size < 2 or self.offsets[0] != 0 or (np.diff(self.offsets) < 1).any():
@@ -60,6 +62,12 @@ class Sequences:
         counts = np.asarray(lengths, dtype=np.int64)
         numbers = np.arange(counts.size) if clusters is None else np.asarray(clusters, dtype=np.int64)
         return cls(np.concatenate([[0], np.cumsum(counts)]), numbers)
+
+    def of_new_lengths(self, lengths: Ints) -> "Sequences":
+        """These sequences with other lengths [N], at least one of them above 0; those of length 0 are left out."""
+        kept = lengths > 0
+        steps = None if self.steps is None else self.steps[kept]
+        return replace(Sequences.of_lengths(lengths[kept], self.clusters[kept]), steps=steps)
 
     @property
     def num_sequences(self) -> int:
@@ -170,7 +178,7 @@ class TokenPair:
         lengths = self.sequences.sum_by_sequence(chosen).astype(np.int64)
         if not lengths.any():
             return None
-        sequences = Sequences.of_lengths(lengths[lengths > 0], self.sequences.clusters[lengths > 0])
+        sequences = self.sequences.of_new_lengths(lengths)
         return replace(self, sequences=sequences, repeats={}, **{name: leg[chosen] for name, leg in self._legs.items()})
 
     @property

@@ -187,6 +187,20 @@ def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
     probe("diff", run.path, run.path, code=ExitCode.PASS)
 
 
+def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
+    written = [row(number, step=number // 400) for number in range(800)]
+    for one in written[400:]:
+        one["train_logprobs"] = [value - 0.5 for value in one["train_logprobs"]]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    gate = tmp_path / "gate.toml"
+    for steps, code in (("0:1", ExitCode.PASS), ("1:", ExitCode.GATE_FAILED), ("2:", ExitCode.USAGE)):
+        check = f'metric = "abs_logprob_diff"\nmax = 0.1\nslice = {{ step = "{steps}" }}\n'
+        gate.write_text(f"[[gate.check]]\n{check}")
+        answer = probe("gate", "run", run.path, "--config", gate)
+        assert answer.returncode == code, answer.stderr
+    assert "steps 0 to 1" in answer.stderr
+
+
 def test_an_imported_run_cannot_be_continued_by_sampling(tmp_path: Path) -> None:
     run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
     answer = probe("compare", "--resume", "--out", run.path, code=ExitCode.USAGE)
