@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,7 @@ class Kind(StrEnum):
 
 
 _MAGIC: Final = {b"PAR1": Kind.PARQUET, b"PK\x03\x04": Kind.TORCH, b"\x80": Kind.PICKLE}
+_MAGIC_BYTES: Final = 64
 _START_BYTES: Final = 2**16
 
 
@@ -69,7 +71,7 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
     """A file is looked at again when it has changed."""
     try:
         with opened(path) as file:
-            start = file.read(8)
+            start = file.read(_MAGIC_BYTES)
             file.seek(0)
             kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), Kind.LINES)
             return _LOOKS[kind](file)
@@ -78,6 +80,10 @@ def _look_at(path: Path, size: int, modified: int) -> Look:
 
 
 def _lines(file: IO[bytes]) -> Look:
+    start = file.read(_MAGIC_BYTES).removeprefix(BOM_UTF8).lstrip()
+    if start and not start.startswith(b"{"):
+        raise Unreadable("it is neither JSON objects, nor parquet, nor a pickle")
+    file.seek(0)
     while (line := next_line(file)) and not line.strip():
         pass
     if not line:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs import FORMATS, recognise
+from mismatch_probe.logs import FORMATS, look, recognise
 from tests.logs.reading import DATA, read, written
 
 NEMO_RL = DATA / "nemo_rl" / "train_data_step1.jsonl"
@@ -40,6 +40,21 @@ def test_two_formats_in_a_folder_ask_for_a_name(tmp_path):
 
 def test_the_richer_of_two_formats_is_taken():
     assert recognise(DATA / "slime").name == "slime"
+
+
+def test_of_a_large_file_of_another_kind_only_the_start_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00" + b"{" + b"\x01" * 10**6)
+    monkeypatch.setattr(look, "next_line", lambda file: pytest.fail("it is read on"))
+    with pytest.raises(UsageError, match="neither JSON objects, nor parquet, nor a pickle"):
+        recognise(path)
+
+
+@pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\n \n"])
+def test_a_byte_order_mark_or_blank_lines_may_stand_first(start, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(start + NEMO_RL.read_bytes())
+    assert len(read(path)[0]) == 3
 
 
 @pytest.mark.parametrize("name", ["slime/train_data", "skyrl/dumped_data", "miles/dashboard_columns"])
