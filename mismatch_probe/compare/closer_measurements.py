@@ -29,7 +29,7 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
     in_batch = dict(zip(ids, np.split(pair.log_pi, by_response), strict=True))
     prefilled = pair.log_mu_prefill
     decoded = dict(zip(ids, np.split(pair.log_mu, by_response), strict=True))
-    decoded_alone = {one: alone for one, alone in _decoded_alone(legs, mu, key_of).items() if alone.size}
+    decoded_alone = {row_id: alone for row_id, alone in _decoded_alone(legs, mu, key_of).items() if alone.size}
     replayed = {} if prefilled is None else dict(zip(ids, np.split(prefilled, by_response), strict=True))
     mu_alone, mu_cached = (_leg(legs, mu.leg(change), key_of) for change in ("alone", "cached"))
     alone, again, other = (_leg(legs, pi.leg(change), key_of) for change in ("alone", "again", "other-attention"))
@@ -40,7 +40,10 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
         "pi_other_attention": (alone, other),
         "mu_other_batch": (replayed, mu_alone),
         "mu_cached": (mu_alone, mu_cached),
-        "mu_decoded_alone": ({one: decoded[one][: alone.size] for one, alone in decoded_alone.items()}, decoded_alone),
+        "mu_decoded_alone": (
+            {row_id: decoded[row_id][: alone.size] for row_id, alone in decoded_alone.items()},
+            decoded_alone,
+        ),
     }
     repeats = {name: _repeat(*legs, cluster_of) for name, legs in twice.items()}
     return {name: repeat for name, repeat in repeats.items() if repeat is not None}

@@ -199,8 +199,8 @@ def _decode_alone(
 
     def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
         batch = [chosen[row] for row in rows]
-        scored = decoded_alone(engine, [requests[one.id] for one in batch], first, batch)
-        return {stage.leg: leg_table(batch, scored)}, sum(int(np.isfinite(one.logprobs).sum()) for one in scored)
+        scored = decoded_alone(engine, [requests[sequence.id] for sequence in batch], first, batch)
+        return {stage.leg: leg_table(batch, scored)}, sum(int(np.isfinite(scores.logprobs).sum()) for scores in scored)
 
     run_batches(run.parts(stage.name, stage.outputs), stage.name, fixed_batches(len(chosen), 1), work, events)
 

@@ -87,16 +87,18 @@ def _recorded(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRoutin
     lengths = zip(data.prompt_lengths.tolist(), data.pair.sequences.lengths.tolist(), strict=True)
     tokens = dict(zip(data.row_ids, lengths, strict=True))
     recorded = {}
-    for one, key in zip(routing_of(table), table["ids_key"].to_pylist(), strict=True):
-        if data.key_of.get(one.id) != key:
+    for choice, key in zip(routing_of(table), table["ids_key"].to_pylist(), strict=True):
+        if data.key_of.get(choice.id) != key:
             continue
-        prompt, response = tokens[one.id]
-        if one.experts.shape[1] != prompt + response - 1:
+        prompt, response = tokens[choice.id]
+        if choice.experts.shape[1] != prompt + response - 1:
             raise BrokenRecord(
-                f"leg {name} has the experts of {one.experts.shape[1]} tokens of {one.id}, where "
+                f"leg {name} has the experts of {choice.experts.shape[1]} tokens of {choice.id}, where "
                 f"{prompt + response - 1} are computed: remove the file and continue with --resume"
             )
-        recorded[one.id] = replace(one, experts=one.experts[:, prompt - 1 :], weights=one.weights[:, prompt - 1 :])
+        recorded[choice.id] = replace(
+            choice, experts=choice.experts[:, prompt - 1 :], weights=choice.weights[:, prompt - 1 :]
+        )
     return recorded
 
 
@@ -108,7 +110,7 @@ def _check(
         return "the two sides have their experts in other layers"
     others, distances = [], []
     for mu, pi in recorded:
-        (mu_ids, mu_weights), (pi_ids, pi_weights) = (_of_layers(one, layers) for one in (mu, pi))
+        (mu_ids, mu_weights), (pi_ids, pi_weights) = (_of_layers(choice, layers) for choice in (mu, pi))
         others.append(other_experts(mu_ids, pi_ids))
         distances.append(weight_distance(mu_ids, mu_weights, pi_ids, pi_weights))
     by_response = np.split(pair.diff, pair.sequences.offsets[1:-1])
@@ -122,6 +124,6 @@ def _check(
     )
 
 
-def _of_layers(one: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, Weights]:
-    at = [one.layers.index(layer) for layer in layers]
-    return one.experts[at], one.weights[at]
+def _of_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[Ids, Weights]:
+    at = [choice.layers.index(layer) for layer in layers]
+    return choice.experts[at], choice.weights[at]

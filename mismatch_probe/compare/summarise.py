@@ -159,14 +159,14 @@ def _with_decoded_alike(legs: Legs, manifest: Manifest, data: PairData, summary:
     return summary.model_copy(update={"metrics": summary.metrics | {"decoded_alike": share}})
 
 
-def _with_routing(summary: PairSummary, found: RoutingCheck | str | None) -> PairSummary:
-    if found is None:
+def _with_routing(summary: PairSummary, check: RoutingCheck | str | None) -> PairSummary:
+    if check is None:
         return summary
-    if isinstance(found, str):
-        unavailable = summary.metrics_unavailable | dict.fromkeys(ROUTING_METRICS, found)
+    if isinstance(check, str):
+        unavailable = summary.metrics_unavailable | dict.fromkeys(ROUTING_METRICS, check)
         return summary.model_copy(update={"metrics_unavailable": unavailable})
-    metrics = dict(zip(ROUTING_METRICS, (found.other_experts, found.weight_distance), strict=True))
-    return summary.model_copy(update={"metrics": summary.metrics | metrics, "routing": found})
+    metrics = dict(zip(ROUTING_METRICS, (check.other_experts, check.weight_distance), strict=True))
+    return summary.model_copy(update={"metrics": summary.metrics | metrics, "routing": check})
 
 
 def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:

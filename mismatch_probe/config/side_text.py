@@ -35,7 +35,7 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
     said = f"--{kind} {text!r}"
     if not name:
         raise UsageError(f"{said} begins without a name; write NAME:dtype=bf16,key=value")
-    own, others = (_KINDS[one].model_fields.keys() - {"logged"} for one in (kind, _OTHER[kind]))
+    own, others = (_KINDS[side_kind].model_fields.keys() - {"logged"} for side_kind in (kind, _OTHER[kind]))
     side: dict[str, Any] = {"name": name}
     args: dict[str, Any] = {}
     for key, value in _settings(said, rest) if colon else ():

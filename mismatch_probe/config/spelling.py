@@ -24,7 +24,7 @@ def with_one_spelling(settings: CompareSettings) -> CompareSettings:
     def spell(place: str | None) -> str | None:
         if place is None:
             return None
-        known = next((one for one in spelled if same_folder(one, place)), None)
+        known = next((spelling for spelling in spelled if same_folder(spelling, place)), None)
         if known is None:
             spelled.append(place)
         return known or place

@@ -72,9 +72,9 @@ def routing_check(
 
 
 def _mean(estimator: Estimator, distances: NDArray[np.float64]) -> Estimate:
-    found = estimator.mean(distances, "token", Scale.POSITIVE)
-    assert found is not None, "distances lie between 0 and the sum of weights"
-    return found
+    estimate = estimator.mean(distances, "token", Scale.POSITIVE)
+    assert estimate is not None, "distances lie between 0 and the sum of weights"
+    return estimate
 
 
 def _dense(ids: Ids, weights: Weights, num_experts: int) -> NDArray[np.float64]:

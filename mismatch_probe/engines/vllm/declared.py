@@ -38,14 +38,14 @@ def default_arguments() -> dict[str, Any]:
 
     Raises as `known_arguments`.
     """
-    fields, found = _config_fields(), {}
+    fields, defaults = _config_fields(), {}
     for name, node in _declarations():
         if name in _LEFT_OPEN_IS_CHOSEN or node.value is None:
             continue
         value = fields.get(ast.unparse(node.value), node.value)
         with suppress(ValueError):
-            found[name] = ast.literal_eval(value)
-    return found
+            defaults[name] = ast.literal_eval(value)
+    return defaults
 
 
 def _declarations() -> list[tuple[str, ast.AnnAssign]]:
@@ -62,14 +62,14 @@ def _declarations() -> list[tuple[str, ast.AnnAssign]]:
 
 def _config_fields() -> dict[str, ast.expr]:
     """What the classes of vLLM's configuration give their fields, by `Class.field`, as `EngineArgs` refers to them."""
-    found = {}
+    values = {}
     for path in sorted((_package() / "config").glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 for name, field in _fields(node):
                     if field.value is not None:
-                        found[f"{node.name}.{name}"] = _default(field.value)
-    return found
+                        values[f"{node.name}.{name}"] = _default(field.value)
+    return values
 
 
 def _default(value: ast.expr) -> ast.expr:
@@ -80,9 +80,9 @@ def _default(value: ast.expr) -> ast.expr:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
-    for one in node.body:
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            yield one.target.id, one
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            yield field.target.id, field
 
 
 def _package() -> Path:

@@ -18,11 +18,11 @@ ROUNDED_WEIGHTS = 1e-3
 """Distance of the experts' weights that FP32 cannot reach by rounding: 1e-5 was measured at most on small models."""
 
 
-def other_experts(found: Disagreement) -> Cause | None:
+def other_experts(disagreement: Disagreement) -> Cause | None:
     """The cause for a pair in FP32 whose sides are known to disagree, and disagree on the experts."""
-    if found.routing is None or not found.is_exact or not found.settled:
+    if disagreement.routing is None or not disagreement.is_exact or not disagreement.settled:
         return None
-    layers = found.routing.layers
+    layers = disagreement.routing.layers
     first = next((layer for layer in layers if _differs(layer)), None)
     if first is None:
         return None
@@ -35,7 +35,7 @@ def other_experts(found: Disagreement) -> Cause | None:
         layer=first.layer,
         share=write_percent(first.other_experts.value),
         distance=write_number(first.weight_distance.value),
-        evidence=[before, *choices(found.routing)],
+        evidence=[before, *choices(disagreement.routing)],
         advice=[
             f"Compare the router of layer {first.layer} on both sides: its weights, its bias or score correction (a "
             "buffer, which a weight sync can miss), the format it computes in, and how its scores are normalised."
@@ -43,9 +43,9 @@ def other_experts(found: Disagreement) -> Cause | None:
     )
 
 
-def agree_before(found: Disagreement) -> bool:
+def agree_before(disagreement: Disagreement) -> bool:
     """Whether layers with experts come before the first that differs, so that the weights there are the same."""
-    return found.routing is not None and not _differs(found.routing.layers[0])
+    return disagreement.routing is not None and not _differs(disagreement.routing.layers[0])
 
 
 def _differs(layer: LayerRouting) -> bool:
