@@ -53,7 +53,7 @@ COMMANDS = {
     "compare-on-two-ranks": Command((*COMPARE, *TWO_RANKS), "**/engine-*.log", shares_memory=True),
     "localize": Command(("localize", *SMALL, "--num-prompts", "4", "--out", "out.json"), "**/engine.log"),
     "evaluate": Command(("evaluate", *SMALL, "--dtype", "bf16", "--out", "out"), "out/logs/*.log"),
-    "headroom": Command(("headroom", "--model", "demo", "--out", "out.json")),
+    "headroom": Command(("headroom", "--model", "demo", "--out", "out.json"), "stderr"),
     "train": Command(("train", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), "out/logs/*.log"),
     "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out")),
     "report": Command(("report", "run")),
