@@ -17,8 +17,8 @@ LEAST_CONTEXT_TOKENS: Final = 65_536
 """Tokens of context that the chosen positions may have together, however small the run."""
 
 
-DECODED_ALONE: Final = 64
-"""First tokens of a response that are decoded again: 16 responses alone take as many steps as one of 1,024 tokens."""
+DECODED_ALONE: Final = 32
+"""First tokens of a response that are decoded again: 16 responses alone take as many steps as one of 512 tokens."""
 
 
 def repeated_rows(sequences: Sequence[TokenSequence], most: int) -> list[int]:
