@@ -1,7 +1,8 @@
 """What scoring long responses costs beside one plain forward a response, and how much of it is the same kernels.
 
-    python -m benchmarks.long_responses [--num-responses 24] [--repeats 5] > reports/long-responses.md
+    python -m benchmarks.long_responses [--num-responses 12] [--repeats 3] > reports/long-responses.md
 
+Processor time on one thread, which others on the machine disturb less than wall time; `compare_cost` measures that.
 Matrix products and attention are PyTorch's own on both sides, and the reference has to compute in FP32 as the plain
 script does. So no way of scoring takes less processor time than these kernels: that is the bound.
 """
@@ -32,6 +33,16 @@ MEAN_TOKENS: Final = 926
 """Of the demo model's responses to sums:long."""
 SIDES: Final = ((Dtype.BF16, False), (Dtype.FP16, False), (Dtype.FP32, False), (Dtype.FP32, True))
 
+EXPLAINED: Final = """
+Products and attention are shares of scoring's time. They are the same PyTorch kernels on both sides, in the same format:
+pi has to be the trainer's arithmetic, and the reference exact. The bound is how many times as fast a scoring would be that
+did nothing else. The rest are norms, rotary positions and residuals as transformers writes them out. Wall time is another
+matter: the plain script shares each operation among all threads, which wait for each other at its end, where scoring gives
+each thread passes of its own (`benchmarks.compare_cost`).
+
+Made by `python -m benchmarks.long_responses > reports/long-responses.md`.
+""".strip()
+
 aten = torch.ops.aten
 KERNELS: Final = (aten.mm.default, aten.addmm.default, aten._scaled_dot_product_flash_attention_for_cpu.default)
 
@@ -56,9 +67,8 @@ class KernelSeconds(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Cost:
-    """`wall` on every thread, the others on one: seconds of the processor, all of them and those in kernels."""
+    """Seconds of the processor: all of them, and those in kernels."""
 
-    wall: float
     processor: float
     kernels: Counter[str]
 
@@ -89,27 +99,18 @@ def scored(scorer: Scorer, sequences: list[TokenSequence]) -> None:
 
 
 def costs(ways: list[Callable[[], None]], repeats: int) -> list[Cost]:
-    """Of each way, its repeats in turn with the others'; the least, which others on the machine disturb least."""
-    threads = torch.get_num_threads()
-    walls: list[list[float]] = [[] for _ in ways]
-    processors: list[list[float]] = [[] for _ in ways]
+    """Of each way, its repeats in turn with the others'; the least of them, after one that warms up."""
+    seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats + 1):
-        for number, way in enumerate(ways):
-            begun = time.perf_counter()
-            way()
-            walls[number].append(time.perf_counter() - begun)
-    torch.set_num_threads(1)
-    found = []
-    for _ in range(repeats):
         for number, way in enumerate(ways):
             begun = time.process_time()
             way()
-            processors[number].append(time.process_time() - begun)
+            seconds[number].append(time.process_time() - begun)
+    found = []
     for number, way in enumerate(ways):
         with KernelSeconds() as kernels:
             way()
-        found.append(Cost(min(walls[number]), min(processors[number]), kernels.seconds))
-    torch.set_num_threads(threads)
+        found.append(Cost(min(seconds[number][1:]), kernels.seconds))
     return found
 
 
@@ -118,37 +119,34 @@ def row(dtype: Dtype, reference: bool, sequences: list[TokenSequence], repeats: 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype.torch_name)).eval()
     with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference) as scorer:
         plain, ours = costs([lambda: plainly(model, sequences), lambda: scored(scorer, sequences)], repeats)
-    kernels = sum(ours.kernels.values())
+    tokens = sum(len(one.token_ids) for one in sequences)
     shares = " | ".join(f"{ours.kernels[name] / ours.processor:.0%}" for name in ("products", "attention"))
     return (
-        f"| {'reference' if reference else 'pi'}, {dtype} | {plain.wall / ours.wall:.2f} | "
-        f"{plain.processor / ours.processor:.2f} | {shares} | {plain.processor / kernels:.2f} |"
+        f"| {'reference' if reference else 'pi'}, {dtype} | {tokens / plain.processor:,.0f} | "
+        f"{tokens / ours.processor:,.0f} | {plain.processor / ours.processor:.2f} | {shares} | "
+        f"{plain.processor / sum(ours.kernels.values()):.2f} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-responses", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--num-responses", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     prepare_process()
     sequences = responses(arguments.num_responses)
+    torch.set_num_threads(1)
     length = median(len(one.token_ids) for one in sequences)
     print(
-        f"# Scoring long responses\n\n"
-        f"{len(sequences)} responses of about {length:.0f} tokens, the demo checkpoint, {torch.get_num_threads()} "
-        f"threads. Speed is beside one plain transformers forward a response, which gives the log-probs alone; scoring "
-        f"gives entropy and most likely token as well.\n\n"
-        "| | speed, wall | speed, processor time | matrix products | attention | bound |\n|---|---|---|---|---|---|"
+        f"# Scoring long responses\n\n{len(sequences)} responses of about {length:.0f} tokens, the demo checkpoint; "
+        "processor time on one thread. The plain script runs one\ntransformers forward a response and takes the "
+        "log-probs alone; scoring gives entropy and most likely token as well.\n\n"
+        "| | plain, tokens/s | scoring, tokens/s | times as fast | matrix products | attention | bound |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for dtype, reference in SIDES:
         print(row(dtype, reference, sequences, arguments.repeats), flush=True)
-    print(
-        "\nProducts and attention are shares of scoring's processor time. They are the same PyTorch kernels on both\n"
-        "sides, in the same format, since pi has to be the trainer's arithmetic and the reference exact. The bound is\n"
-        "the speed, in processor time, of a scoring that did nothing else.\n\n"
-        "Made by `python -m benchmarks.long_responses > reports/long-responses.md`."
-    )
+    print(f"\n{EXPLAINED}")
 
 
 if __name__ == "__main__":
