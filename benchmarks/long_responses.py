@@ -34,11 +34,11 @@ MEAN_TOKENS: Final = 926
 SIDES: Final = ((Dtype.BF16, False), (Dtype.FP16, False), (Dtype.FP32, False), (Dtype.FP32, True))
 
 EXPLAINED: Final = """
-Products and attention are shares of scoring's time. They are the same PyTorch kernels on both sides, in the same format:
-pi has to be the trainer's arithmetic, and the reference exact. The bound is how many times as fast a scoring would be that
-did nothing else. The rest are norms, rotary positions and residuals as transformers writes them out. Wall time is another
-matter: the plain script shares each operation among all threads, which wait for each other at its end, where scoring gives
-each thread passes of its own (`benchmarks.compare_cost`).
+Products and attention are shares of scoring's time. They are the same PyTorch kernels on both sides, in the same
+format: pi has to be the trainer's arithmetic, and the reference exact. The bound is how many times as fast a scoring
+would be that did nothing else. The rest are norms, rotary positions and residuals as transformers writes them out.
+Wall time is another matter: the plain script shares each operation among all threads, which wait for each other at
+its end, where scoring gives each thread passes of its own (`benchmarks.compare_cost`).
 
 Made by `python -m benchmarks.long_responses > reports/long-responses.md`.
 """.strip()
