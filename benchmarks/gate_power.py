@@ -230,8 +230,8 @@ def main() -> None:
 
 def _show(name: str, gatings: Iterable[dict[Key, Answer]]) -> None:
     answers: dict[Key, Counter[Answer]] = {}
-    for found in gatings:
-        for key, answer in found.items():
+    for gating in gatings:
+        for key, answer in gating.items():
             answers.setdefault(key, Counter())[answer] += 1
     for watched, looks in dict.fromkeys((watched, looks) for watched, looks, _ in answers):
         cells = [_cell(answers[watched, looks, over]) for over in OVER_LIMIT]

@@ -86,7 +86,7 @@ def run_trl(work: argparse.Namespace, folder: Path) -> None:
     vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True, worker_extension_cls=WORKER_EXTENSION)
     vllm_generation.VLLMGeneration.sync_weights = sync
     problems = load_prompts(PromptSettings(source=work.source, num_prompts=256))
-    rows = [{"prompt": [{"role": "user", "content": one.text}], "answer": one.answer} for one in problems]
+    rows = [{"prompt": [{"role": "user", "content": problem.text}], "answer": problem.answer} for problem in problems]
     stamps = Stamps()
     trainer = GRPOTrainer(
         model=str(DEMO_CHECKPOINT),

@@ -209,7 +209,7 @@ def _sampled(
         for sequence in sequences
     ]
     table = rollouts_table(requests, sampled, stage.side.sampler)
-    return table, leg_table(sequences, [one.scores for one in sampled])
+    return table, leg_table(sequences, [response.scores for response in sampled])
 
 
 def _scored(sequences: Iterable[TokenSequence], stage: ScoreStage, simulation: Simulation) -> pa.Table:

@@ -39,7 +39,7 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path, co
 
 
 def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -> str:
-    usual = [one for one in outcomes if one.usual]
+    usual = [outcome for outcome in outcomes if outcome.usual]
     accused = sum(one.is_accused for one in clean)
     lines = [
         "# Fault lab",
@@ -54,9 +54,9 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -
         f"{_share(_is_right(one.alone.code, one) for one in usual)}; without the FP32 pair as well: "
         f"{_share(_is_right(one.sixteen_bit.code, one) for one in usual)}, the rest undecided.",
         "- A wrong cause named, where `unexplained` would have been honest: "
-        f"{sum(_is_wrong(one.full.code, one) for one in outcomes)} of {len(outcomes)}; from the data alone "
-        f"{sum(_is_wrong(one.alone.code, one) for one in outcomes)}; without the FP32 pair as well "
-        f"{sum(_is_wrong(one.sixteen_bit.code, one) for one in outcomes)}.",
+        f"{sum(_is_wrong(outcome.full.code, outcome) for outcome in outcomes)} of {len(outcomes)}; from the data alone "
+        f"{sum(_is_wrong(outcome.alone.code, outcome) for outcome in outcomes)}; without the FP32 pair as well "
+        f"{sum(_is_wrong(outcome.sixteen_bit.code, outcome) for outcome in outcomes)}.",
         f"- Clean pairs accused: **{accused} of {len(clean)}**, each judged in its run and alone without an FP32 pair.",
         "",
         f"Made by `{command}`.",
@@ -76,8 +76,8 @@ def _clean(clean: list[CleanOutcome]) -> str:
 def _faults(outcomes: list[Outcome]) -> str:
     """One row a fault: on every model the share named, and the weakest strength from which on it is."""
     by_fault: dict[str, list[Outcome]] = defaultdict(list)
-    for one in outcomes:
-        by_fault[one.fault].append(one)
+    for outcome in outcomes:
+        by_fault[outcome.fault].append(outcome)
     rows = []
     for fault, found in by_fault.items():
         weakest: dict[str, list[str]] = defaultdict(list)
@@ -100,34 +100,41 @@ def _faults(outcomes: list[Outcome]) -> str:
 
 def _matrix(outcomes: list[Outcome]) -> str:
     """Rows: the cause injected; columns: the cause named."""
-    cells = Counter((one.expected[0], one.full.code) for one in outcomes)
+    cells = Counter((outcome.expected[0], outcome.full.code) for outcome in outcomes)
     named = sorted({code for _, code in cells})
     rows = [
         (injected, *(str(cells[injected, code] or "") for code in named))
-        for injected in sorted({one.expected[0] for one in outcomes})
+        for injected in sorted({outcome.expected[0] for outcome in outcomes})
     ]
     return _table("Confusion matrix (all strengths)", ("injected \\ named", *named), rows)
 
 
 def _misses(outcomes: list[Outcome]) -> str:
     rows = [
-        (one.model, one.fault, one.strength, "yes" if one.usual else "", one.full.code, one.full.sentence)
-        for one in outcomes
-        if not one.is_named
+        (
+            outcome.model,
+            outcome.fault,
+            outcome.strength,
+            "yes" if outcome.usual else "",
+            outcome.full.code,
+            outcome.full.sentence,
+        )
+        for outcome in outcomes
+        if not outcome.is_named
     ]
     return _table("Not named", ("model", "fault", "strength", "usual", "verdict", "sentence"), rows)
 
 
 def _named(outcomes: list[Outcome]) -> str:
-    return _share(one.is_named for one in outcomes)
+    return _share(outcome.is_named for outcome in outcomes)
 
 
-def _is_right(code: str, one: Outcome) -> bool:
-    return code in one.expected
+def _is_right(code: str, outcome: Outcome) -> bool:
+    return code in outcome.expected
 
 
-def _is_wrong(code: str, one: Outcome) -> bool:
-    return code not in (*one.expected, *NOT_A_BUG, "unexplained")
+def _is_wrong(code: str, outcome: Outcome) -> bool:
+    return code not in (*outcome.expected, *NOT_A_BUG, "unexplained")
 
 
 def _weakest(found: Sequence[Outcome]) -> str:

@@ -95,6 +95,6 @@ def score_again(run: RunDirectory, open_scorer: OpenScorer) -> None:
                 for row, one in zip(rows, scored_with_starts(side.score, [chosen[row] for row in rows]), strict=True):
                     scored[row] = one
             manifest.stages[stage.name].effective_settings = side.effective_settings
-        legs.write(stage.leg, leg_table(chosen, [one for one in scored if one is not None]))
+        legs.write(stage.leg, leg_table(chosen, [scores for scores in scored if scores is not None]))
     run.write_manifest(manifest)
     run.summary_path.unlink(missing_ok=True)

@@ -67,7 +67,7 @@ def main(scratch: Path, models: list[str]) -> None:
             checkpoint = make_checkpoint(at / "checkpoint", model, num_hidden_layers=NUM_LAYERS)
         trials = run_model(model, checkpoint, at, MODELS[model], TRIALS)
         shutil.rmtree(at)
-        kept = [{**asdict(one), "suspects": [suspect.model_dump() for suspect in one.suspects]} for one in trials]
+        kept = [{**asdict(trial), "suspects": [suspect.model_dump() for suspect in trial.suspects]} for trial in trials]
         (scratch / f"{model}.json").write_text(json.dumps(kept))
     publish([one for path in sorted(scratch.glob("*.json")) for one in _read(path)], Path("reports"))
 

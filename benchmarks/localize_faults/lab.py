@@ -88,11 +88,11 @@ def run_model(model: str, folder: Path, scratch: Path, kinds: list[tuple[str, fl
     return [
         Trial(
             model,
-            one["side"],
-            None if one["fault"] is None else Fault(**one["fault"]),
-            [Suspect.model_validate(suspect) for suspect in one["suspects"]],
+            result["side"],
+            None if result["fault"] is None else Fault(**result["fault"]),
+            [Suspect.model_validate(suspect) for suspect in result["suspects"]],
         )
-        for one in results
+        for result in results
     ]
 
 
@@ -109,7 +109,7 @@ def _engine(scratch: Path) -> None:
     settings = EngineSettings(args={"enforce_eager": True})
     with start_engine(str(folder), Dtype.BF16, settings, sampling, max_model_len=NEW_TOKENS + 64) as engine:
         sampled = engine.sample([SampleRequest(one.prompt_id, one, i) for i, one in enumerate(prompts)], sampling)
-        sequences = [one.sequence for one in sampled]
+        sequences = [response.sequence for response in sampled]
         batches = _batches(sequences)
         layout, _ = record_engine(engine, batches, store, modules=True)
         weights = _weights(folder)
@@ -117,7 +117,7 @@ def _engine(scratch: Path) -> None:
             with in_vllm(fault, engine, weights, _mean_square(fault, store, INFER)):
                 record_engine(engine, batches, store, modules=True, side=f"infer-{number}")
     saved = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
-    rows = [[one.prompt_token_ids, one.token_ids] for one in sequences]
+    rows = [[sequence.prompt_token_ids, sequence.token_ids] for sequence in sequences]
     (scratch / "sequences.json").write_text(json.dumps({"layout": saved, "rows": rows}))
 
 

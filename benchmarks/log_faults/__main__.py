@@ -79,9 +79,9 @@ def main() -> None:
         publish([asdict(one) | {"right": is_right(one)} for one in found], arguments.publish)
 
 
-def is_right(one: Outcome) -> bool:
+def is_right(outcome: Outcome) -> bool:
     """The faulty side has one of the expected causes foremost, and the other side is as declared."""
-    return one.codes[0] in one.expected and one.other_code == "as_declared"
+    return outcome.codes[0] in outcome.expected and outcome.other_code == "as_declared"
 
 
 def outcomes(bench: Bench, only: str) -> Iterator[Outcome]:

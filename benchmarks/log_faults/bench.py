@@ -56,7 +56,7 @@ class Bench:
         sequences = self.sequences if edit is None else edit(self.sequences)
         found: dict[int, FloatArray] = {}
         with open_scorer(self.dtype, False) as side:
-            for batch in plan_batches([one.num_tokens for one in sequences], 2048):
+            for batch in plan_batches([sequence.num_tokens for sequence in sequences], 2048):
                 scored = side.score([sequences[row] for row in batch])
                 found |= {row: one.logprobs.astype(np.float64) for row, one in zip(batch, scored, strict=True)}
         return [found[row] for row in range(len(sequences))]
@@ -75,7 +75,7 @@ class Bench:
     def _leg(self, name: str) -> Columns:
         legs = Legs(self.run, self.run.read_manifest().run_key)
         rows = {row["id"]: np.asarray(row["logprobs"], dtype=np.float64) for row in legs.read(name).to_pylist()}
-        return [rows[one.id] for one in self.sequences]
+        return [rows[sequence.id] for sequence in self.sequences]
 
 
 def checkpoint(name: str, scratch: Path) -> Path:

@@ -10,9 +10,9 @@ COMMAND = "python -m benchmarks.log_faults --publish reports"
 
 def publish(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
     """Write `log-faults.md`."""
-    clean = [one for one in outcomes if one["fault"] == "clean"]
-    inside = [one for one in outcomes if one["fault"] != "clean" and not one["outside"]]
-    outside = [one for one in outcomes if one["outside"]]
+    clean = [outcome for outcome in outcomes if outcome["fault"] == "clean"]
+    inside = [outcome for outcome in outcomes if outcome["fault"] != "clean" and not outcome["outside"]]
+    outside = [outcome for outcome in outcomes if outcome["outside"]]
     lines = [
         "# Faults in logs",
         "",
@@ -33,7 +33,7 @@ def publish(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
         "",
         *_table(clean, "Clean logs"),
         "",
-        *_missed([one for one in outcomes if not one["right"]]),
+        *_missed([outcome for outcome in outcomes if not outcome["right"]]),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -41,8 +41,8 @@ def publish(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
 
 def _table(outcomes: Sequence[dict[str, Any]], title: str) -> list[str]:
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for one in outcomes:
-        rows[one["fault"], one["strength"]].append(one)
+    for outcome in outcomes:
+        rows[outcome["fault"], outcome["strength"]].append(outcome)
     return [
         f"## {title}",
         "",
@@ -64,12 +64,13 @@ def _missed(outcomes: Sequence[dict[str, Any]]) -> list[str]:
         "| model | dtype | fault | strength | side | named | evidence |",
         "|---|---|---|---|---|---|---|",
         *(
-            f"| {one['model']} | {one['dtype']} | {one['fault']} | {one['strength']} | {one['side']} | "
-            f"{', '.join(one['codes'])}; other side {one['other_code']} | {one['evidence']} |"
-            for one in outcomes
+            f"| {outcome['model']} | {outcome['dtype']} | {outcome['fault']} | {outcome['strength']} | "
+            f"{outcome['side']} | "
+            f"{', '.join(outcome['codes'])}; other side {outcome['other_code']} | {outcome['evidence']} |"
+            for outcome in outcomes
         ),
     ]
 
 
 def _share(outcomes: Sequence[dict[str, Any]]) -> str:
-    return f"{sum(one['right'] for one in outcomes)} of {len(outcomes)}"
+    return f"{sum(outcome['right'] for outcome in outcomes)} of {len(outcomes)}"

@@ -124,7 +124,7 @@ def resync(scratch: Path) -> Proof:
         def make(replay: Callable[..., list[ScoredSequence]]) -> Callable[..., list[ScoredSequence]]:
             def recorded(sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
                 scored = replay(sequences)
-                answers.setdefault(now.step, []).append(digest_of(one.logprobs for one in scored))
+                answers.setdefault(now.step, []).append(digest_of(scores.logprobs for scores in scored))
                 return scored
 
             return recorded
@@ -278,8 +278,8 @@ class _Updates:
 
 def _both(*injections: Inject) -> Inject:
     def inject(parts: TrainingParts, now: Now) -> None:
-        for one in injections:
-            one(parts, now)
+        for injection in injections:
+            injection(parts, now)
 
     return inject
 

@@ -86,9 +86,9 @@ def sampling_temperature(parts: TrainingParts, now: Now, *, temperature: float) 
 
     def make(generate: Callable[..., Any]) -> Callable[..., Any]:
         def at_another(inputs: Any, params: Sequence[Any], **rest: Any) -> Any:
-            for one in params:
-                if now.faulty and one.temperature > 0:
-                    one.temperature = temperature
+            for param in params:
+                if now.faulty and param.temperature > 0:
+                    param.temperature = temperature
             return generate(inputs, params, **rest)
 
         return at_another
@@ -105,7 +105,7 @@ def hidden_sampling_temperature(parts: TrainingParts, now: Now, *, temperature: 
             sampled = sample(requests, sampling)
             if not now.faulty:
                 return sampled
-            told = parts.engine.replay([one.sequence for one in sampled])
+            told = parts.engine.replay([response.sequence for response in sampled])
             return [replace(one, scores=scores) for one, scores in zip(sampled, told, strict=True)]
 
         return unseen

@@ -91,10 +91,10 @@ def clean_outcome(dtype: Dtype, seed: int, scratch: Path, growth_interval: int |
         dtype=dtype,
         seed=seed,
         steps=len(steps),
-        overflows=sum(int(one["optim/overflow"]) for one in steps),
+        overflows=sum(int(step["optim/overflow"]) for step in steps),
         firings=_firings(_events(run)),
-        first_reward=sum(one["reward/mean"] for one in steps[:5]) / 5,
-        last_reward=sum(one["reward/mean"] for one in steps[-5:]) / 5,
+        first_reward=sum(step["reward/mean"] for step in steps[:5]) / 5,
+        last_reward=sum(step["reward/mean"] for step in steps[-5:]) / 5,
     )
     _write(kept, asdict(found))
     return found

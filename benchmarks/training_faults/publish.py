@@ -42,7 +42,7 @@ def publish(results: Results, folder: Path, command: str) -> None:
 
 
 def _summary(results: Results, command: str) -> str:
-    usual = [one for one in results.faults if one.usual]
+    usual = [fault for fault in results.faults if fault.usual]
     caught = sum(one.in_time for one in usual)
     named = sum(one.right_cause for one in usual)
     firings = sum(len(one.firings) for one in results.clean)
@@ -50,7 +50,7 @@ def _summary(results: Results, command: str) -> str:
     at_the_edge = sum(len(one.firings) for one in results.at_the_edge)
     overflows = sum(one.overflows for one in results.at_the_edge)
     rollout = SMALL["rollout"]
-    cost = ", ".join(f"{one.share:.2%} ({one.dtype})" for one in results.costs)
+    cost = ", ".join(f"{cost.share:.2%} ({cost.dtype})" for cost in results.costs)
     return "\n".join(
         (
             "# Guards against real faults",
@@ -64,7 +64,8 @@ def _summary(results: Results, command: str) -> str:
             f"- Clean runs: **{firings} firings** in {len(results.clean)} runs, {steps} steps.",
             f"- FP16 runs whose loss scale is kept at the edge of overflow: {at_the_edge} firings, all told below, in "
             f"{len(results.at_the_edge)} runs with {overflows} overflows.",
-            f"- Actions proven in real runs: **{sum(one.holds for one in results.proofs)} of {len(results.proofs)}**.",
+            f"- Actions proven in real runs: **{sum(proof.holds for proof in results.proofs)} of "
+            f"{len(results.proofs)}**.",
             f"- Metrics and guards cost **{cost}** of a step.",
             "",
             f"Made by `{command}`.",
@@ -81,14 +82,15 @@ def _faults(faults: Sequence[FaultOutcome]) -> str:
         "| fault | strength | dtype | fired at | guard | answer | cause named | then |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for one in faults:
-        strength = one.strength if one.usual else f"({one.strength})"
-        fired = "not" if one.fired is None else str(one.fired)
-        cause = "" if one.cause is None else one.cause + ("" if one.right_cause else " (wrong)")
-        then = f"stopped at {one.steps}" if one.stopped else "went on"
-        answer = " + ".join(one.actions)
+    for fault in faults:
+        strength = fault.strength if fault.usual else f"({fault.strength})"
+        fired = "not" if fault.fired is None else str(fault.fired)
+        cause = "" if fault.cause is None else fault.cause + ("" if fault.right_cause else " (wrong)")
+        then = f"stopped at {fault.steps}" if fault.stopped else "went on"
+        answer = " + ".join(fault.actions)
         lines.append(
-            f"| {one.fault} | {strength} | {one.dtype} | {fired} | {one.guard or ''} | {answer} | {cause} | {then} |"
+            f"| {fault.fault} | {strength} | {fault.dtype} | {fired} | {fault.guard or ''} | {answer} | {cause} | "
+            f"{then} |"
         )
     return "\n".join(lines)
 
@@ -111,20 +113,20 @@ def _clean(title: str, about: str, clean: Sequence[CleanOutcome]) -> str:
 
 def _proofs(proofs: Sequence[Proof]) -> str:
     lines = ["## Actions", "", "| action | what was checked | seen |", "|---|---|---|"]
-    for one in proofs:
-        checks = "; ".join(f"{what}{'' if held else ' (**no**)'}" for what, held in one.checks.items())
-        lines.append(f"| `{one.action}` | {checks} | {one.seen} |")
+    for proof in proofs:
+        checks = "; ".join(f"{what}{'' if held else ' (**no**)'}" for what, held in proof.checks.items())
+        lines.append(f"| `{proof.action}` | {checks} | {proof.seen} |")
     return "\n".join(lines)
 
 
 def _costs(costs: Sequence[Cost]) -> str:
     lines = ["## Cost", "", "Milliseconds of a step of 32 prompts x 8 samples, medians.", ""]
-    names = list(dict.fromkeys(name for one in costs for name in one.parts))
+    names = list(dict.fromkeys(name for cost in costs for name in cost.parts))
     lines += [
         f"| dtype | {' | '.join(names)} | step | share |",
         "|---|" + "---|" * (len(names) + 2),
     ]
-    for one in costs:
-        cells = " | ".join(f"{1e3 * one.parts[name]:.2f}" for name in names)
-        lines.append(f"| {one.dtype} | {cells} | {1e3 * one.step_seconds:.0f} | {one.share:.2%} |")
+    for cost in costs:
+        cells = " | ".join(f"{1e3 * cost.parts[name]:.2f}" for name in names)
+        lines.append(f"| {cost.dtype} | {cells} | {1e3 * cost.step_seconds:.0f} | {cost.share:.2%} |")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ def outlook(*, compiles: bool = False, memory_bytes: int = 2**34, earlier: bool 
 
 
 def shown(ahead: Outlook | None, why: str = "") -> str:
-    stages = [StageEstimate(stage=one.name, sequences=8, max_tokens=400, weight_bytes=2**20) for one in PLAN.stages]
+    stages = [StageEstimate(stage=stage.name, sequences=8, max_tokens=400, weight_bytes=2**20) for stage in PLAN.stages]
     plan = DryRun(
         model="demo",
         architecture="LlamaForCausalLM",

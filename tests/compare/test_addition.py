@@ -154,7 +154,7 @@ def test_a_leg_that_is_lost_while_it_grows_is_scored_whole(run: RunDirectory) ->
     asked_for(run, ADDED)
     run.leg_path("ref-fp32").unlink()
     plan = make_plan(with_added_pairs(run.read_manifest()).settings)
-    [stage] = [one for one in plan.stages if isinstance(one, ScoreStage) and one.side.role == "ref"]
+    [stage] = [stage for stage in plan.stages if isinstance(stage, ScoreStage) and stage.side.role == "ref"]
     assert samplers_left(run, stage) == ("infer-bf16", "infer-fp32")
 
 

@@ -183,7 +183,7 @@ def test_the_start_of_each_prompt_is_scored_beside_its_response() -> None:
 
     long, short = TokenSequence("a", list(range(100)), [1, 2]), TokenSequence("b", [5], [3])
     scored = scored_with_starts(score, [long, short])
-    assert [one.id for one in scored] == ["a", "b"]
+    assert [scores.id for scores in scored] == ["a", "b"]
     assert scored[0].start_logprobs is not None
     assert scored[0].start_logprobs.tolist() == list(range(START_TOKENS - 1))
     assert scored[0].logprobs.tolist() == [99, 100], "the response follows the prompt's 99 predicted tokens"

@@ -32,7 +32,7 @@ def engine(start: StartEngine, llama: Path, adapter: Path) -> Engine:
 @pytest.fixture(scope="module")
 def served(engine: Engine) -> tuple[list[TokenSequence], list[ScoredSequence]]:
     sampled = engine.sample(requests(), PLAIN)
-    return [one.sequence for one in sampled], [one.scores for one in sampled]
+    return [response.sequence for response in sampled], [response.scores for response in sampled]
 
 
 def pi(llama: Path, adapter: Path | None, *, merged: bool = False) -> Scorer:

@@ -35,7 +35,7 @@ def syncs(start: StartEngine, folder: Path, dtype: Dtype, settings: PolicySettin
     with start(folder, dtype) as engine:
         sampled = engine.sample(requests(), SamplingSettings(max_new_tokens=32))
         policy = Policy(folder, dtype, settings, temperature=1.0)
-        sync = WeightSync(policy, engine, dtype, [one.sequence for one in sampled])
+        sync = WeightSync(policy, engine, dtype, [response.sequence for response in sampled])
         found = [sync()]
         for _ in range(2):
             move(policy)

@@ -24,7 +24,8 @@ def responses(llama: Path) -> list[TokenSequence]:
 def explained(llama: Path, responses: list[TokenSequence]) -> Iterator[Explained]:
     """The explanation of the sampler's side of a log of the responses; what they predict is computed once."""
     with Predictions.opened(
-        settings(llama), LoggedTokens.of(logged(responses, mu=[np.zeros(len(one.token_ids)) for one in responses]))
+        settings(llama),
+        LoggedTokens.of(logged(responses, mu=[np.zeros(len(response.token_ids)) for response in responses])),
     ) as predictions:
 
         def explain_mu(

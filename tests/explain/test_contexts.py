@@ -54,4 +54,4 @@ def test_another_context_is_named(
     side = explained(scored(llama, change(responses)), headers=(tuple(HEADER),))
     assert side.verdict.code == code
     assert side.explained_by is not None
-    assert [one.what for one in side.explained_by.departures] == [what]
+    assert [departure.what for departure in side.explained_by.departures] == [what]

@@ -36,10 +36,10 @@ def test_missing_log_probs_are_counted_and_left_out(
     columns = scored(llama, responses, temperature=0.7)
     spoiled = 0
     random = np.random.default_rng(0)
-    for one in columns:
-        places = random.random(len(one)) < 0.02
+    for column in columns:
+        places = random.random(len(column)) < 0.02
         spoiled += int(places.sum())
-        one[places] = value
+        column[places] = value
     side = explained(columns)
     assert (side.verdict.kind, side.verdict.code) == ("broken", "missing_logprobs")
     assert side.num_missing == spoiled
@@ -49,7 +49,7 @@ def test_missing_log_probs_are_counted_and_left_out(
 def test_a_column_of_zeros_is_missing_and_nothing_else_is_said(
     responses: list[TokenSequence], explained: Explained
 ) -> None:
-    side = explained([np.zeros(len(one.token_ids)) for one in responses])
+    side = explained([np.zeros(len(response.token_ids)) for response in responses])
     assert side.verdict.code == "missing_logprobs"
     assert (side.num_tokens, side.trials, side.verdict.also) == (0, [], [])
 
@@ -58,7 +58,7 @@ def test_zeros_of_certain_tokens_are_log_probs(
     llama: Path, responses: list[TokenSequence], explained: Explained
 ) -> None:
     columns = [np.where(one > -0.9, 0.0, one) for one in scored(llama, responses)]
-    assert any((one == 0).any() for one in columns)
+    assert any((column == 0).any() for column in columns)
     assert explained(columns).num_missing == 0
 
 

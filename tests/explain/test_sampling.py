@@ -46,7 +46,7 @@ def test_probabilities_of_a_part_of_the_vocabulary_are_named(
     side = explained(renormalised(llama, responses, **cut))
     assert side.verdict.code == "truncated_support"
     assert side.explained_by is not None
-    assert [one.what for one in side.explained_by.departures] == [what]
+    assert [departure.what for departure in side.explained_by.departures] == [what]
 
 
 def test_a_cut_that_is_declared_and_not_applied_is_named(
@@ -62,9 +62,9 @@ def renormalised(
     """Log-probs in BF16 over what is kept; a sampled token that is not kept would not have been sampled, so it is."""
     found = []
     with Scorer.load(checkpoint, Dtype.BF16, TrainingPathSettings()) as scorer:
-        for one in responses:
-            whole = scorer.distributions(one, range(len(one.token_ids))).astype(np.float64)
-            own = whole[np.arange(len(whole)), one.token_ids]
+        for response in responses:
+            whole = scorer.distributions(response, range(len(response.token_ids))).astype(np.float64)
+            own = whole[np.arange(len(whole)), response.token_ids]
             kept = np.empty(len(whole))
             for place, row in enumerate(whole):
                 ordered = np.sort(np.exp(row))[::-1]

@@ -53,7 +53,7 @@ def test_an_activation_past_65504_is_named_at_its_layer(
     assert found.plain.first_nonfinite.startswith(f"model.layers.{layer}.{module} ({operation}")
     assert f"overflow FP16, first at {found.plain.first_nonfinite}" in found.verdict.sentence
     assert found.activations is not None
-    residual = {one.layer: one.residual for one in found.activations.layers}[f"model.layers.{layer}"]
+    residual = {layer.layer: layer.residual for layer in found.activations.layers}[f"model.layers.{layer}"]
     assert residual is not None
     assert residual > 65504
 
@@ -87,7 +87,7 @@ def test_a_backward_pass_that_overflows_is_told_though_the_loss_is_finite(tmp_pa
     assert found.plain is not None
     assert found.plain.first_nonfinite is None
     assert found.plain.logprob_error_nats is not None
-    assert all(one.relative_error is None and one.num_nonfinite > 0 for one in found.plain.scales)
+    assert all(scale.relative_error is None and scale.num_nonfinite > 0 for scale in found.plain.scales)
     assert "backward pass overflows at every loss scale; the largest gradient is at model.layers.1.mlp (mul)" in (
         found.verdict.sentence
     )

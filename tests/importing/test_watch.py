@@ -74,7 +74,7 @@ def old(folder: Path) -> None:
 def test_a_steady_log_is_judged_step_by_step_and_passes(folder: Path, guards: Path) -> None:
     old(log_of(folder, [1.0] * 5))
     _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
-    assert [one.step for one in record.steps] == [0, 1, 2, 3, 4]
+    assert [step.step for step in record.steps] == [0, 1, 2, 3, 4]
     assert record.steps[0].metrics["mismatch/abs_logprob_diff"] == pytest.approx(mean_abs(step_rows()), rel=1e-12)
     assert record.stopped_at is None
 
@@ -83,7 +83,7 @@ def test_a_guard_that_asks_to_stop_ends_it_with_1_at_the_step_that_broke_it(fold
     old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 100.0, 100.0, 100.0]))
     answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
     assert record.stopped_at == 5
-    assert [event["actions"] for one in record.steps for event in one.events] == [["warn"], ["stop"]]
+    assert [event["actions"] for step in record.steps for event in step.events] == [["warn"], ["stop"]]
     assert "asks to stop at step 5" in answer.stderr
 
 
@@ -110,8 +110,8 @@ def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken
     write(folder / "step_3.jsonl", [one | {"train_logprobs": [0.0] * 30} for one in step_rows()])
     old(folder)
     answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
-    assert [one.findings for one in record.steps] == [[], [], ["copied"], ["all_zero"]]
-    assert [bool(one.metrics) for one in record.steps] == [True, True, False, False]
+    assert [step.findings for step in record.steps] == [[], [], ["copied"], ["all_zero"]]
+    assert [bool(step.metrics) for step in record.steps] == [True, True, False, False]
     assert answer.stderr.count("not judged") == 2
 
 

@@ -139,7 +139,9 @@ def undrawn(found: Summary) -> Summary:
     """Without the curves of its pairs: a page of words and tables, in a fifth of the time."""
     bare: dict[str, object] = {"length": None, "scatter": None, "confidence": [], "errors": []}
     pairs = [
-        pair.model_copy(update={**bare, "corrections": [replace(one, by_length=[]) for one in pair.corrections]})
+        pair.model_copy(
+            update={**bare, "corrections": [replace(correction, by_length=[]) for correction in pair.corrections]}
+        )
         for pair in found.pairs
     ]
     return found.model_copy(update={"pairs": pairs})

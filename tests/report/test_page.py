@@ -96,7 +96,7 @@ def test_anchors_are_stable(structure: Structure) -> None:
 
 def test_nothing_is_loaded_and_nothing_runs(page: str, structure: Structure) -> None:
     scripts = [attributes for tag, attributes in structure.elements if tag == "script"]
-    assert [one.get("type") for one in scripts] == ["application/json"]
+    assert [script.get("type") for script in scripts] == ["application/json"]
     assert not [tag for tag, _ in structure.elements if tag in ("img", "iframe", "link", "object", "embed")]
     assert not re.search(r"https?://|@import|url\((?!#)", page)
     policy = next(a["content"] for _, a in structure.elements if a.get("http-equiv") == "Content-Security-Policy")

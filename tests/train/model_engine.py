@@ -80,7 +80,7 @@ class ModelEngine(Engine):
         ]
 
     def _scored(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-        ids = torch.tensor([one.prompt_token_ids + one.token_ids for one in sequences])
+        ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids for sequence in sequences])
         with torch.no_grad():
             log_softmax = self.model(ids).logits.log_softmax(-1)
         first = len(sequences[0].prompt_token_ids)

@@ -153,7 +153,7 @@ def test_an_alias_of_responses_is_what_its_framework_counts() -> None:
         for prompt in range(3)
         for sample in range(4)
     ]
-    log_pi = np.concatenate([one.mu_logprobs for one in rollouts])
+    log_pi = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
     plan = plan_loss(build_objective("reinforce"), rollout_batch(rollouts, log_pi, [True] * len(rollouts)), 8)
     logged = with_aliases(reward_metrics(rollouts, plan))
     assert {name: logged[name] for name in OF_RESPONSES} == pytest.approx(OF_RESPONSES)

@@ -24,5 +24,5 @@ def documented() -> set[str]:
     for line in MANUAL.split("## Trackers")[0].splitlines():
         if line.startswith("| `") and not line.startswith(("| `time/", "| `resync/", "| `guards/")):
             stem, *others = re.findall(r"`([^`]+)`", line.split("|")[1])
-            names |= {stem, *(stem + one if one.startswith("_") else one for one in others)}
+            names |= {stem, *(stem + other if other.startswith("_") else other for other in others)}
     return names

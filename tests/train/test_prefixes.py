@@ -103,7 +103,8 @@ def test_layers_that_are_computed_again_have_the_same_gradient(tmp_path: Path) -
     folder = make_checkpoint(tmp_path / "llama", "llama")
     settings = PolicySettings(), PolicySettings(gradient_checkpointing=True)
     kept, again = (
-        log_probs_and_gradient(Policy(folder, Dtype.FP32, one, temperature=1.0), shared=True)[1] for one in settings
+        log_probs_and_gradient(Policy(folder, Dtype.FP32, setting, temperature=1.0), shared=True)[1]
+        for setting in settings
     )
     assert np.array_equal(kept, again)
 

@@ -177,7 +177,7 @@ class RestartedEngine(StoppingEngine):
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         longer = sampling.model_copy(update={"max_new_tokens": sampling.max_new_tokens + self._start - 1})
-        return super().sample([replace(one, seed=one.seed + self._start) for one in requests], longer)
+        return super().sample([replace(request, seed=request.seed + self._start) for request in requests], longer)
 
 
 def test_a_side_in_another_precision_is_probed_with_the_same_tokens(

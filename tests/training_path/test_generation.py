@@ -34,9 +34,9 @@ def surprise(folder: Path, prompts: list[EncodedPrompt], responses: list[Generat
     with Scorer.load(folder, Dtype.FP32, SDPA) as scorer:
         scored = scorer.score_batch(batch)
     found = []
-    for one in scored:
-        assert one.entropy_nats is not None
-        found.append(-one.logprobs - one.entropy_nats)
+    for scores in scored:
+        assert scores.entropy_nats is not None
+        found.append(-scores.logprobs - scores.entropy_nats)
     return np.concatenate(found)
 
 
@@ -72,8 +72,8 @@ def test_tokens_are_as_surprising_as_the_scorers_entropy_says(endless: Path, tem
 def test_a_response_ends_with_its_end_token_or_is_cut(checkpoint: Callable[[str], Path]) -> None:
     prompts = PROMPTS * 64
     responses = sampled(checkpoint("llama"), prompts=prompts, max_new_tokens=40)
-    stopped = [one for one in responses if one.finish_reason == "stop"]
-    cut = [one for one in responses if one.finish_reason == "length"]
+    stopped = [response for response in responses if response.finish_reason == "stop"]
+    cut = [response for response in responses if response.finish_reason == "length"]
     assert stopped
     assert all(one.token_ids[-1] == 258 and 258 not in one.token_ids[:-1] for one in stopped)
     assert all(len(one.token_ids) == 40 and 258 not in one.token_ids for one in cut)
@@ -82,5 +82,5 @@ def test_a_response_ends_with_its_end_token_or_is_cut(checkpoint: Callable[[str]
 def test_the_tokenizers_end_token_ends_a_response_too(endless: Path) -> None:
     with Sampler(endless, Dtype.FP32, SDPA, SamplingSettings(max_new_tokens=40)) as sampler:
         responses = sampler.sample(PROMPTS * 64, 7, seed=0)
-    assert any(one.token_ids[-1] == 7 and one.finish_reason == "stop" for one in responses)
-    assert all(7 not in one.token_ids[:-1] for one in responses)
+    assert any(response.token_ids[-1] == 7 and response.finish_reason == "stop" for response in responses)
+    assert all(7 not in response.token_ids[:-1] for response in responses)

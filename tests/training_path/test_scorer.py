@@ -37,8 +37,8 @@ def test_log_probs_are_those_of_one_plain_forward_a_sequence(
     family: str, checkpoint: Checkpoint, score: Callable[..., list[ScoredSequence]], sequences: list[TokenSequence]
 ) -> None:
     scores = score(family, Dtype.FP32)
-    assert [len(one.logprobs) for one in scores] == [len(sequence.token_ids) for sequence in sequences]
-    assert [one.id for one in scores] == [sequence.id for sequence in sequences]
+    assert [len(score.logprobs) for score in scores] == [len(sequence.token_ids) for sequence in sequences]
+    assert [score.id for score in scores] == [sequence.id for sequence in sequences]
     assert flat(scores).dtype == np.float32
     np.testing.assert_allclose(flat(scores), plain_scores(checkpoint(family), sequences), atol=FP32_NOISE, rtol=0)
 

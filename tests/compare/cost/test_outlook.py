@@ -59,7 +59,7 @@ def test_without_earlier_runs_responses_count_at_their_limit(tmp_path: Path, fol
     found = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
     assert found is not None
     assert (found.response_tokens, found.response_tokens_from, found.earlier_runs) == (300, MAX_NEW_TOKENS, [])
-    assert [one.stage for one in found.time.stages] == ["sample-bf16", "score-ref-fp32", "score-train-bf16"]
+    assert [stage.stage for stage in found.time.stages] == ["sample-bf16", "score-ref-fp32", "score-train-bf16"]
     assert found.time.total.low_seconds < found.time.total.likely_seconds < found.time.total.high_seconds
     assert found.time.unknown_starts == []
 
@@ -71,11 +71,11 @@ def test_an_earlier_run_tells_lengths_starts_and_paces(tmp_path: Path, folder: P
     assert found.earlier_runs == [str(tmp_path / "before")]
     assert found.response_tokens_from == str(tmp_path / "before")
     assert 40 < found.response_tokens < 90, "as simulated"
-    for one in found.time.stages:
-        assert one.start is not None
-        assert one.start.likely_seconds == 3
-        assert one.work.low_seconds < 20, "most of what half of the prompts took was perhaps spent once"
-        assert 20 <= one.work.likely_seconds <= 40
+    for stage in found.time.stages:
+        assert stage.start is not None
+        assert stage.start.likely_seconds == 3
+        assert stage.work.low_seconds < 20, "most of what half of the prompts took was perhaps spent once"
+        assert 20 <= stage.work.likely_seconds <= 40
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_stages_that_are_recorded_are_not_counted_again(tmp_path: Path, folder: 
     edit_manifest(run, lambda manifest: setattr(manifest.stages["score-train-bf16"], "state", "running"))
     found = look_ahead(prepared(folder, SIMULATION), tmp_path, done_stages(run), 6.0).outlook
     assert found is not None
-    assert [one.stage for one in found.time.stages] == ["score-train-bf16"]
+    assert [stage.stage for stage in found.time.stages] == ["score-train-bf16"]
     clock = run_clock(prepared(folder, SIMULATION), run)
     assert clock is not None
     left = clock.left()

@@ -105,9 +105,9 @@ def test_nothing_is_loaded_and_nothing_runs(page: str, request: pytest.FixtureRe
 def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str, request: pytest.FixtureRequest) -> None:
     figures = re.findall(r"<figure.*?</figure>", request.getfixturevalue(page), re.DOTALL)
     assert len(figures) >= 5
-    for one in figures:
-        assert "<figcaption>How to read it: " in one
-        assert "<table" in one
+    for figure in figures:
+        assert "<figcaption>How to read it: " in figure
+        assert "<table" in figure
 
 
 def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_guards_are_summed_up_in_the_order_in_which_they_first_fired(tmp_path: P
         firing(9, ["rollback"], guard="zeta"),
     )
     found = summarise_training(training_run(tmp_path / "run", TrainingSample(firings=fired)))
-    assert [(one.guard, one.firings, one.first_step, one.last_step) for one in found.guards] == [
+    assert [(guard.guard, guard.firings, guard.first_step, guard.last_step) for guard in found.guards] == [
         ("zeta", 2, 5, 9),
         ("alpha", 1, 7, 7),
     ]

@@ -110,7 +110,9 @@ def step_metrics(step: int, sample: TrainingSample) -> dict[str, float]:
         "optim/loss": random.normal(-5e-3, 1e-3),
         "optim/grad_norm": math.inf if overflow else 0.05 * noise(0.3),
         "optim/clipped_share": 0.0,
-        "optim/loss_scale": 2.0 ** (16 - sum(one <= step for one in sample.overflows)) if sample.dtype == "fp16" else 1,
+        "optim/loss_scale": 2.0 ** (16 - sum(overflow <= step for overflow in sample.overflows))
+        if sample.dtype == "fp16"
+        else 1,
         "optim/overflow": float(overflow),
         "optim/learning_rate": 1e-4,
         **{f"time/{phase}_seconds": value for phase, value in seconds.items()},
