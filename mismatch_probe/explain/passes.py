@@ -23,7 +23,7 @@ from mismatch_probe.explain.setup import Context, Rope
 from mismatch_probe.explain.tokens import Floats, LoggedTokens
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
-from mismatch_probe.training_path.batching import pad_batch, plan_batches
+from mismatch_probe.training_path.batching import pad_batch, plan_batches, require_scorable
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
@@ -95,6 +95,26 @@ class LoadedWeights:
                 return hidden
             self._hidden[key] = hidden
         return self._hidden[key]
+
+    def has_states(self, context: Context, rope: Rope | None) -> bool:
+        return (context.name, rope) in self._hidden
+
+    def compute_behind(self, older: "LoadedWeights", context: Context, rope: Rope | None) -> None:
+        """Compute hidden states behind keys and values of the prompts that `older` computes, a response at a time."""
+        assert context.cache is not None
+        rows = []
+        with exchanged_rope(self.model, rope), self.arithmetic.active():
+            for sequence, prompt in zip(self.tokens.sequences, context.prompts, strict=True):
+                require_scorable(TokenSequence(sequence.id, prompt, sequence.token_ids), self._vocab_size)
+                cached = context.cache.num_cached(prompt)
+                ids_1S = torch.tensor([prompt + sequence.token_ids[:-1]], device=self.model.device)
+                others: dict[str, Any] = {}
+                if cached:
+                    body: Any = older.model.base_model
+                    others["past_key_values"] = body(input_ids=ids_1S[:, :cached], use_cache=True).past_key_values
+                hidden_1SD = self._head.body(ids_1S[:, cached:], **others)
+                rows.append(hidden_1SD[0, len(prompt) - 1 - cached :].cpu())
+        self._hidden[context.name, rope] = torch.cat(rows)
 
     def _computed(self, context: Context) -> torch.Tensor:
         sequences = [

@@ -48,6 +48,7 @@ class Predictions:
         for key in setup.passes():
             if key not in self._curves:
                 with self._loaded(key.weights) as loaded:
+                    self._fill_cache(loaded, setup)
                     self._curves[key] = loaded.temperature_curve(setup.context, setup.rope)
             ours = self._of(setup, key.weights)
             if own is None or normalisers is None:
@@ -72,10 +73,18 @@ class Predictions:
             missing = [distribution for distribution in asked if (key, distribution) not in self._columns]
             if missing:
                 with self._loaded(key.weights) as loaded:
+                    self._fill_cache(loaded, setup)
                     columns = loaded.columns(setup.context, setup.rope, missing)
                 self._columns |= {
                     (key, distribution): column for distribution, column in zip(missing, columns, strict=True)
                 }
+
+    def _fill_cache(self, loaded: LoadedWeights, setup: Setup) -> None:
+        """Compute the states behind prompts that other weights have computed, where the setup has some."""
+        cache = setup.context.cache
+        if cache is not None and not loaded.has_states(setup.context, setup.rope):
+            with self._loaded(cache.weights) as older:
+                loaded.compute_behind(older, setup.context, setup.rope)
 
     def _of(self, setup: Setup, weights: KnownWeights | None) -> Bools:
         """The tokens of responses with these weights [T]."""

@@ -26,7 +26,7 @@ from mismatch_probe.explain.search import search
 from mismatch_probe.explain.sentences import verdict_of
 from mismatch_probe.explain.setup import Context, Setup
 from mismatch_probe.explain.tokens import SIDES, LoggedTokens
-from mismatch_probe.explain.weights import checkpoint_alone, declared_weights, other_rope, other_weights
+from mismatch_probe.explain.weights import checkpoint_alone, declared_weights, other_rope, other_weights, stale_caches
 from mismatch_probe.records.explanation import Explanation, SideExplanation
 from mismatch_probe.records.logged import LoggedResponse
 
@@ -118,6 +118,7 @@ def _others(settings: ExplainSettings, bench: SideBench, known: SpecialTokens) -
         *other_formats(bench.dtype),
         *contexts(bench.tokens, known),
         *other_weights(settings, bench.weights),
+        *stale_caches(settings, bench.context.prompts),
         *(other_rope(rope_base(model)) if rotary_frequencies(model) else ()),
     ]
 

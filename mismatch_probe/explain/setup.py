@@ -15,12 +15,28 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class StaleCache:
+    """Keys and values of prompts that other weights computed, in whole blocks of so many tokens."""
+
+    weights: KnownWeights
+    block: int
+
+    def num_cached(self, prompt: list[int]) -> int:
+        """Tokens of a prompt that are not computed again; its last one always is."""
+        return (len(prompt) - 1) // self.block * self.block
+
+
+@dataclass(frozen=True)
 class Context:
-    """What stands before each of R responses, and by how much its positions are shifted. `name` tells it apart."""
+    """What stands before each of R responses, and by how much its positions are shifted. `name` tells it apart.
+
+    cache: what was kept of the prompts from before.
+    """
 
     name: str
     prompts: list[list[int]]
     response_shift: list[int]
+    cache: StaleCache | None = None
 
     @classmethod
     def as_logged(cls, tokens: LoggedTokens) -> "Context":

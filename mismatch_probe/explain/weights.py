@@ -5,13 +5,14 @@ from typing import Final
 
 from mismatch_probe.config.explain import ExplainSettings, KnownWeights, LoggedSide
 from mismatch_probe.explain.hypotheses import Family, Option, departure
-from mismatch_probe.explain.setup import Rope, WeightsPlan
+from mismatch_probe.explain.setup import Context, Rope, StaleCache, WeightsPlan
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.verdict.codes import Code
 
 _BASE_TIMES: Final = (1 / 100, 1 / 50, 1 / 10, 1 / 4, 1 / 2, 2, 4, 10, 50, 100)
 _USUAL_BASES: Final = (1e4, 1e5, 5e5, 1e6, 5e6)
 _FACTORS: Final = (0.25, 0.5, 2, 4, 8)
+_CACHE_BLOCKS: Final = (1, 16)
 
 
 def declared_weights(settings: ExplainSettings, responses: Sequence[LoggedResponse], side: LoggedSide) -> WeightsPlan:
@@ -67,6 +68,26 @@ def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[
         what = "the checkpoint without its adapter"
         plan = WeightsPlan((bare,) * len(declared.of_rows))
         yield Family(what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what), weights=plan),))
+
+
+def stale_caches(settings: ExplainSettings, prompts: list[list[int]]) -> Iterator[Family]:
+    """The declared weights behind a cache of the prompt that each of the given ones left, whole or in vLLM's blocks."""
+    for other in settings.weights:
+        what = f"the prompt's key-value cache left by the weights of {other.version}"
+        yield Family(
+            what,
+            "context",
+            tuple(
+                Option(
+                    departure("context", Code.STALE_WEIGHTS, what),
+                    context=Context(
+                        f"{what} {block}", prompts, [0] * len(prompts), StaleCache(weights=other, block=block)
+                    ),
+                )
+                for block in _CACHE_BLOCKS
+            ),
+            chosen_for="response",
+        )
 
 
 def other_rope(base: float | None) -> Iterator[Family]:
