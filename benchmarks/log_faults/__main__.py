@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.fault_lab.models import PROMPTS
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.log_faults.bench import MODELS, Bench, checkpoint, logged
 from benchmarks.log_faults.catalogue import Fault, faults, sides
@@ -28,8 +28,14 @@ from mismatch_probe.explain.tokens import LoggedTokens
 from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.summary import Verdict
 
-SAMPLES = 8
-"""Of a prompt, as in training: contexts that occur again show whether a side agrees with itself."""
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"source": "sums:terms=2-6", "num_prompts": 8, "samples": 8, "tokens": 48},
+    "qwen3-moe": {"source": "sums:terms=2-6", "num_prompts": 8, "samples": 8, "tokens": 48},
+    "demo": {"source": "sums:medium", "num_prompts": 16, "samples": 2, "tokens": 64},
+}
+"""Several samples of a prompt, as in training: contexts that occur again show whether a side agrees with itself. The
+trained model, which is surer of its tokens, needs fewer.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
     parser.add_argument("--dtypes", nargs="*", type=Dtype.parse, default=CLEAN_DTYPES)
     parser.add_argument("--only", default="", help="faults whose name has this in it; clean, or nothing for all")
-    parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--num-tokens", type=int, default=48)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
     parser.add_argument("--publish", type=Path, help="folder for log-faults.md, of all outcomes that are kept")
     arguments = parser.parse_args()
@@ -64,19 +68,22 @@ def main() -> None:
     kept.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
         for dtype in arguments.dtypes:
-            bench = prepared(model, dtype, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
-            for one in outcomes(bench, arguments.only):
-                named = "named " if is_right(one) else "MISSED"
+            bench = prepared(model, dtype, arguments.scratch)
+            for outcome in outcomes(bench, arguments.only):
+                named = "named " if is_right(outcome) else "MISSED"
                 print(
-                    f"{model:10} {dtype} {named} {one.fault} {one.strength} in {one.side}: {' '.join(one.codes)} | "
-                    f"other {one.other_code} ({one.seconds:.0f} s) {one.evidence}",
+                    f"{model:10} {dtype} {named} {outcome.fault} {outcome.strength} in {outcome.side}: "
+                    f"{' '.join(outcome.codes)} | other {outcome.other_code} ({outcome.seconds:.0f} s) "
+                    f"{outcome.evidence}",
                     flush=True,
                 )
-                name = f"{model}-{dtype}-{one.fault}-{one.strength}".replace(" ", "-").replace("/", "-")
-                (kept / f"{name}.json").write_text(json.dumps(asdict(one)), encoding="utf-8")
+                name = f"{model}-{dtype}-{outcome.fault}-{outcome.strength}".replace(" ", "-").replace("/", "-")
+                (kept / f"{name}.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     if arguments.publish:
-        found = [Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(kept.glob("*.json"))]
-        publish([asdict(one) | {"right": is_right(one)} for one in found], arguments.publish)
+        kept_outcomes = [
+            Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(kept.glob("*.json"))
+        ]
+        publish([asdict(outcome) | {"right": is_right(outcome)} for outcome in kept_outcomes], arguments.publish)
 
 
 def is_right(outcome: Outcome) -> bool:
@@ -125,17 +132,17 @@ def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
     return said, other
 
 
-def prepared(model: str, dtype: Dtype, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:
+def prepared(model: str, dtype: Dtype, scratch: Path) -> Bench:
     """A model with its run."""
-    folder = checkpoint(model, scratch)
+    folder, size = checkpoint(model, scratch), SIZES[model]
     run = record(
         scratch / "clean" / model,
         folder,
-        PROMPTS[model],
+        size["source"],
         CLEAN_DTYPES,
-        num_prompts=num_prompts,
-        num_tokens=num_tokens,
-        sampling={"samples_per_prompt": SAMPLES},
+        num_prompts=size["num_prompts"],
+        num_tokens=size["tokens"],
+        sampling={"samples_per_prompt": size["samples"]},
     )
     return Bench(model, folder, run, scratch, dtype)
 

@@ -11,10 +11,12 @@ import numpy as np
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.models import SOME_TOKENS
 from benchmarks.log_faults.bench import Bench, Columns, EditLog
+from benchmarks.log_faults.stale_cache import behind_cache
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.codes import LogCode
 from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.verdict.codes import Code
 
 Make = Callable[[Bench], Columns]
@@ -95,6 +97,14 @@ def _weights(bench: Bench) -> Iterator[Fault]:
             partial(_stale, folder=folder, size=size),
             {"weights": ({"version": "the step before", "checkpoint": str(folder)},)},
         )
+    folder = bench.scratch / "checkpoints" / f"{bench.model}-cached"
+    yield Fault(
+        "prefix cache of older weights",
+        "blocks of 16",
+        (Code.STALE_WEIGHTS,),
+        partial(_behind_cache, folder=folder),
+        {"weights": ({"version": "the step before", "checkpoint": str(folder)},)},
+    )
     for share in (0.01, 0.1):
         yield _scored("dropout", f"{share:g}", Code.NOT_REPEATABLE, in_training.with_dropout, share)
 
@@ -189,6 +199,11 @@ def _configured(bench: Bench, changes: dict[str, Any]) -> Columns:
 
 def _stale(bench: Bench, folder: Path, size: float) -> Columns:
     return bench.scored(in_training.on(in_training.other_weights(bench.checkpoint, folder, size)))
+
+
+def _behind_cache(bench: Bench, folder: Path) -> Columns:
+    older = in_training.other_weights(bench.checkpoint, folder, 0.05)
+    return behind_cache(older, bench.checkpoint, bench.sequences, 16, torch_dtype(bench.dtype))
 
 
 def _of_pi(bench: Bench, edit: Callable[..., Columns], **arguments: Any) -> Columns:
