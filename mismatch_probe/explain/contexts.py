@@ -37,7 +37,7 @@ class SpecialTokens:
 
 def contexts(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
     """Every family of contexts that this log has a use for."""
-    prompts = [one.prompt_token_ids for one in tokens.sequences]
+    prompts = [sequence.prompt_token_ids for sequence in tokens.sequences]
     for family in (
         *_beginnings(prompts, known),
         *_headers(prompts, known),
@@ -46,7 +46,7 @@ def contexts(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
         *_shifted(prompts),
         *_packed(tokens, known),
     ):
-        kept = tuple(one for one in family.options if _is_other(one, prompts))
+        kept = tuple(option for option in family.options if _is_other(option, prompts))
         if kept:
             yield Family(family.name, family.part, kept, family.chosen_for)
 
@@ -103,7 +103,9 @@ def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
             "context",
             tuple(
                 _option(
-                    f"without {cut} first", f"a prompt without its first {cut} tokens", [one[cut:] for one in prompts]
+                    f"without {cut} first",
+                    f"a prompt without its first {cut} tokens",
+                    [prompt[cut:] for prompt in prompts],
                 )
                 for cut in dict.fromkeys([*places, len(start)])
             ),
@@ -119,7 +121,9 @@ def _cut(prompts: list[list[int]], known: SpecialTokens) -> Iterator[Family]:
             "context",
             tuple(
                 _option(
-                    f"without {cut} last", f"a prompt without its last {cut} tokens", [one[:-cut] for one in prompts]
+                    f"without {cut} last",
+                    f"a prompt without its last {cut} tokens",
+                    [prompt[:-cut] for prompt in prompts],
                 )
                 for cut in dict.fromkeys([*places, len(end)])
             ),
@@ -160,15 +164,17 @@ def _shifted(prompts: list[list[int]]) -> Iterator[Family]:
 
 def _packed(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
     """The responses before each one in the log, prompts and all, at the front of its context."""
-    whole = [one.prompt_token_ids + one.token_ids for one in tokens.sequences]
+    whole = [sequence.prompt_token_ids + sequence.token_ids for sequence in tokens.sequences]
     options = []
     for count in range(1, min(_MOST_PACKED, len(whole) - 1) + 1):
         before = [
-            [token for one in whole[max(0, row - count) : row] for token in one]
-            + whole[row][: len(one.prompt_token_ids)]
-            for row, one in enumerate(tokens.sequences)
+            [token for ids in whole[max(0, row - count) : row] for token in ids]
+            + whole[row][: len(sequence.prompt_token_ids)]
+            for row, sequence in enumerate(tokens.sequences)
         ]
-        longest = max(len(prompt) + len(one.token_ids) for prompt, one in zip(before, tokens.sequences, strict=True))
+        longest = max(
+            len(prompt) + len(sequence.token_ids) for prompt, sequence in zip(before, tokens.sequences, strict=True)
+        )
         if known.longest is None or longest <= known.longest:
             what = (
                 "the response before it in its context" if count == 1 else f"{count} responses before it in its context"
@@ -181,7 +187,7 @@ def _packed(tokens: LoggedTokens, known: SpecialTokens) -> Iterator[Family]:
 def _shared_start(prompts: Sequence[list[int]]) -> list[int]:
     """What all prompts begin with."""
     least, most = min(prompts), max(prompts)
-    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False))]
+    return [token_id for token_id, _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False))]
 
 
 def _widths(prompts: Sequence[list[int]]) -> list[int]:

@@ -81,7 +81,11 @@ def _explained(
     setup = Setup(declared_weights(settings, tokens.responses, side), None, context)
     of_sampling = list(of_distribution(declared))
     predictions.compute(
-        setup, [declared, *(one.distribution for family in of_sampling for one in family.options if one.distribution)]
+        setup,
+        [
+            declared,
+            *(option.distribution for family in of_sampling for option in family.options if option.distribution),
+        ],
     )
     exact = predictions.column(setup, declared)
     column = tokens.columns[side]
@@ -92,20 +96,24 @@ def _explained(
         dtype: predictions.rounded(dtype, context, declared) - unmoved
         for dtype in (policy.dtype, *coarser_formats(policy.dtype))
     }
-    floors = floors_of_formats({dtype: Floor.measured(one, unmoved, tokens.sampled) for dtype, one in errors.items()})
+    floors = floors_of_formats(
+        {dtype: Floor.measured(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
+    )
     judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
     bench = SideBench(side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context)
     known = special_tokens(settings, predictions.declared.model)
-    found = search(bench, [*of_sampling, *_others(settings, bench, known)]) if counted.any() else None
+    explained = search(bench, [*of_sampling, *_others(settings, bench, known)]) if counted.any() else None
     return SideExplanation(
         side=side,
         num_tokens=int(counted.sum()),
         num_missing=int(absent.sum()),
         floor_nats=float(np.sqrt(np.mean(bench.floors[policy.dtype].at(exact)[tokens.sampled] ** 2))),
-        trials=[] if found is None else [found.null.trial, *(one.trial for one in found.tried)],
+        trials=[]
+        if explained is None
+        else [explained.null.trial, *(hypothesis.trial for hypothesis in explained.tried)],
         left_out=_left_out(settings, bench, known),
-        explained_by=None if found is None or found.explained_by is None else found.explained_by.trial,
-        verdict=verdict_of(bench, found, int(absent.sum()), int(tokens.sampled.sum())),
+        explained_by=None if explained is None or explained.explained_by is None else explained.explained_by.trial,
+        verdict=verdict_of(bench, explained, int(absent.sum()), int(tokens.sampled.sum())),
     )
 
 
@@ -132,7 +140,7 @@ def _left_out(settings: ExplainSettings, bench: SideBench, known: SpecialTokens)
         said["an extra header"] = "none was given, and the checkpoint has no chat template to take one from"
     if known.refused:
         said["a header of the chat template"] = known.refused[0]
-    if known.bos is None and len({one.prompt_token_ids[0] for one in bench.tokens.sequences}) > 1:
+    if known.bos is None and len({sequence.prompt_token_ids[0] for sequence in bench.tokens.sequences}) > 1:
         said["BOS twice or missing"] = "the checkpoint names no BOS, and the prompts begin differently"
     if not rotary_frequencies(bench.predictions.declared.model):
         said["another RoPE base or scaling"] = "the model has no rotary frequencies that could be exchanged"

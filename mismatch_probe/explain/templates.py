@@ -29,7 +29,7 @@ def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], lis
     if tokenizer.chat_template is None:
         return [], []
     asked: list[Message] = [{"role": "user", "content": _CONTENT}]
-    found, refused = [], []
+    usable, refused = [], []
     for messages in (asked, [{"role": "system", "content": _SYSTEM}, *asked]):
         try:
             with rendered(tokenizer, [("a user's message", messages)], _MEND) as texts:
@@ -38,17 +38,17 @@ def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], lis
             refused.append(str(error))
         else:
             if content:
-                found.append(Template(_ids(tokenizer, before), _ids(tokenizer, behind)))
-    return found, refused
+                usable.append(Template(_ids(tokenizer, before), _ids(tokenizer, behind)))
+    return usable, refused
 
 
 def headers_of(templates: list[Template], special: frozenset[int]) -> list[tuple[int, ...]]:
     """What templates put before a message, whole and up to each special token: a system prompt alone is among them."""
-    found: dict[tuple[int, ...], None] = {}
-    for one in templates:
-        ends = [place for place in range(1, len(one.before)) if one.before[place] in special]
-        found |= dict.fromkeys(one.before[:end] for end in (*ends[-_MOST_PIECES:], len(one.before)))
-    return [header for header in found if header]
+    headers: dict[tuple[int, ...], None] = {}
+    for template in templates:
+        ends = [place for place in range(1, len(template.before)) if template.before[place] in special]
+        headers |= dict.fromkeys(template.before[:end] for end in (*ends[-_MOST_PIECES:], len(template.before)))
+    return [header for header in headers if header]
 
 
 def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ def next_line(file: IO[bytes]) -> bytes:
     return line
 
 
-def read_document(path: Path) -> Row:
+def read_object(path: Path) -> Row:
     """The one JSON object that a file holds, over as many lines as it likes.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds, Prompt
-from mismatch_probe.logs.lines import read_document, read_lines
+from mismatch_probe.logs.lines import read_lines, read_object
 from mismatch_probe.logs.look import Kind, Look
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
@@ -40,7 +40,7 @@ def _roll(path: Path, tell: Tell) -> Iterator[Prompt]:
 
 
 def _rllm(path: Path, tell: Tell) -> Iterator[Prompt]:
-    row = read_document(path)
+    row = read_object(path)
     task = row.columns.get("task")
     yield _asked(row, task.get("question") if isinstance(task, dict) else task)
 
