@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.measure import _temperature_ratio
+from mismatch_probe.train.mismatch import _temperature_ratio
 
 LIMITS = (0.9, 1.1)
 VOCABULARY = 50
