@@ -7,6 +7,7 @@ ends.
 import pickle
 import pickletools
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import IO, Any, Final, NoReturn
 
 from mismatch_probe.inert import plain, shortened
@@ -92,18 +93,77 @@ def first_words(start: bytes) -> frozenset[str]:
     return frozenset(words)
 
 
-def load(file: IO[bytes], names: Names, stored: Callable[[Any], Any] | None = None) -> Any:
-    """What the pickle holds. stored: gives what the pickle keeps outside itself.
+def load(pickled: bytes, names: Names, stored: Callable[[Any], Any] | None = None) -> Any:
+    """What a pickle holds. stored: gives what the pickle keeps outside itself.
 
     Raises:
         Unreadable: it is damaged or cut off, or names something else than `names`.
     """
     try:
-        return _Restricted(file, names, stored).load()
+        _require_places(pickled)
+        return _Restricted(BytesIO(pickled), names, stored).load()
     except Unreadable:
         raise
     except _OF_BROKEN_PICKLES as error:
         raise Unreadable("it is a damaged or cut-off pickle") from error
+
+
+def _require_places(pickled: bytes) -> None:
+    """No instruction puts a value at a place beyond the length of the pickle: Python would make all places before it.
+
+    Raises:
+        ValueError: one does.
+        LookupError: it ends too soon, or has an unknown instruction.
+    """
+    at, length = 0, len(pickled)
+    while True:
+        code = pickled[at]
+        size = _SIZES[code]
+        if size > 0:
+            at += size
+        elif code == _LONG_PUT:
+            _require_place(int.from_bytes(pickled[at + 1 : at + 5], "little"), length)
+            at += 5
+        elif code == _STOP:
+            return
+        elif size < 0:  # the argument's length stands before it, in -size bytes
+            at += 1 - size + int.from_bytes(pickled[at + 1 : at + 1 - size], "little")
+        else:
+            end = at
+            for _ in range(_LINES.get(code, 1)):
+                end = pickled.index(b"\n", end + 1)
+            if code == _TEXT_PUT:
+                _require_place(int(pickled[at + 1 : end]), length)
+            at = end + 1
+
+
+def _require_place(place: int, length: int) -> None:
+    if not 0 <= place <= length:
+        raise ValueError("no place in a pickle of this length")
+
+
+def _size(instruction: pickletools.OpcodeInfo) -> int:
+    """Bytes with its argument; less than 0: of the length before it; 0: lines, or an instruction that is looked at."""
+    if instruction.code in ("r", "."):
+        return 0
+    if instruction.arg is None:
+        return 1
+    lengths = {
+        pickletools.TAKEN_FROM_ARGUMENT1: -1,
+        pickletools.TAKEN_FROM_ARGUMENT4: -4,
+        pickletools.TAKEN_FROM_ARGUMENT4U: -4,
+        pickletools.TAKEN_FROM_ARGUMENT8U: -8,
+        pickletools.UP_TO_NEWLINE: 0,
+    }
+    return lengths.get(instruction.arg.n, 1 + instruction.arg.n)
+
+
+_SIZES: Final = {ord(instruction.code): _size(instruction) for instruction in pickletools.opcodes}
+_LONG_PUT: Final = ord("r")
+_TEXT_PUT: Final = ord("p")
+_STOP: Final = ord(".")
+_LINES: Final = {ord("c"): 2, ord("i"): 2}
+"""Instructions with two lines."""
 
 
 class _Restricted(pickle.Unpickler):

@@ -9,7 +9,6 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -65,7 +64,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Sto
 TENSOR_NAMES: Final[Names] = {
     "torch._utils._rebuild_tensor_v2": StandIn(_tensor),
     **NUMPY_NAMES,
-    "collections.OrderedDict": StandIn(lambda *pairs: dict(*pairs)),
+    "collections.OrderedDict": StandIn(lambda: {}),
     **{f"torch.{name}Storage": name for name in _DTYPES},
 }
 
@@ -78,7 +77,7 @@ class TorchFile:
         self._entries = _entries(file)
         if self._bytes("byteorder", default=b"little") != b"little":
             raise Unreadable("its numbers are big-endian; save it again on a little-endian machine")
-        self.content = load(BytesIO(self._bytes("data.pkl")), names, _stored)
+        self.content = load(self._bytes("data.pkl"), names, _stored)
 
     def array(self, tensor: Any) -> npt.NDArray[Any] | None:
         """The numbers of a tensor, BF16 as float32; None for what is no tensor.

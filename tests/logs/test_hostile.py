@@ -16,6 +16,7 @@ import pytest
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS, LogFinding, lines, recognise
 from mismatch_probe.logs.formats import skyrl, verl
+from mismatch_probe.logs.pickles import StandIn, load
 from mismatch_probe.logs.torch_files import TENSOR_NAMES
 
 DATA = Path(__file__).parent / "data"
@@ -183,6 +184,39 @@ def test_no_name_of_a_pickle_is_looked_up(names, tmp_path):
     said = refused(path, "skyrl")
     assert "could run code" in said
     assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02}r\xff\xff\xff\xff.",
+        b"\x80\x02}r\x00\x00\x00\x40.",
+        b"\x80\x02}p4294967295\n.",
+        b"\x80\x02}p-1\n.",
+        b"\x80\x02}X\xff\xff\xff\x7fa.",
+        b"\x80\x02}\x8d\xff\xff\xff\xff\xff\xff\xff\x7fa.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02}",
+        b"\x80\x02cos\nsystem",
+    ],
+)
+def test_a_pickle_that_asks_for_much_memory_is_refused_in_little(program, tmp_path):
+    path = tmp_path / "log.pkl"
+    path.write_bytes(program)
+    tracemalloc.start()
+    assert "damaged or cut-off pickle" in refused(path, "skyrl")
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_protocol_is_walked_to_its_end(protocol):
+    value = {"a": [1, -1, 2**40, 2**3000, 0.5, None, True, "ä\n" * 300, b"b\n" * 300, (1, 2, 3), {"b": ()}] * 100}
+    value["strings"] = [f"{number}" for number in range(1000)]
+    pickled = pickle.dumps(value, protocol)
+    names = {"_codecs.encode": StandIn(lambda text, encoding: text.encode(encoding))}
+    assert load(pickled, names) == value
 
 
 ALLOWED = sorted({*skyrl.NAMES, *verl.NAMES, *TENSOR_NAMES})

@@ -43,7 +43,7 @@ def _fits(look: Look) -> bool:
 def _responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     try:
         with opened(path) as file:
-            batch, num_padding_rows = _batch(load(file, NAMES))
+            batch, num_padding_rows = _batch(load(file.read(), NAMES))
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
     except Unreadable as error:
