@@ -19,6 +19,7 @@ _OF_BROKEN_PICKLES: Final = (
     pickle.UnpicklingError,
     ArithmeticError,
     AttributeError,
+    DeprecationWarning,
     EOFError,
     ImportError,
     LookupError,
@@ -88,7 +89,7 @@ def first_words(start: bytes) -> frozenset[str]:
                 words.append(".".join(words[-2:]))
             elif isinstance(argument, str):
                 words.append(argument.replace(" ", ".") if instruction.name == "GLOBAL" else argument)
-    except (ValueError, AttributeError):  # the start was cut, or it is no pickle
+    except (ValueError, AttributeError, DeprecationWarning):  # the start was cut, or it is no pickle
         pass
     return frozenset(words)
 

@@ -199,6 +199,7 @@ def test_no_name_of_a_pickle_is_looked_up(names, tmp_path):
         b"\x80\x02\x82\x01.",
         b"\x80\x02}",
         b"\x80\x02cos\nsystem",
+        b"S'\\K'\n.",
     ],
 )
 def test_a_pickle_that_asks_for_much_memory_is_refused_in_little(program, tmp_path):
