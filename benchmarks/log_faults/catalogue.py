@@ -16,7 +16,6 @@ from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.codes import LogCode
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.verdict.codes import Code
 
 Make = Callable[[Bench], Columns]
@@ -203,7 +202,7 @@ def _stale(bench: Bench, folder: Path, size: float) -> Columns:
 
 def _behind_cache(bench: Bench, folder: Path) -> Columns:
     older = in_training.other_weights(bench.checkpoint, folder, 0.05)
-    return behind_cache(older, bench.checkpoint, bench.sequences, 16, torch_dtype(bench.dtype))
+    return behind_cache(older, bench.checkpoint, bench.sequences, 16, bench.dtype)
 
 
 def _of_pi(bench: Bench, edit: Callable[..., Columns], **arguments: Any) -> Columns:

@@ -10,6 +10,7 @@ from mismatch_probe.explain.floor import grid_of
 from mismatch_probe.explain.repeats import repeats
 from mismatch_probe.explain.search import REACHES_FLOORS, Found
 from mismatch_probe.explain.unrelated import unrelated
+from mismatch_probe.explain.where import where
 from mismatch_probe.notation import write_count, write_number, write_share
 from mismatch_probe.records.explanation import Trial
 from mismatch_probe.records.summary import Cause, Verdict
@@ -19,6 +20,7 @@ SIDES: Final[dict[LoggedSide, str]] = {"mu": "the engine's side (mu)", "pi": "th
 GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _LEAST_REPEATED: Final = 12
 _SPREAD_OF_RESIDUAL: Final = 0.5
+_WORTH_SAYING: Final = 0.05
 
 
 def verdict_of(bench: SideBench, explained: Found | None, num_missing: int, num_sampled: int) -> Verdict:
@@ -96,7 +98,8 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
     repeated = repeats(bench.tokens, bench.judge, explained.null.account)
     tried = [
         _left_by("as declared", explained.null.trial),
-        *(evidence_of(tried.trial) for tried in explained.tried[:2]),
+        *_best_attempts(explained),
+        *where(bench.tokens, bench.judge, explained.null.account),
     ]
     spread = f"{write_number(repeated.spread_floors)} times the floor"
     if repeated.num_tokens < _LEAST_REPEATED:
@@ -127,8 +130,19 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
     )
 
 
+def _best_attempts(explained: Found) -> list[str]:
+    """Those that explain anything, or that none does."""
+    attempts = [tried.trial for tried in explained.tried if tried.trial.explained >= _WORTH_SAYING]
+    if attempts:
+        return [evidence_of(trial) for trial in attempts[:2]]
+    return [f"none of {len(explained.tried)} hypotheses takes away {_WORTH_SAYING:.0%} of the square"]
+
+
 def evidence_of(trial: Trial) -> str:
+    """What a hypothesis explains; a format, which predicts nothing, by the size of what is left."""
     what = " and ".join(departure.what for departure in trial.departures)
+    if all(departure.part == "format" for departure in trial.departures):
+        return f"{what} leaves {write_number(trial.residual_floors)} times the floor of that format"
     share = f"{100 * trial.explained:.3g}"
     return f"{what} explains {share} % of the square and leaves {write_number(trial.residual_floors)} times the floor"
 

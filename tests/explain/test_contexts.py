@@ -55,3 +55,12 @@ def test_another_context_is_named(
     assert side.verdict.code == code
     assert side.explained_by is not None
     assert [departure.what for departure in side.explained_by.departures] == [what]
+
+
+def test_a_header_that_nobody_gives_is_unexplained_and_told_by_where_it_shows(
+    llama: Path, responses: Log, explained: Explained
+) -> None:
+    columns = scored(llama, prompts(lambda prompt: [*HEADER, *prompt])(responses))
+    side = explained(columns)
+    assert side.verdict.code == "unexplained"
+    assert side.explained_by is None

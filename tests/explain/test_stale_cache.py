@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.fault_lab.in_training import other_weights
 from benchmarks.log_faults.stale_cache import behind_cache
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import TokenSequence
 from tests.explain.logs import logged, scored, settings
@@ -17,9 +17,7 @@ def test_a_cache_of_older_weights_is_told_from_older_weights(
     llama: Path, responses: list[TokenSequence], tmp_path: Path, block: int
 ) -> None:
     older = other_weights(llama, tmp_path / "older", 0.05)
-    log = logged(
-        responses, mu=behind_cache(older, llama, responses, block, torch.bfloat16), pi=scored(llama, responses)
-    )
+    log = logged(responses, mu=behind_cache(older, llama, responses, block, Dtype.BF16), pi=scored(llama, responses))
     explanation = explain(settings(llama, weights=({"version": "step 7", "checkpoint": str(older)},)), log)
     mu, pi = explanation.sides
     assert pi.verdict.code == "as_declared"
