@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,12 +34,12 @@ def run_watch(
     """
     console = people()
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
-    known = _known(source, format_name, idle, every)
+    known = _known(source, format_name, idle, every, console)
     console.print(f"Following {source}: {known.title}", soft_wrap=True)
     follower, steps = Follower(known, source), list[WatchedStep]()
     stopped_at = diagnosis = None
     is_broken = False
-    for step in _steps(follower, idle, every):
+    for step in _steps(follower, idle, every, console):
         judged = watch.judge(step)
         if not any(step.metrics for step in steps) and judged.metrics:
             _say_which_are_off(watch, console)
@@ -49,8 +50,8 @@ def run_watch(
             stopped_at, diagnosis = judged.number, watch.diagnosis()
             console.print(f"A guard asks to stop at step {stopped_at}. {diagnosis}", soft_wrap=True)
             break
-    for number in follower.rewritten:
-        console.print(f"step {number} was written again after it was judged, and was not judged again", soft_wrap=True)
+    for number in follower.unfinished:
+        console.print(f"step {number} is not whole and was not judged", soft_wrap=True)
     if json_output:
         print_json(
             WatchRecord(
@@ -59,39 +60,67 @@ def run_watch(
                 format=known.name,
                 guards_off={name: list(lacking) for name, lacking in watch.off.items()},
                 steps=steps,
+                unfinished=follower.unfinished,
+                rewritten=follower.rewritten,
                 stopped_at=stopped_at,
                 diagnosis=None if diagnosis is None else str(diagnosis),
             )
         )
     if stopped_at is not None:
         return ExitCode.GATE_FAILED
+    if follower.trouble is not None:
+        raise UsageError(follower.trouble)
     if is_broken:
         return ExitCode.ENVIRONMENT
     return ExitCode.PASS if any(step.metrics for step in steps) else ExitCode.INCONCLUSIVE
 
 
-def _known(source: Path, name: str | None, idle: float | None, every: float) -> Format:
+def _known(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Format:
     """The log's format; a folder that holds no file of one yet is waited for."""
+    if name is not None:
+        return recognise(source, name)
     until = None if idle is None else time.monotonic() + idle
+    trouble = _Told(console)
     while True:
         try:
-            return recognise(source, name)
-        except UsageError:
-            if not source.is_dir() or any(source.iterdir()) or (until is not None and time.monotonic() >= until):
+            return recognise(source)
+        except UsageError as error:
+            if not source.is_dir() or (until is not None and time.monotonic() >= until):
                 raise
+            trouble.say(f"waiting: {error}")
             time.sleep(every)
 
 
-def _steps(follower: Follower, idle: float | None, every: float) -> Iterator[LoggedStep]:
+def _steps(follower: Follower, idle: float | None, every: float, console: Console) -> Iterator[LoggedStep]:
     """New steps as they come, until none has come for `idle` seconds."""
     last = time.monotonic()
+    trouble, rewritten = _Told(console), 0
     while True:
         for step in follower.new_steps():
             yield step
             last = time.monotonic()
+        for number in follower.rewritten[rewritten:]:
+            console.print(
+                f"step {number} was written again after it was judged, and is not judged again", soft_wrap=True
+            )
+        rewritten = len(follower.rewritten)
+        trouble.say(None if follower.trouble is None else f"waiting: {follower.trouble}")
         if idle is not None and time.monotonic() - last >= idle:
             return
         time.sleep(every)
+
+
+@dataclass
+class _Told:
+    """Says what is new, and nothing twice in a row."""
+
+    console: Console
+    last: str | None = None
+
+    def say(self, text: str | None) -> None:
+        if text is not None and text != self.last:
+            self.console.print(text, soft_wrap=True)
+        self.last = text
 
 
 def _say_which_are_off(watch: Watch, console: Console) -> None:
@@ -107,6 +136,8 @@ def _say(judged: JudgedStep, console: Console) -> None:
         console.print(f"  {finding.level.value}: {finding.sentence}", soft_wrap=True)
     if not judged.metrics:
         console.print("  not judged", soft_wrap=True)
+    if judged.missing:
+        console.print(f"  guards that read {', '.join(judged.missing)} could not judge it", soft_wrap=True)
     for event in judged.events:
         actions = ", ".join(map(str, event.actions))
         console.print(f"  {event.guard}: {event.sentence}; asks for {actions}", soft_wrap=True)

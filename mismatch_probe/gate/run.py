@@ -124,7 +124,7 @@ def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path
     following = decision.look.next_sequences
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
-        return _more_prompts(short, gate, run.path, gate_path)
+        return _more_prompts(short, gate, run, gate_path)
     if on_inconclusive in ("warn", "pass") and not decision.look.number:
         return f"no setting passes what was not tested: {_following(decision, gate, run, gate_path)}"
     if on_inconclusive != "extend":
@@ -139,6 +139,8 @@ def _following(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path
     """The next look, what it takes of the run's prompts, and the command that goes there."""
     wanted, settings = decision.look.next_sequences, run.manifest.settings
     assert wanted is not None
+    if run.manifest.log is not None:
+        return f"the next look is at {wanted} sequences: import a log with as many"
     num_prompts = gate.settings.prompts_for(wanted, settings.sampling.samples_per_prompt)
     return (
         f"the next look is at {wanted} sequences, which takes {num_prompts} prompts of {settings.prompts.source}: "
@@ -146,12 +148,13 @@ def _following(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path
     )
 
 
-def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run_path: Path, gate_path: Path) -> str:
+def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run: OpenRun, gate_path: Path) -> str:
     """More responses to the same prompts do not mend it."""
     fewest = min(check.num_prompts or 0 for check in short)
+    how = "import a log with more" if run.manifest.log is not None else _command_on(run.path, gate_path)
     return (
         f"a pass needs {gate.settings.min_prompts} prompts, and there are {fewest}: add prompts, not samples of the "
-        f"same ones ({_command_on(run_path, gate_path)}), or lower min_prompts and be wrong more often"
+        f"same ones ({how}), or lower min_prompts and be wrong more often"
     )
 
 

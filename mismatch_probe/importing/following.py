@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs import Format, LogFinding, Source
+from mismatch_probe.logs import Format, LogCode, LogFinding, Source
 from mismatch_probe.logs.files import step_in_name
 from mismatch_probe.records.logged import LoggedResponse
 
@@ -29,39 +29,49 @@ class Follower:
     """Reads the steps of a log whose files each belong to one step, in their order, each of them once.
 
     A step is whole where its system says so, where a later one has begun, or where its files have not changed for
-    `settled_seconds`. One that is written again after it was read is not read again: `rewritten` names it.
+    `settled_seconds` and their last line is not cut off. One that is written again after it was read is not read
+    again: `rewritten` names it. unfinished: the steps that were there at the last call and are not whole. trouble: why
+    the folder could not be looked through at the last call, None where it could.
     """
 
     log: Format
     path: Path
     settled_seconds: float = SETTLED_SECONDS
     rewritten: list[int] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)
+    trouble: str | None = None
     _read: dict[int, float] = field(default_factory=dict)
+    _cut_off: dict[int, float] = field(default_factory=dict)
 
     def new_steps(self) -> Iterator[LoggedStep]:
         """The steps that have become whole since the last call.
 
         Raises:
-            UsageError: a file is of no step, or cannot be read.
+            UsageError: a file is of no step or of several, or cannot be read.
         """
         sources = self._by_step()
         newest = max(sources, default=0)
+        self.unfinished = []
         for step, files in sorted(sources.items()):
             modified = max(file.modified for file in files)
             if step in self._read:
                 if modified > self._read[step] and step not in self.rewritten:
                     self.rewritten.append(step)
-            elif self._is_whole(files, is_newest=step == newest):
+                continue
+            found = self._whole(step, files, modified, is_newest=step == newest)
+            if found is None:
+                self.unfinished.append(step)
+            else:
                 self._read[step] = modified
-                yield self._step(step, files)
+                yield found
 
     def _by_step(self) -> dict[int, list[Source]]:
         try:
             sources = self.log.sources(self.path)
-        except UsageError:
-            if not self._read and not self.path.is_dir():
-                raise
+        except UsageError as error:
+            self.trouble = str(error)
             return {}
+        self.trouble = None
         by_step: dict[int, list[Source]] = {}
         for source in sources:
             step = step_in_name(source.path) if source.step is None else source.step
@@ -73,14 +83,29 @@ class Follower:
             by_step.setdefault(step, []).append(source)
         return by_step
 
-    def _is_whole(self, files: list[Source], *, is_newest: bool) -> bool:
+    def _whole(self, step: int, files: list[Source], modified: float, *, is_newest: bool) -> LoggedStep | None:
+        """The step; None where more of it may be written."""
         if any(file.complete is False for file in files):
-            return False
+            return None
         said = all(file.complete is True for file in files)
-        settled = time.time() - max(file.modified for file in files) > self.settled_seconds
-        return said or not is_newest or settled
+        settled = time.time() - modified > self.settled_seconds and self._cut_off.get(step) != modified
+        if not (said or not is_newest or settled):
+            return None
+        found = self._step(step, files)
+        if is_newest and not said and any(one.code == LogCode.HALF_WRITTEN for one in found.told):
+            self._cut_off[step] = modified
+            return None
+        return found
 
     def _step(self, step: int, files: list[Source]) -> LoggedStep:
         told: list[LogFinding] = []
-        responses = [response for file in files for response in self.log.responses(file.path, told.append)]
+        responses: list[LoggedResponse] = []
+        for file in files:
+            for response in self.log.responses(file.path, told.append):
+                if response.step not in (None, step):
+                    raise UsageError(
+                        f"{response.where} is of step {response.step} in a file of step {step}, so the log cannot be "
+                        "followed step by step; write a file a step (step_7.jsonl), or have `import` read it as a whole"
+                    )
+                responses.append(response)
         return LoggedStep(step, responses, told)

@@ -20,12 +20,13 @@ from mismatch_probe.train.mismatch import Metrics, mismatch_metrics
 
 _REMEMBERED_STEPS = 16
 _SIDES = {"log_mu", "log_pi"}
+_ENTROPY = "entropy_nats"
 
 
 @dataclass(frozen=True)
 class JudgedStep:
     """A step as the guards saw it. findings: what makes the log's numbers of it doubtful; metrics are empty where it
-    could not be judged.
+    could not be judged. missing: metrics that guards read and this step lacks.
     """
 
     number: int
@@ -34,6 +35,7 @@ class JudgedStep:
     metrics: Metrics
     events: tuple[GuardEvent, ...]
     findings: tuple[LogFinding, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def is_broken(self) -> bool:
@@ -64,19 +66,18 @@ class Watch:
         for response in step.responses:
             checks.add(response)
         findings = [finding for finding in (*step.told, *checks.findings()) if finding.level is not Level.NOTE]
-        means_nothing = checks.unrecorded().keys() & _SIDES or any(
-            finding.level is Level.BROKEN for finding in findings
-        )
+        unrecorded = checks.unrecorded().keys()
+        means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         usable = [] if means_nothing else _sampled(step.responses)
         if not usable:
             return JudgedStep(step.number, len(step.responses), 0, {}, (), tuple(findings))
-        metrics = _metrics(usable)
-        events = self._opened(metrics).evaluate(step.number, metrics).events
+        metrics = _metrics(usable, with_entropy=_ENTROPY not in unrecorded)
+        said = self._opened(metrics).evaluate(step.number, metrics)
         self._history[step.number] = metrics
         self._history = dict(sorted(self._history.items())[-_REMEMBERED_STEPS:])
-        self._events += events
+        self._events += said.events
         num_tokens = sum(int(response.sampled.sum()) for response in usable)
-        return JudgedStep(step.number, len(usable), num_tokens, metrics, events, tuple(findings))
+        return JudgedStep(step.number, len(usable), num_tokens, metrics, said.events, tuple(findings), said.missing)
 
     def diagnosis(self) -> Diagnosis:
         """The likely cause of what the guards said last."""
@@ -110,17 +111,17 @@ def _sampled(responses: Sequence[LoggedResponse]) -> list[LoggedResponse]:
     ]
 
 
-def _metrics(responses: Sequence[LoggedResponse]) -> Metrics:
+def _metrics(responses: Sequence[LoggedResponse], *, with_entropy: bool) -> Metrics:
     census = Census()
     prompts = [census.add(response) for response in responses]
     lengths = [int(response.sampled.sum()) for response in responses]
-    has_entropy = all(response.entropy_nats is not None for response in responses)
+    has_entropy = with_entropy and all(response.entropy_nats is not None for response in responses)
     metrics = mismatch_metrics(
         lengths,
         prompts,
         _flat(responses, "log_mu"),
         _flat(responses, "log_pi"),
-        _flat(responses, "entropy_nats") if has_entropy else None,
+        _flat(responses, _ENTROPY) if has_entropy else None,
     )
     metrics |= {"response/length_mean": float(np.mean(lengths)), "response/length_max": float(np.max(lengths))}
     if all(response.finish_reason for response in responses):

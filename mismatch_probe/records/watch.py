@@ -22,8 +22,9 @@ class WatchedStep(Record):
 
 
 class WatchRecord(Record):
-    """guards_off: the guards that the log cannot serve, and what each lacks. stopped_at: the step at which a guard
-    asked to stop, and `diagnosis` its likely cause; None where none did.
+    """guards_off: the guards that the log cannot serve, and what each lacks. unfinished: steps that were there at the
+    end and not whole, and were not judged. rewritten: steps that were written again after they were judged. stopped_at:
+    the step at which a guard asked to stop, and `diagnosis` its likely cause; None where none did.
     """
 
     schema_version: int = WATCH_VERSION
@@ -32,5 +33,7 @@ class WatchRecord(Record):
     format: str
     guards_off: dict[str, list[str]]
     steps: list[WatchedStep]
+    unfinished: list[int] = []
+    rewritten: list[int] = []
     stopped_at: int | None
     diagnosis: str | None

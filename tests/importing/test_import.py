@@ -201,6 +201,18 @@ def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
     assert "steps 0 to 1" in answer.stderr
 
 
+@pytest.mark.parametrize("responses", [24, 600])
+def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Path, responses: int) -> None:
+    """The first has too few responses for a look, the second too few prompts for a pass."""
+    written = [one | {"prompt_token_ids": [1, number % 20]} for number, one in enumerate(rows(responses))]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    gate = tmp_path / "gate.toml"
+    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
+    answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.INCONCLUSIVE)
+    assert "import a log with" in answer.stderr
+    assert "compare --resume" not in answer.stderr
+
+
 def test_an_imported_run_cannot_be_continued_by_sampling(tmp_path: Path) -> None:
     run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
     answer = probe("compare", "--resume", "--out", run.path, code=ExitCode.USAGE)

@@ -17,6 +17,7 @@ from mismatch_probe.records.watch import WatchRecord
 from tests.command_line import Answer, probe
 from tests.importing.logs import mean_abs, row, write
 
+ENTROPIES = np.random.default_rng(0).uniform(0.5, 2, 30).tolist()
 LIMIT = """
 defaults = false
 [[guard]]
@@ -96,7 +97,7 @@ def test_guards_that_the_log_cannot_serve_are_named_and_off(folder: Path) -> Non
 
 
 def test_with_entropies_in_the_log_more_guards_are_on(folder: Path) -> None:
-    write(folder / "step_0.jsonl", step_rows(entropy=[0.5] * 30))
+    write(folder / "step_0.jsonl", step_rows(entropy=ENTROPIES))
     old(folder)
     _, record = watched(folder, code=ExitCode.PASS)
     assert "temperature" not in record.guards_off
@@ -171,6 +172,98 @@ def test_a_step_that_is_written_again_is_named_and_not_judged_twice(folder: Path
     write(folder / "step_1.jsonl", step_rows(2.0))
     assert not list(follower.new_steps())
     assert follower.rewritten == [1]
+
+
+def test_a_newest_step_whose_last_line_is_cut_off_waits_for_the_rest(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    newest = folder / "step_1.jsonl"
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:-100])
+    old(folder)
+    follower = Follower(recognise(folder), folder)
+    assert [step.number for step in follower.new_steps()] == [0]
+    assert follower.unfinished == [1]
+    _, record = watched(folder, code=ExitCode.PASS)
+    assert ([one.step for one in record.steps], record.unfinished) == ([0], [1])
+    newest.write_bytes(whole)
+    write(folder / "step_2.jsonl", step_rows())
+    assert [len(step.responses) for step in follower.new_steps()] == [16]
+
+
+def test_a_step_that_was_never_declared_finished_is_named_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "token_exports"
+    for number, stable in enumerate((True, False, True)):
+        _prime_rl(folder / f"step_{number}", stable=stable)
+    answer, record = watched(folder, code=ExitCode.PASS)
+    assert ([one.step for one in record.steps], record.unfinished) == ([0, 2], [1])
+    assert "step 1 is not whole and was not judged" in answer.stderr
+
+
+def test_a_folder_that_can_no_longer_be_looked_through_is_no_quiet_end(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    follower = Follower(recognise(folder), folder)
+    assert len(list(follower.new_steps())) == 2
+    (folder / "latest").symlink_to(folder / "step_1.jsonl")
+    assert not list(follower.new_steps())
+    assert follower.trouble is not None
+    assert "latest is a link" in follower.trouble
+
+
+def test_a_link_that_comes_while_it_watches_ends_it_with_the_reason(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+
+    def train() -> None:
+        time.sleep(1)
+        (folder / "latest").symlink_to(folder / "step_1.jsonl")
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    answer = probe("watch", folder, "--every", 0.2, "--idle", 3, "--json")
+    trainer.join()
+    assert answer.returncode == ExitCode.USAGE
+    assert len(WatchRecord.model_validate_json(answer.stdout).steps) == 2
+    assert "latest is a link" in answer.stderr
+
+
+def test_a_file_with_other_steps_than_its_name_says_is_not_judged_as_one(folder: Path) -> None:
+    write(folder / "part-00000.jsonl", [*step_rows(step=5), *step_rows(50.0, step=6)])
+    old(folder)
+    answer = probe("watch", folder, "--idle", 0, code=ExitCode.USAGE)
+    assert "is of step 5 in a file of step 0" in answer.stderr
+
+
+def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards: Path) -> None:
+    (folder / "settings.yaml").write_text("steps: 3\n")
+    (folder / "step_0.jsonl").write_text(json.dumps(row(0))[:40])
+
+    def train() -> None:
+        time.sleep(1)
+        write(folder / "step_0.jsonl", step_rows())
+        write(folder / "step_1.jsonl", step_rows())
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    answer = probe("watch", folder, "--guards", guards, "--every", 0.2, "--idle", 10, "--json")
+    trainer.join()
+    assert answer.returncode == ExitCode.PASS, answer.stderr
+    assert [one.step for one in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
+
+
+def test_entropies_that_were_not_recorded_turn_no_guard_on(folder: Path) -> None:
+    write(folder / "step_0.jsonl", step_rows(entropy=[0.0] * 30))
+    old(folder)
+    _, record = watched(folder, code=ExitCode.PASS)
+    assert "temperature" in record.guards_off
+    assert "policy/entropy" not in record.steps[0].metrics
+
+
+def test_a_step_that_lacks_what_a_guard_reads_is_said_to_be_not_judged_by_it(folder: Path) -> None:
+    write(folder / "step_0.jsonl", step_rows(entropy=ENTROPIES))
+    write(folder / "step_1.jsonl", step_rows())
+    old(folder)
+    answer, record = watched(folder, code=ExitCode.PASS)
+    assert "temperature" not in record.guards_off
+    assert "guards that read mismatch/temperature_fit" in answer.stderr
 
 
 def test_steps_that_come_while_it_watches_are_judged_as_they_come(folder: Path, guards: Path) -> None:
