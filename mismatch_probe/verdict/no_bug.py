@@ -48,7 +48,7 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
 
 def _what_is_open(case: Case) -> str:
     if case.is_logged:
-        return "a log alone does not tell rounding from a small bug"
+        return "a log alone does not tell rounding from a bug"
     return "without an FP32 pair it may be a bug"
 
 
