@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mismatch_probe.stats.mean_error import mean_error
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.mismatch import Metrics, mismatch_metrics
 from mismatch_probe.train.objectives.losses import LossPlan
@@ -22,11 +23,13 @@ def step_mismatch(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats) 
 
 
 def reward_metrics(rollouts: Sequence[Rollout], plan: LossPlan) -> Metrics:
-    """What the responses earned; the mean is NaN as soon as one reward is."""
+    """What the responses earned; the mean is NaN as soon as one reward is. Its error is clustered by prompt."""
     rewards = np.array([rollout.reward for rollout in rollouts])
     lengths = np.array([rollout.length for rollout in rollouts])
+    prompts = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
     return {
         "reward/mean": float(rewards.mean()),
+        "reward/mean_error": mean_error(rewards, prompts),
         "reward/std": float(rewards.std()),
         "reward/nonfinite": float((~np.isfinite(rewards)).sum()),
         "reward/flat_groups_share": plan.num_flat_groups / plan.num_groups,

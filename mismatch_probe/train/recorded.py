@@ -11,7 +11,7 @@ _NAMES: Final = {
     "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged",
     "update": "policy_shift_k3",
     "policy": "entropy",
-    "reward": "mean std nonfinite flat_groups_share",
+    "reward": "mean mean_error std nonfinite flat_groups_share",
     "response": "length_mean length_max truncated_share",
     "correction": "excluded_share clipped_share rejected_share ess",
     "optim": "loss clipped_share grad_norm loss_scale overflow overflows_in_a_row learning_rate",

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.train.guards.actions import Action, ActionKind
 from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
@@ -91,7 +93,10 @@ class GuardBook:
         Raises:
             UsageError: the state is of other guards.
         """
-        if [saved["settings"] for saved in state["guards"]] != [guard.declared() for guard in self._guards]:
+        saved_guards = [saved["settings"] for saved in state["guards"]]
+        if len(saved_guards) != len(self._guards) or not all(
+            guard.is_declared_by(saved) for guard, saved in zip(self._guards, saved_guards, strict=True)
+        ):
             raise UsageError(
                 "the guards differ from those the run was started with; resume with the same --guards file, or start a "
                 "new run in another --out"
@@ -162,6 +167,13 @@ class _Guard:
 
     def declared(self) -> dict[str, Any]:
         return self.settings.model_dump(mode="json")
+
+    def is_declared_by(self, saved: Mapping[str, Any]) -> bool:
+        """Whether these settings are its own; a key that a version before did not know has its default."""
+        try:
+            return type(self.settings).model_validate(saved) == self.settings
+        except ValidationError:
+            return False
 
     def state(self) -> dict[str, Any]:
         return {"settings": self.declared(), "rule": self._rule.state(), "escalation": self._escalation.state()}

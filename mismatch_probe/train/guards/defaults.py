@@ -227,9 +227,10 @@ _REWARD = (
         window=3,
         reference=16,
         least=0.2,
+        error="reward/mean_error",
         patience=2,
         actions=((_WARN,), (_ROLLBACK,), (_STOP,)),
-        source="judgement: half of a level above 0.2 lost, and not by one batch",
+        source="judgement: half of a level above 0.2 lost, and not by one batch or by few responses",
     ),
 )
 

@@ -60,6 +60,7 @@ class Run:
             "mismatch/surprise_excess": 0.0,
             "mismatch/is_ratio_mean": 1 + self._random.normal(0, rms / 50),
             "reward/mean": accuracy,
+            "reward/mean_error": 0.05,
             "reward/nonfinite": 0.0,
             "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),

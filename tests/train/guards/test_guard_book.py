@@ -167,6 +167,20 @@ def test_a_state_that_was_taken_does_not_change_with_the_book() -> None:
     assert json.dumps(state) == before != json.dumps(guards.state())
 
 
+def test_a_state_of_the_version_before_is_read() -> None:
+    """Its settings lack what this version added, and its `growth` remembered plain values."""
+    growth = limit(rule="growth", ratio=2, window=2, reference=4)
+    del growth["above"]
+    guards = book(growth)
+    answers(guards, [1, 1, 1])
+    (saved,) = guards.state()["guards"]
+    old = {name: value for name, value in saved["settings"].items() if name not in ("error", "errors")}
+    rule = {"recent": [1.0, 1.0], "earlier": [1.0]}
+    resumed = book(growth)
+    resumed.restore({"evaluated": True, "guards": [{**saved, "settings": old, "rule": rule}]})
+    assert answers(resumed, [1, 3, 3]) == answers(guards, [1, 3, 3]) == ["", "", "log"]
+
+
 def test_a_state_of_other_guards_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the guards differ .* --guards"):
         book(limit(above=2)).restore(book(limit()).state())

@@ -126,7 +126,7 @@ def row(guard: Any) -> str:
     """A line of the manual's table, from the guard itself."""
     hidden = {"name", "rule", "metric", "actions", "source", "patience", "clear_after", "warmup"}
     given = guard.model_dump(mode="json", exclude_unset=True, exclude=hidden)
-    names = ", ".join(guard.metrics) if guard.rule != "flatline" else ""
+    names = "" if guard.rule == "flatline" else guard.metric
     rule = " ".join(
         word for word in (names, guard.rule, *(f"{key} {as_text(value)}" for key, value in given.items())) if word
     )

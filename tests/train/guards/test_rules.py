@@ -70,6 +70,63 @@ def test_a_fall_is_judged_on_the_median_of_its_window() -> None:
     assert breaks(fall, values) == [False] * 8 + [True, True]
 
 
+def test_a_run_that_recovers_is_judged_by_its_newest_steps() -> None:
+    fall = rule("growth", metric="m", direction="down", ratio=2, window=3, reference=4, least=0.2)
+    values = [0.8] * 6 + [0.1] * 4 + [0.8, 0.7, 0.8, 0.8]
+    assert breaks(fall, values) == [False] * 7 + [True] * 4 + [False] * 3
+
+
+def test_the_median_that_a_fall_reports_is_of_the_newest_steps() -> None:
+    fall = rule("growth", metric="m", direction="down", ratio=2, window=3, reference=4, least=0.2)
+    breaks(fall, [0.8] * 6 + [0.0] * 3)
+    assert [breach.value for value in (0.25, 0.375, 0.25) if (breach := fall.judge({"m": value}))] == [0.0, 0.25, 0.25]
+
+
+def test_a_level_does_not_learn_what_a_breach_rested_on() -> None:
+    """Three incidents of low values, with no more than the window between them, leave the level where it was."""
+    fall = rule("growth", metric="m", direction="down", ratio=2, window=3, reference=4)
+    incident = [0.1] * 6 + [0.8] * 3
+    breaks(fall, [0.8] * 6 + 3 * incident)
+    assert breaks(fall, [0.39, 0.39, 0.39]) == [False, True, True]
+
+
+@pytest.mark.parametrize("responses", [4, 16, 64])
+def test_a_fall_within_the_error_of_its_means_is_no_breach(responses: int) -> None:
+    """Rewards of 0 and 1 with a level of a half that does not move: without errors the rule takes noise for a fall."""
+    random = np.random.default_rng(responses)
+    means = random.binomial(responses, 0.5, (50, 100)) / responses
+    fall = {"metric": "m", "direction": "down", "ratio": 2, "window": 3, "least": 0.2}
+    error = np.sqrt(means * (1 - means) / responses)
+    runs = list(zip(means, error, strict=True))
+    asked = [broken_steps(rule("growth", **fall, error="e"), *run) for run in runs]
+    assert sum(asked) <= 5
+    if responses == 4:
+        assert sum(broken_steps(rule("growth", **fall), *run) for run in runs) > 100
+
+
+@pytest.mark.parametrize("responses", [4, 16, 64])
+def test_a_collapse_beyond_the_error_of_its_means_is_a_breach(responses: int) -> None:
+    means = np.r_[np.random.default_rng(responses).binomial(responses, 0.5, 30) / responses, np.zeros(20)]
+    error = np.sqrt(means * (1 - means) / responses)
+    fall = rule("growth", metric="m", direction="down", ratio=2, window=3, least=0.2, error="e")
+    broken = [fall.judge({"m": value, "e": one}) is not None for value, one in zip(means, error, strict=True)]
+    assert not any(broken[:30])
+    assert broken.index(True) < 30 + {4: 10, 16: 4, 64: 3}[responses]
+    assert all(broken[40:])
+
+
+def broken_steps(started: Guard, means: Sequence[float], errors: Sequence[float]) -> int:
+    return sum(started.judge({"m": value, "e": one}) is not None for value, one in zip(means, errors, strict=True))
+
+
+def test_an_error_that_is_not_known_is_that_of_the_other_steps() -> None:
+    fall = rule("growth", metric="m", direction="down", ratio=2, window=2, error="e")
+    for _ in range(6):
+        assert fall.judge({"m": 0.8, "e": math.nan}) is None
+    assert [fall.judge({"m": 0.1, "e": 0.5}) is not None for _ in range(2)] == [False, False]
+    assert [fall.judge({"m": 0.1, "e": 0.01}) is not None for _ in range(20)][-1]
+
+
 def test_a_level_that_never_was_high_cannot_fall() -> None:
     fall = rule("growth", metric="m", direction="down", ratio=2, least=0.2)
     assert breaks(fall, [0.2, 0.01]) == [False, False]

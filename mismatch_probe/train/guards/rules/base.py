@@ -19,12 +19,17 @@ _LARGEST_COUNT = 1e5
 
 @dataclass(frozen=True)
 class Breach:
-    """A rule that does not hold at this step, and why in plain words."""
+    """A rule that does not hold at this step, and why in plain words.
+
+    steps: how many the value was taken over, this one included. level: what a rule on a change holds the value against.
+    """
 
     metric: str
     value: float
     threshold: float
     sentence: str
+    steps: int = 1
+    level: float | None = None
 
 
 class Guard(ABC):
@@ -44,8 +49,9 @@ class Guard(ABC):
         return {name: getattr(self, name) for name in self.remembers}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """What a version before did not remember stays as it is at the start."""
         for name in self.remembers:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))
 
 
 def _steps(value: object) -> object:

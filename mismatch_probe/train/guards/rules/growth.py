@@ -1,19 +1,29 @@
 """A metric's recent level against its own earlier level."""
 
+import math
 import statistics
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field
 
 from mismatch_probe.config.model import Count
 from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
+_STEPS_FOR_A_SPREAD = 12
+"""Fewer do not say how far steps differ."""
+
+Seen = tuple[float, float | None]
+"""A step's value, and its standard error where one is known."""
+
 
 class GrowthSettings(MetricGuardSettings):
     """The median of the last `window` steps over the median of the `reference` steps before them, at most `ratio`.
 
     direction: `up`, or `down` for the inverse ratio. least: a larger level (the recent one going up, the earlier one
-    going down) that is not above it is never a breach.
+    going down) that is not above it is never a breach. error: a metric that gives the standard error of this one at
+    each step; a change is then a breach once the mean of the steps since it began is `errors` standard errors from
+    the mean of those before.
     """
 
     rule: Literal["growth"] = "growth"
@@ -22,53 +32,124 @@ class GrowthSettings(MetricGuardSettings):
     reference: Count = 16
     direction: Literal["up", "down"] = "up"
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    error: str | None = Field(default=None, min_length=1)
+    errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric,) if self.error is None else (self.metric, self.error)
 
     def start(self) -> Guard:
         return Growth(self)
 
 
 class Growth(Guard):
-    """The canary counts as the first earlier value. A broken step is forgotten, so the guard does not get used to a
-    fault; a level of zero or less as well, since there is no ratio to it."""
+    """The canary counts as the first earlier value.
 
-    remembers = ("recent", "earlier")
+    `recent` are the last `window` steps and, while their median is beyond the ratio, all since it came to be, up to
+    `reference`: each a value and its error. They always move on. The oldest `forgotten` of them had a part in a breach
+    and are not learnt, so the guard does not get used to a fault; nor is a level of zero or less, since there is no
+    ratio to it.
+    """
+
+    remembers = ("recent", "earlier", "has_left", "forgotten")
 
     def __init__(self, settings: GrowthSettings) -> None:
         self._settings = settings
-        self.recent: list[float] = []
-        self.earlier: list[float] = []
+        self.recent: list[Seen] = []
+        self.earlier: list[Seen] = []
+        self.has_left = False
+        self.forgotten = 0
 
     def judge(self, values: Values) -> Breach | None:
-        value = values[self._settings.metric]
-        broken = not_a_number(self._settings.metric, value, self._settings.least)
+        settings = self._settings
+        value = values[settings.metric]
+        broken = not_a_number(settings.metric, value, settings.least)
         if broken is not None:
             return broken
-        line = [*self.recent, value]
-        leaving, recent = line[: -self._settings.window], line[-self._settings.window :]
-        earlier = [*self.earlier, *(level for level in leaving if level > 0)][-self._settings.reference :]
-        breach = self._compared(earlier, recent)
-        if breach is None:
-            self.recent, self.earlier = recent, earlier
-        return breach
+        error = math.nan if settings.error is None else values[settings.error]
+        self.recent = [*self.recent, (value, error if math.isfinite(error) else None)]
+        if not self.has_left:
+            self._learn()
+        self.has_left = self._leaves()
+        if not self.has_left:
+            self._learn()
+            return None
+        longest = max(settings.window, settings.reference)
+        self.forgotten = max(0, self.forgotten - max(0, len(self.recent) - longest))
+        self.recent = self.recent[-longest:]
+        if settings.error is not None and not self._is_beyond_its_error():
+            return None
+        self.forgotten = len(self.recent)
+        return self._breach()
 
     def judge_canary(self, values: Values) -> Breach | None:
         value = values[self._settings.metric]
         broken = not_a_number(self._settings.metric, value, self._settings.least)
         if broken is None and value > 0 and not self.earlier and not self.recent:
-            self.earlier = [value]
+            self.earlier = [(value, None)]
         return broken
 
-    def _compared(self, earlier: list[float], recent: list[float]) -> Breach | None:
-        if not earlier or len(recent) < self._settings.window:
-            return None
-        before, now = statistics.median(earlier), statistics.median(recent)
-        ratio, least, rising = self._settings.ratio, self._settings.least, self._settings.direction == "up"
-        threshold = max(ratio * before, least) if rising else before / ratio
-        if now <= threshold if rising else now >= threshold or before <= least:
-            return None
-        level = "is" if self._settings.window == 1 else f"has a median over {self._settings.window} steps of"
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.recent, self.earlier = [_seen(saved) for saved in self.recent], [_seen(saved) for saved in self.earlier]
+
+    def _learn(self) -> None:
+        """What is no longer recent becomes earlier, but for what is to be forgotten."""
+        num_leaving = max(0, len(self.recent) - self._settings.window)
+        leaving = self.recent[self.forgotten : num_leaving]
+        self.recent = self.recent[num_leaving:]
+        self.forgotten = max(0, self.forgotten - num_leaving)
+        self.earlier = [*self.earlier, *(seen for seen in leaving if seen[0] > 0)][-self._settings.reference :]
+
+    def _levels(self) -> tuple[float, float]:
+        """Medians of the earlier steps and of the last `window`."""
+        before, now = self.earlier, self.recent[-self._settings.window :]
+        return statistics.median(value for value, _ in before), statistics.median(value for value, _ in now)
+
+    def _threshold(self, before: float) -> float:
+        settings = self._settings
+        return max(settings.ratio * before, settings.least) if settings.direction == "up" else before / settings.ratio
+
+    def _leaves(self) -> bool:
+        """Whether the recent level is beyond the ratio."""
+        if not self.earlier or len(self.recent) < self._settings.window:
+            return False
+        before, now = self._levels()
+        if self._settings.direction == "up":
+            return now > self._threshold(before)
+        return now < self._threshold(before) and before > self._settings.least
+
+    def _is_beyond_its_error(self) -> bool:
+        """Whether the mean since the departure is `errors` standard errors from the mean before.
+
+        A step's error is the root mean square of those given, or the spread of the earlier steps where that is more.
+        """
+        earlier, recent = ([value for value, _ in part] for part in (self.earlier, self.recent))
+        given = [error for _, error in (*self.earlier, *self.recent) if error is not None]
+        if not given and len(earlier) < min(_STEPS_FOR_A_SPREAD, self._settings.reference):
+            return False
+        spread = statistics.variance(earlier) if len(earlier) > 1 else 0.0
+        variance = max(statistics.fmean(error**2 for error in given) if given else 0.0, spread)
+        change = statistics.fmean(recent) - statistics.fmean(earlier)
+        error_of_change = math.sqrt(variance * (1 / len(recent) + 1 / len(earlier)))
+        return (change if self._settings.direction == "up" else -change) > self._settings.errors * error_of_change
+
+    def _breach(self) -> Breach:
+        settings, (before, now) = self._settings, self._levels()
+        threshold, rising = self._threshold(before), settings.direction == "up"
+        level = "is" if settings.window == 1 else f"has a median over {settings.window} steps of"
         sentence = (
-            f"{self._settings.metric} {level} {write_value(now)}, {'above' if rising else 'below'} "
+            f"{settings.metric} {level} {write_value(now)}, {'above' if rising else 'below'} "
             f"{write_value(threshold)}, the {'most' if rising else 'least'} allowed after {write_value(before)}"
         )
-        return Breach(self._settings.metric, now, threshold, sentence)
+        return Breach(settings.metric, now, threshold, sentence, steps=len(self.recent), level=before)
+
+
+def _seen(saved: float | Sequence[float | None]) -> Seen:
+    """As `state` gave it; earlier versions saved plain values."""
+    if isinstance(saved, float | int):
+        return float(saved), None
+    value, error = saved
+    assert value is not None
+    return value, error
