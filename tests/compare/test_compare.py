@@ -42,9 +42,9 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    """The summary and every table, but for the key of the run that its legs hold."""
+    """The summary and every table, but for the key of the run that its legs hold; as text, where one NaN is another."""
     tables = [run / "prompts.parquet", run / "rollouts.parquet", *sorted((run / "legs").iterdir())]
-    found = {str(path.relative_to(run)): read_table(path).to_pydict() for path in tables}
+    found = {str(path.relative_to(run)): str(read_table(path).to_pydict()) for path in tables}
     return {"summary.json": (run / "summary.json").read_bytes(), **found}
 
 
