@@ -1,5 +1,6 @@
 """What a guard may ask of the training loop, written `warn`, `lower_learning_rate(0.5)` or `raise_precision(train)`."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from mismatch_probe.errors import did_you_mean
 from mismatch_probe.train.objectives.choices import CORRECTIONS
 
 _DEFAULT_FACTOR = 0.5
+_TO_LEVEL = "level"
 
 
 class ActionKind(StrEnum):
@@ -17,8 +19,9 @@ class ActionKind(StrEnum):
 
     log: the event is recorded. warn: and shown. tighten_sequences: sequences with the largest |S| are dropped, their
     bound multiplied by the factor. skip_update: this step's update is not applied. lower_learning_rate: multiplied by
-    the factor from now on. switch_correction: to the named one. resync: weights are sent to the engine again, and
-    probed. raise_precision: of one side. rollback: to the last good checkpoint. stop: exit code 1 with a diagnosis.
+    the factor from now on, or brought back to the level that the guard held it against. switch_correction: to the named
+    one. resync: weights are sent to the engine again, and probed. raise_precision: of one side. rollback: to the last
+    good checkpoint. stop: exit code 1 with a diagnosis.
     """
 
     LOG = "log"
@@ -55,20 +58,33 @@ Side = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class Action:
-    """One action; only the argument its kind takes is set."""
+    """One action; only the argument its kind takes is set.
+
+    to_level: in place of a factor; at a firing it becomes the factor that brings the metric back to its level before.
+    """
 
     kind: ActionKind
     factor: float | None = None
     to: str | None = None
     side: Side | None = None
+    to_level: bool = False
+
+    def against(self, value: float, level: float | None) -> "Action":
+        """What it is at a firing on `value`, after a metric's `level` before."""
+        if not self.to_level:
+            return self
+        can_be_lowered = level is not None and 0 < level < value < math.inf
+        return Action(self.kind, factor=level / value if can_be_lowered else _DEFAULT_FACTOR)
 
     def __str__(self) -> str:
+        if self.to_level:
+            return f"{self.kind.value}({_TO_LEVEL})"
         argument = None if self.kind.argument is None else getattr(self, self.kind.argument)
         return self.kind.value if argument is None else f"{self.kind.value}({argument})"
 
 
 def parse_action(text: object) -> Action:
-    """`NAME` or `NAME(ARGUMENT)`; a factor left out is 0.5.
+    """`NAME` or `NAME(ARGUMENT)`; a factor left out is 0.5, and `lower_learning_rate(level)` has none yet.
 
     Raises:
         ValueError: the name is unknown, or the argument is missing, out of range, or not taken.
@@ -80,6 +96,8 @@ def parse_action(text: object) -> Action:
     if name not in list(ActionKind):
         raise ValueError(f"action {name!r} is unknown{did_you_mean(name, ActionKind)}")
     kind = ActionKind(name)
+    if kind is ActionKind.LOWER_LEARNING_RATE and argument == _TO_LEVEL:
+        return Action(kind, to_level=True)
     if kind.argument == "factor":
         return Action(kind, factor=_factor(name, argument))
     if kind.argument == "to":

@@ -36,7 +36,7 @@ class GuardBook:
 
     @property
     def doubted_since(self) -> int | None:
-        """The first step of a breach that lasts and may end in a rollback; None where there is none."""
+        """The first step that a breach rests on which lasts and may end in a rollback; None where there is none."""
         return min((guard.doubts_since for guard in self._guards if guard.doubts_since is not None), default=None)
 
     def check_metrics(self, names: Collection[str], of_canary: Collection[str] | None = None) -> None:
@@ -133,7 +133,7 @@ class _Guard:
 
     @property
     def doubts_since(self) -> int | None:
-        """The first step of a breach that lasts, where this firing or a later one asks for a rollback."""
+        """The first step that a lasting breach rests on, where this firing or a later one asks for a rollback."""
         still = self.settings.actions[max(0, min(self._escalation.firings, len(self.settings.actions)) - 1) :]
         rolls_back = any(action.kind is ActionKind.ROLLBACK for firing in still for action in firing)
         return self._escalation.broken_since if rolls_back else None
@@ -156,7 +156,7 @@ class _Guard:
         if self._fired_at_canary:
             self._fired_at_canary = False
             return None
-        if step <= self.settings.warmup or not self._escalation.count(breach is not None, step) or breach is None:
+        if step <= self.settings.warmup or not self._escalation.count(breach, step) or breach is None:
             return None
         return self._fired(step, breach)
 
@@ -192,6 +192,6 @@ class _Guard:
             value=breach.value,
             threshold=breach.threshold,
             firing=firing,
-            actions=self.settings.asks_for(firing),
+            actions=tuple(action.against(breach.value, breach.level) for action in self.settings.asks_for(firing)),
             sentence=breach.sentence,
         )

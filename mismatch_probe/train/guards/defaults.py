@@ -17,6 +17,7 @@ _ROLLBACK = Action(ActionKind.ROLLBACK)
 _STOP = Action(ActionKind.STOP)
 _TIGHTEN = Action(ActionKind.TIGHTEN_SEQUENCES, factor=0.5)
 _TENTH_OF_RATE = Action(ActionKind.LOWER_LEARNING_RATE, factor=0.1)
+_RATE_BEFORE = Action(ActionKind.LOWER_LEARNING_RATE, to_level=True)
 
 _ENGINE = (
     LimitSettings(
@@ -143,7 +144,7 @@ _UPDATE = (
         ratio=10,
         reference=4,
         clear_after=5,
-        actions=((_SKIP, _TENTH_OF_RATE), (_SKIP, _TENTH_OF_RATE), (_STOP,)),
+        actions=((_SKIP, _RATE_BEFORE), (_SKIP, _RATE_BEFORE), (_STOP,)),
         source="a schedule's steps are smaller: linear warm-up at most doubles the rate from one step to the next",
     ),
     LimitSettings(

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mismatch_probe.train.guards.rules.base import Breach
+
 
 @dataclass
 class Escalation:
     """Hysteresis: `patience` broken steps in a row make a firing, `clear_after` clean ones close the incident.
 
-    firings: how often the guard fired since the incident began. broken_since: the first of the steps up to now that are
-    all broken.
+    firings: how often the guard fired since the incident began. broken_since: the first step that the breach rests on
+    which has lasted up to now.
     """
 
     patience: int
@@ -20,9 +22,9 @@ class Escalation:
     clean_in_a_row: int = 0
     broken_since: int | None = None
 
-    def count(self, broken: bool, step: int) -> bool:
+    def count(self, breach: Breach | None, step: int) -> bool:
         """Takes a step in; whether the guard fires."""
-        if not broken:
+        if breach is None:
             self.broken_in_a_row, self.broken_since = 0, None
             self.clean_in_a_row += 1
             if self.clean_in_a_row >= self.clear_after:
@@ -30,7 +32,8 @@ class Escalation:
             return False
         self.clean_in_a_row = 0
         self.broken_in_a_row += 1
-        self.broken_since = step if self.broken_since is None else self.broken_since
+        if self.broken_since is None:
+            self.broken_since = max(1, step + 1 - breach.steps)
         if self.broken_in_a_row < self.patience:
             return False
         self.fire()

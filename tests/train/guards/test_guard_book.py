@@ -181,6 +181,44 @@ def test_a_state_of_the_version_before_is_read() -> None:
     assert answers(resumed, [1, 3, 3]) == answers(guards, [1, 3, 3]) == ["", "", "log"]
 
 
+@pytest.mark.parametrize("factor", [10.5, 20.0, 100.0])
+def test_a_rate_that_jumped_is_brought_back_to_its_level(factor: float) -> None:
+    """Every later step has the rate as the answers left it; one answer is enough."""
+    (settings,) = [guard for guard in DEFAULT_GUARDS if guard.name == "learning-rate-jump"]
+    guards, left, rates, fired = GuardBook((settings,)), 1.0, [], []
+    for step in range(1, 41):
+        rate = left * 1e-4 * (factor if step > 8 else 1.0)
+        decision = guards.evaluate(step, {"optim/learning_rate": rate})
+        fired += decision.events
+        for action in decision.actions:
+            left *= action.factor or 1.0
+        rates.append(rate)
+    assert [event.step for event in fired] == [9]
+    assert GuardEvent.from_json(fired[0].as_json()) == fired[0]
+    assert rates[9:] == pytest.approx([1e-4] * 31)
+
+
+def test_only_a_change_of_a_learning_rate_can_go_back_to_a_level() -> None:
+    with pytest.raises(UsageError, match="needs the rule growth on a learning rate"):
+        book(limit(actions=["lower_learning_rate(level)"]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "first_bad"),
+    [
+        ({"rule": "growth", "ratio": 2, "window": 3, "direction": "down"}, [8.0] * 9 + [1.0] * 2, 9),
+        ({"rule": "cusum", "scale": "raw", "spread": 1, "window": 4, "h": 5, "k": 0.5}, [1.0] * 9 + [3.0] * 4, 10),
+    ],
+    ids=["growth", "cusum"],
+)
+def test_a_breach_is_as_old_as_the_steps_it_rests_on(rule: dict[str, Any], values: list[float], first_bad: int) -> None:
+    table = limit(**rule, actions=["rollback"])
+    del table["above"]
+    guards = book(table)
+    answers(guards, values)
+    assert guards.doubted_since == first_bad
+
+
 def test_a_state_of_other_guards_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the guards differ .* --guards"):
         book(limit(above=2)).restore(book(limit()).state())

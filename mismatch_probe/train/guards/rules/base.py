@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from mismatch_probe.config.model import Count, CountOrNone, Settings
 from mismatch_probe.notation import write_count, write_number
@@ -90,6 +90,16 @@ class GuardSettings(Settings, ABC):
     warmup: CountOrNone = 0
     actions: Firings
     source: str = ""
+
+    @model_validator(mode="after")
+    def _has_a_level_to_go_back_to(self) -> "GuardSettings":
+        goes_back = any(action.to_level for firing in self.actions for action in firing)
+        if goes_back and not (self.rule == "growth" and self.metrics[0].endswith("/learning_rate")):
+            raise ValueError(
+                "lower_learning_rate(level) needs the rule growth on a learning rate, whose level before it goes back "
+                "to; give a factor"
+            )
+        return self
 
     @property
     @abstractmethod

@@ -39,14 +39,16 @@ class CusumSettings(MetricGuardSettings):
 
 
 class Cusum(Guard):
-    """Silent while it learns the level; the sum starts again after a breach, the level stays."""
+    """Silent while it learns the level; the sum starts again after a breach, the level stays. rising: steps for which
+    the sum has been above 0."""
 
-    remembers = ("first", "sum")
+    remembers = ("first", "sum", "rising")
 
     def __init__(self, settings: CusumSettings) -> None:
         self._settings = settings
         self.first: list[float] = []
         self.sum = 0.0
+        self.rising = 0
 
     def judge(self, values: Values) -> Breach | None:
         settings = self._settings
@@ -62,10 +64,11 @@ class Cusum(Guard):
         deviation = _NORMAL_SD_PER_MAD * statistics.median(abs(other - level) for other in self.first)
         away = (seen - level) / max(deviation, settings.spread)
         self.sum = max(0.0, self.sum + (away if settings.direction == "up" else -away) - settings.k)
-        reached = self.sum
+        self.rising = self.rising + 1 if self.sum > 0 else 0
+        reached, steps = self.sum, self.rising
         if reached <= settings.h:
             return None
-        self.sum = 0.0
+        self.sum, self.rising = 0.0, 0
         level_written = write_value(math.exp(level) if settings.scale == "log" else level)
         return Breach(
             settings.metric,
@@ -73,4 +76,6 @@ class Cusum(Guard):
             settings.h,
             f"{settings.metric} is {write_value(value)} after a level of {level_written} at the start, and its sum of "
             f"changes has reached {write_value(reached)} standard deviations, above {write_value(settings.h)}",
+            steps=steps,
+            level=math.exp(level) if settings.scale == "log" else level,
         )
