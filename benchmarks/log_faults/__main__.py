@@ -4,7 +4,7 @@
 
 Responses and mu are vLLM's own, recorded once by the product's pipeline and kept in the scratch folder; pi is the
 training path's. A fault changes what one side computed, or the line of the log. Outcomes are kept in the scratch folder
-as well, and `--publish FOLDER` writes all of them as a report.
+as well and not made again, and `--publish FOLDER` writes all of them as a report.
 """
 
 import argparse
@@ -69,7 +69,8 @@ def main() -> None:
     for model in arguments.models:
         for dtype in arguments.dtypes:
             bench = prepared(model, dtype, arguments.scratch)
-            for outcome in outcomes(bench, arguments.only):
+            done = {path.stem for path in kept.glob("*.json")}
+            for outcome in outcomes(bench, arguments.only, done):
                 named = "named " if is_right(outcome) else "MISSED"
                 print(
                     f"{model:10} {dtype} {named} {outcome.fault} {outcome.strength} in {outcome.side}: "
@@ -77,7 +78,7 @@ def main() -> None:
                     f"{outcome.evidence}",
                     flush=True,
                 )
-                name = f"{model}-{dtype}-{outcome.fault}-{outcome.strength}".replace(" ", "-").replace("/", "-")
+                name = name_of(bench, outcome.fault, outcome.strength)
                 (kept / f"{name}.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     if arguments.publish:
         kept_outcomes = [
@@ -91,13 +92,19 @@ def is_right(outcome: Outcome) -> bool:
     return outcome.codes[0] in outcome.expected and outcome.other_code == "as_declared"
 
 
-def outcomes(bench: Bench, only: str) -> Iterator[Outcome]:
+def name_of(bench: Bench, fault: str, strength: str) -> str:
+    """Under which an outcome is kept."""
+    return f"{bench.model}-{bench.dtype}-{fault}-{strength}".replace(" ", "-").replace("/", "-")
+
+
+def outcomes(bench: Bench, only: str, done: set[str]) -> Iterator[Outcome]:
+    """Of the faults whose name has `only` in it, without those that are done."""
     clean = logged(bench.sequences, bench.mu, bench.pi)
     with Predictions.opened(bench.settings(), LoggedTokens.of(clean)) as predictions:
-        if only in "clean":
+        if only in "clean" and name_of(bench, "clean", "") not in done:
             yield _outcome(bench, predictions, None, "mu")
         for number, fault in enumerate(faults(bench)):
-            if only in fault.name:
+            if only in fault.name and name_of(bench, fault.name, fault.strength) not in done:
                 yield _outcome(bench, predictions, fault, sides(number))
 
 

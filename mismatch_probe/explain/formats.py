@@ -21,6 +21,8 @@ from mismatch_probe.verdict.codes import Code
 LEAST_TIMES: Final = 0.4
 MOST_TIMES: Final = 2.5
 """Of the measured floor, in every part of the tokens."""
+_LEAST_TIMES_CORRELATED: Final = 0.15
+"""Where the errors go together too; of a model that is sure of its tokens a few make up most of the error."""
 _MOST_BIAS: Final = 0.3
 _MOST_OTHERWISE: Final = 0.1
 _OUTLIER: Final = 3.0
@@ -72,7 +74,7 @@ def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dty
     early = _parts(tokens.places.astype(np.float64), known)
     sizes = [*_sizes(units, likely, known), *_sizes(units, early, known)]
     by_row = np.array(_sizes(units, tokens.rows, known))
-    least = LEAST_TIMES if dtype.is_16_bit else 0.0
+    least = 0.0 if not dtype.is_16_bit else LEAST_TIMES if errors is None else _LEAST_TIMES_CORRELATED
     otherwise = np.mean((by_row < least / 2) | (by_row > MOST_TIMES * 2)) if len(by_row) else 0.0
     return all(least <= size <= MOST_TIMES for size in sizes) and bool(otherwise <= _MOST_OTHERWISE)
 

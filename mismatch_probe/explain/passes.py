@@ -1,5 +1,6 @@
 """Forward passes of the training path over a log's responses: final hidden states, computed once for many questions."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,15 @@ class LoadedWeights:
 
     def __post_init__(self) -> None:
         self._head = ChunkedHead(self.model)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        on_gpu = self.model.device.type == "cuda"
+        del self.model, self._head
+        self._hidden.clear()
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
 
     def columns(self, context: Context, rope: Rope | None, distributions: Sequence[Distribution]) -> Floats:
         """Log-probs of the responses' tokens under each distribution [K, T], in nats.
@@ -203,9 +213,12 @@ def reference_weights(
         rounded_to=rounded_to,
         trust_remote_code=settings.model.trust_remote_code,
     )
-    yield LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+    loaded = LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
+    del model
+    try:
+        yield loaded
+    finally:
+        loaded.close()
 
 
 @contextmanager
@@ -218,9 +231,12 @@ def weights_in(settings: ExplainSettings, tokens: LoggedTokens, dtype: Dtype) ->
         choose_device(settings.device),
         trust_remote_code=settings.model.trust_remote_code,
     )
-    yield LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+    loaded = LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
+    del model
+    try:
+        yield loaded
+    finally:
+        loaded.close()
 
 
 def _training(settings: ExplainSettings, *, adapter: str | None) -> TrainingPathSettings:
