@@ -131,7 +131,7 @@ class _Server:
                 _signal_group(ended.si_pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
             if status is not None:
-                shared_memory.remove_segments(self._token_of.pop(ended.si_pid), mapped)
+                shared_memory.remove_left(self._token_of.pop(ended.si_pid), mapped)
                 send_number(status, code)
                 os.close(status)
 
@@ -148,7 +148,7 @@ class _Server:
             _signal_group(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for pid, segments in mapped.items():
-            shared_memory.remove_segments(tokens[pid], segments)
+            shared_memory.remove_left(tokens[pid], segments)
         if self.next_server is not None:
             with suppress(ChildProcessError):
                 os.waitpid(self.next_server, 0)

@@ -1,11 +1,13 @@
 """The started vLLM engine: sampling, prefill replay, settings."""
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mismatch_probe.children.shared_memory import mapped_by, own_token, remove_left
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import CachedReplay, Engine, Products
@@ -18,7 +20,7 @@ from mismatch_probe.engines.vllm.kernels import register_kernels
 from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
 from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sampled_sequence, whole_distributions
 from mismatch_probe.engines.vllm.progress import FinishedRequests
-from mismatch_probe.engines.vllm.rendezvous import meet_without_a_file, share_memory_apart
+from mismatch_probe.engines.vllm.rendezvous import keep_sockets_apart, meet_without_a_file, share_memory_apart
 from mismatch_probe.engines.vllm.routing import recorded_routing
 from mismatch_probe.engines.vllm.weights import send_weights
 from mismatch_probe.errors import RoutingUnseen, UsageError
@@ -47,6 +49,7 @@ def start_vllm(
 
     meet_without_a_file()
     share_memory_apart()
+    keep_sockets_apart()
     register_kernels()
     keep_frozen = frozen_heap()
     try:
@@ -207,10 +210,14 @@ class VllmEngine(Engine):
             return
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        in_processes = self._settings["multiprocessing"]
+        mapped = mapped_by(os.getpgrp()) if in_processes else set()
         with self._keep_frozen():
             self.llm.llm_engine.engine_core.shutdown()
             self.llm = None
             cleanup_dist_env_and_memory()
+        if in_processes:
+            remove_left(own_token(), mapped)
 
     def _score(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
         """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""

@@ -3,10 +3,11 @@
 import os
 from typing import Any, Final
 
-from mismatch_probe.children.shared_memory import own_token
+from mismatch_probe.children.shared_memory import folder_of, own_token
 
 _MEMORY_FILES: Final = hasattr(os, "memfd_create")
 _CHOOSES: Final = "get_file_store_init_method"
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 _SHARED: Final = "_CPUSHMDistributed"
 _NAMES: Final = "make_group_name"
 
@@ -23,6 +24,16 @@ def meet_without_a_file() -> None:
     for module in (multiproc_executor, uniproc_executor):
         if hasattr(module, _CHOOSES):
             setattr(module, _CHOOSES, _in_memory)
+
+
+def keep_sockets_apart() -> None:
+    """Call before an engine is started. The sockets of its processes lie in a folder that goes with the job."""
+    folder = folder_of(own_token())
+    is_given = os.environ.get(_SOCKETS, str(folder)) != str(folder)
+    if is_given or os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+        return
+    folder.mkdir(exist_ok=True)
+    os.environ[_SOCKETS] = str(folder)
 
 
 def share_memory_apart() -> None:
