@@ -75,10 +75,23 @@ def test_nothing_is_left_five_seconds_after(name: str, tmp_path: Path) -> None:
             one.end()
 
 
-class Killed:
-    """One run of a command in a folder of its own, its processes known by a variable that they all inherit."""
+def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(tmp_path: Path) -> None:
+    ended = Killed(COMMANDS["compare-on-two-ranks"], None, tmp_path / "run")
+    try:
+        ended.wait_until_at_work()
+        ended.kill()
+        ended.check()
+    finally:
+        ended.end()
 
-    def __init__(self, command: Command, number: signal.Signals, folder: Path) -> None:
+
+class Killed:
+    """One run of a command in a folder of its own, its processes known by a variable that they all inherit.
+
+    number: of the signal that it gets at work; without one it is waited for.
+    """
+
+    def __init__(self, command: Command, number: signal.Signals | None, folder: Path) -> None:
         self._command, self._number, self._folder = command, number, folder
         self._mark = uuid.uuid4().hex
         self._temporary = Path(mkdtemp(prefix="killed-"))  # short, as the path of a socket has to be
@@ -109,14 +122,17 @@ class Killed:
 
     def kill(self) -> None:
         self._shared = self._segments()
-        self._process.send_signal(self._number)
+        if self._number is None:
+            self._process.wait()
+        else:
+            self._process.send_signal(self._number)
 
     def check(self) -> None:
         begun = time.monotonic()
         while (left := self._left()) and time.monotonic() - begun < ENDED_SECONDS:
             time.sleep(0.05)
-        assert not left, f"{self._number.name}: {left}, the command is {self._process.pid}; {self._said()}"
-        assert self._process.wait() == CODES[self._number], self._said()
+        assert not left, f"{self._number!r}: {left}, the command is {self._process.pid}; {self._said()}"
+        assert self._process.wait() == (ExitCode.PASS if self._number is None else CODES[self._number]), self._said()
         assert list(self._folder.rglob(".localize-*")) == []
         assert [path.name for path in self._temporary.iterdir()] == []
         assert [segment for segment in self._shared if segment.exists()] == []
