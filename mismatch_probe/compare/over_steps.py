@@ -8,6 +8,9 @@ from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.records.summary import StepSummary
 from mismatch_probe.stats.metrics import pair_metrics
 
+_MOST_DIGITS: Final = 18
+"""Of a weight version that is a number; a longer one is a text."""
+
 STEP_METRICS: Final = (
     "abs_logprob_diff",
     "kl_k1",
@@ -46,5 +49,5 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
 
 def _order(key: tuple[int | None, str | None]) -> tuple[int, int, str]:
     step, version = key
-    is_number = version is not None and version.isdecimal()
+    is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
     return (-1 if step is None else step, int(version or 0) if is_number else 0, version or "")

@@ -47,13 +47,16 @@ LOG_FOLDER: Final = "log"
 _UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"
 """What an import that was killed leaves; the next one of that name takes its place."""
 MOST_TOKENS: Final = 2_000_000
+_HIGHEST_TEMPERATURE: Final = 100.0
+_MOST_TEMPERATURES_NAMED: Final = 4
 
 
 @dataclass(frozen=True)
 class LogSettings:
     """What a log does not say of itself.
 
-    ref_is_exact: the log's reference is the same policy in FP32, and not another policy that training is kept near to.
+    temperature: of the log-probs of both sides. ref_is_exact: the log's reference is the same policy in FP32, and not
+    another policy that training is kept near to.
     most_tokens: how many sampled tokens are analysed.
     """
 
@@ -62,6 +65,17 @@ class LogSettings:
     temperature: float | None = None
     ref_is_exact: bool = False
     most_tokens: int = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            UsageError: the temperature is none that log-probs can have.
+        """
+        if self.temperature is not None and not _is_of_log_probs(self.temperature):
+            raise UsageError(
+                f"--temperature {self.temperature:g} is none that log-probs can have: give one above 0, at most "
+                f"{_HIGHEST_TEMPERATURE:g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -181,12 +195,9 @@ def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) ->
         for name, dtype in (("train_dtype", given.train_dtype), ("infer_dtype", given.infer_dtype))
         if dtype is None
     }
-    temperature = given.temperature
-    if temperature is None and len(census.temperatures) == 1:
-        temperature = next(iter(census.temperatures))
-    if temperature is None:
-        temperature = 1.0
-        assumed["temperature"] = "1, because the log does not say; give --temperature"
+    temperature, why = _temperature(census.temperatures, given.temperature)
+    if why is not None:
+        assumed["temperature"] = f"{temperature:g}, {why}"
     train_dtype, infer_dtype = given.train_dtype or Dtype.BF16, given.infer_dtype or Dtype.BF16
     train = LOG_SIDE if columns.has_pi else train_dtype.value
     settings = CompareSettings(
@@ -204,6 +215,24 @@ def _settings(log: Log, census: Census, columns: Columns, given: LogSettings) ->
         full_vocabulary=FullVocabularySettings(positions=0),
     )
     return settings, assumed
+
+
+def _temperature(logged: set[float], given: float | None) -> tuple[float, str | None]:
+    """Of both sides' log-probs, and why where it is another than the one that the log says."""
+    said = " and ".join(f"{value:g}" for value in sorted(logged)[:_MOST_TEMPERATURES_NAMED])
+    if len(logged) > _MOST_TEMPERATURES_NAMED:
+        said += f" and {len(logged) - _MOST_TEMPERATURES_NAMED} more"
+    if given is not None:
+        return given, None if logged <= {given} else f"as --temperature says; the log says {said}"
+    if not logged:
+        return 1.0, "because the log does not say; give --temperature"
+    if len(logged) == 1 and _is_of_log_probs(next(iter(logged))):
+        return next(iter(logged)), None
+    return 1.0, f"because the log says {said}, and log-probs have one above 0; give --temperature"
+
+
+def _is_of_log_probs(temperature: float) -> bool:
+    return 0 < temperature <= _HIGHEST_TEMPERATURE
 
 
 def _stage(log: Log, side: Side, origin: LogOrigin) -> StageRecord:

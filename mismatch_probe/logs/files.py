@@ -11,6 +11,8 @@ from mismatch_probe.reading import is_folder, is_there
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})
 """Folders that trackers keep beside a log, some with links of their own."""
+_OF_RUNS: Final = frozenset({"manifest.json", "rollouts.parquet", "legs"})
+"""What a run directory of this tool holds: an imported one has a copy of its log."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Source:
 def files_of(path: Path) -> list[Path]:
     """`path` itself, or the files below the folder `path`, those of an earlier number first.
 
-    Hidden files and the folders of trackers are left out.
+    Hidden files, the folders of trackers and run directories of this tool below `path` are left out.
 
     Raises:
         UsageError: nothing is there, a folder cannot be read, or one holds a link, a pipe, a socket or a device.
@@ -55,7 +57,10 @@ def _below(folder: Path) -> list[Path]:
     while waiting:
         here = waiting.pop()
         try:
-            with os.scandir(here) as entries:
+            with os.scandir(here) as listed:
+                entries = list(listed)
+                if here != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
+                    continue
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in _OF_OTHER_PROGRAMS:
                         continue

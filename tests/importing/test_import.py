@@ -72,6 +72,63 @@ def test_weight_versions_of_one_step_are_kept_apart(tmp_path: Path) -> None:
     assert [(one.step, one.weight_version) for one in steps] == [(7, "5"), (7, "6"), (7, "7")]
 
 
+def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
+    """A number of thousands of digits is a text."""
+    written = [row(number, weight_version="9" * 5000 + str(number % 2)) for number in range(24)]
+    assert len(pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("logged", "words", "is_at", "said"),
+    [
+        ([0.7], (), 0.7, None),
+        ([], (), 1.0, "1, because the log does not say; give --temperature"),
+        ([0.7, 1.0], (), 1.0, "1, because the log says 0.7 and 1, and"),
+        ([0.0], (), 1.0, "1, because the log says 0, and log-probs have one above 0"),
+        ([1e308], (), 1.0, "1, because the log says 1e+308, and"),
+        ([0.7], ("--temperature", 0.8), 0.8, "0.8, as --temperature says; the log says 0.7"),
+    ],
+)
+def test_the_temperature_is_the_one_that_the_log_says_or_it_is_said_why_not(
+    tmp_path: Path, logged: list[float], words: tuple[object, ...], is_at: float, said: str | None
+) -> None:
+    written = rows()
+    for number, one in enumerate(written):
+        if logged:
+            one["temperature"] = logged[number % len(logged)]
+    manifest = imported(tmp_path, write(tmp_path / "log.jsonl", written), *words).read_manifest()
+    assert manifest.settings.sampling.temperature == is_at
+    assert manifest.log is not None
+    assumed = manifest.log.assumed.get("temperature")
+    assert (assumed or "").startswith(said or "")
+    assert (assumed is None) == (said is None)
+
+
+@pytest.mark.parametrize("temperature", [0, -1, "nan", "inf", 1e308])
+def test_a_temperature_that_log_probs_cannot_have_is_refused(tmp_path: Path, temperature: object) -> None:
+    log = write(tmp_path / "log.jsonl", rows())
+    answer = probe("import", log, "--out", tmp_path / "run", "--temperature", temperature, code=ExitCode.USAGE)
+    assert "give one above 0" in answer.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_made_inside_the_folder_of_its_log_is_no_second_copy_of_it(tmp_path: Path) -> None:
+    write(tmp_path / "log.jsonl", rows())
+    imported(tmp_path, tmp_path)
+    probe("import", tmp_path, "--out", tmp_path / "again", code=ExitCode.PASS)
+    assert pair_of(RunDirectory(tmp_path / "again")).counts.num_sequences == 24
+
+
+def test_numbers_far_above_0_are_of_the_wrong_sign_and_nothing_else_is_printed(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    written = rows()
+    written[3]["train_logprobs"][7] = 1e308
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
+    assert pair.verdict.code == "wrong_sign"
+    assert not [str(one.message) for one in recwarn if issubclass(one.category, RuntimeWarning)]
+
+
 def test_the_whole_log_lies_there_as_parquet_by_step_and_can_be_imported_again(tmp_path: Path) -> None:
     written = [row(number, step=number % 2) for number in range(24)]
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))

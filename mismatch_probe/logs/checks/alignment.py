@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.records.logged import LoggedResponse
-from mismatch_probe.stats.sequences import is_usable
+from mismatch_probe.records.sequences import FloatArray
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable
 
 SHIFTS: Final = (-1, 0, 1)
 _FEWEST_TOKENS: Final = 64
@@ -27,7 +28,7 @@ class Alignment:
         mu, pi = response.log_mu, response.log_pi
         if mu is None or pi is None:
             return
-        counts_mu, counts_pi = response.sampled & is_usable(mu), response.sampled & is_usable(pi)
+        counts_mu, counts_pi = response.sampled & _can_be(mu), response.sampled & _can_be(pi)
         if not mu[counts_mu].any() or not pi[counts_pi].any():  # zeros stand for what was not recorded
             return
         for index, shift in enumerate(SHIFTS):
@@ -68,3 +69,8 @@ class Alignment:
         """Whether the two sides do not go together at any shift."""
         by_shift = self.correlations
         return by_shift is not None and max(by_shift.values()) < _BELONGS
+
+
+def _can_be(log_probs: FloatArray) -> npt.NDArray[np.bool_]:
+    """Whether each is a log-prob; squares of what is far above 0 have no sum."""
+    return is_usable(log_probs) & (log_probs <= MOST_ROUNDED_UP)
