@@ -15,6 +15,7 @@ from mismatch_probe.verdict.signatures.rounded_logprobs import is_on_grid
 
 LEAST_NATS: Final = 1e-5
 """What FP32 sums of a deep model differ by when they are added up in another order."""
+_LEAST_MEASURED_NATS: Final = -1.0
 _TOKENS_A_BIN: Final = 100
 _MOST_BINS: Final = 16
 _TRIMMED: Final = 0.01
@@ -23,10 +24,15 @@ _MOST_DECIMALS: Final = 6
 
 @dataclass(frozen=True)
 class Floor:
-    """Root mean square error (nats) of a format at log-probs between `edges` [B - 1]."""
+    """Root mean square error (nats) of a format at log-probs between `edges` [B - 1].
+
+    least: the mean log-prob of the least likely tokens that were measured. What another hypothesis takes for less
+    likely errs in proportion, as its logit is larger.
+    """
 
     edges: Floats
     sizes: Floats
+    least: float = -np.inf
 
     @classmethod
     def measured(cls, errors: Floats, log_probs: Floats, counted: Bools) -> "Floor":
@@ -39,11 +45,14 @@ class Floor:
         edges = np.unique(np.quantile(log_probs, np.linspace(0, 1, num_bins + 1)[1:-1]))
         bins = np.searchsorted(edges, log_probs)
         squares = [trimmed_mean(errors[bins == number] ** 2) for number in range(len(edges) + 1)]
-        return cls(edges, np.sqrt(np.nan_to_num(squares) + LEAST_NATS**2))
+        least = float(log_probs[bins == 0].mean())
+        return cls(edges, np.sqrt(np.nan_to_num(squares) + LEAST_NATS**2), min(least, _LEAST_MEASURED_NATS))
 
     def at(self, log_probs: Floats) -> Floats:
-        """At these log-probs [T]; what is not finite is taken for the least likely."""
-        return np.asarray(self.sizes[np.searchsorted(self.edges, np.nan_to_num(log_probs, nan=-np.inf))])
+        """At these log-probs [T]; what is not finite is taken for the least likely that was measured."""
+        finite = np.where(np.isfinite(log_probs), log_probs, self.least)
+        beyond = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
+        return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * beyond)
 
 
 def trimmed_mean(squares: Floats) -> float:

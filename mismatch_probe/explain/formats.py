@@ -52,7 +52,7 @@ def floors_of_formats(measured: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
     beyond = np.sqrt(np.maximum(own.sizes**2 - LEAST_NATS**2, 0))
     return {
         dtype: measured.get(
-            dtype, Floor(own.edges, np.hypot(beyond * dtype.round_off / coarsest.round_off, LEAST_NATS))
+            dtype, Floor(own.edges, np.hypot(beyond * dtype.round_off / coarsest.round_off, LEAST_NATS), own.least)
         )
         for dtype in FORMATS
     }

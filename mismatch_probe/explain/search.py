@@ -98,10 +98,10 @@ def _pairs(bench: SideBench, singles: Sequence[Tried], null: Tried) -> list[Trie
 
 
 def _as_alone(tried: Tried) -> Family:
-    """A family whose temperature, if it has one, is what was fitted."""
+    """A family whose temperature, if it has one, is what was fitted; of what takes a pass each, what was chosen."""
     (family,), (option,), (departure,) = tried.families, tried.options, tried.trial.departures
     if not family.free_temperature:
-        return family
+        return family if family.part == "distribution" else replace(family, options=(option,))
     fixed = replace(option, departure=departure, distribution=Distribution(temperature=departure.value))
     return Family(family.name, family.part, (fixed,))
 
