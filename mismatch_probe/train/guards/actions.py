@@ -73,8 +73,9 @@ class Action:
         """What it is at a firing on `value`, after a metric's `level` before."""
         if not self.to_level:
             return self
-        can_be_lowered = level is not None and 0 < level < value < math.inf
-        return Action(self.kind, factor=level / value if can_be_lowered else _DEFAULT_FACTOR)
+        if level is None or not 0 < level < value < math.inf:
+            return Action(self.kind, factor=_DEFAULT_FACTOR)
+        return Action(self.kind, factor=level / value)
 
     def __str__(self) -> str:
         if self.to_level:
