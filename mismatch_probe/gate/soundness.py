@@ -42,8 +42,8 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
     """The token pair of a sample that may be judged.
 
     Raises:
-        BrokenRecord: a dtype was not applied, token ids differ, log-probs are missing or not finite, or there is no
-            response to compare.
+        BrokenRecord: a dtype was not applied, token ids differ, log-probs are missing or not finite, there is no
+            response to compare, or what was seen in a log makes its numbers mean nothing.
     """
     pi, mu = manifest.settings.pi(sample.name[0]), manifest.settings.mu(sample.name[1])
     name = f"{pair_text(sample.name)} of {where}"
@@ -62,9 +62,12 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
         (counts.positive_pi, f"has {counts.positive_pi} log-probs of the training path above 0, and none can be"),
         (dropped, f"has {dropped} responses whose prefill or reference log-probs are missing, not finite or above 0"),
     )
+    again = "find the cause and run compare again" if manifest.log is None else "mend the log and import it again"
     for count, what in faults:
         if count:
-            raise BrokenRecord(f"{name} {what}: nothing is judged; find the cause and run compare again")
+            raise BrokenRecord(f"{name} {what}: nothing is judged; {again}")
+    if pi.logged and mu.logged and (broken := _broken_note(manifest)):
+        raise BrokenRecord(f"{name}: {broken}: nothing is judged; {again}")
     if sample.data.pair is None:
         raise BrokenRecord(
             f"{name} has not one response token to compare: nothing is judged; look at the prompts, the chat template "
@@ -76,6 +79,11 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
             "that one may be a copy: nothing is judged; run compare again with this version"
         )
     return sample.data.pair
+
+
+def _broken_note(manifest: Manifest) -> str | None:
+    notes = [] if manifest.log is None else manifest.log.notes
+    return next((note.sentence for note in notes if note.level == "broken"), None)
 
 
 def _check_applied(manifest: Manifest, stage: str, asked: Dtype, side: str) -> None:

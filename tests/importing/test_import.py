@@ -258,6 +258,19 @@ def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
     assert "steps 0 to 1" in answer.stderr
 
 
+def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None:
+    """Each number of a shifted column is a log-prob that could be, and the limit is far above the deviation."""
+    written = rows(600)
+    for one in written:
+        one["train_logprobs"] = [*one["train_logprobs"][1:], -1.0]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT)
+    gate = tmp_path / "gate.toml"
+    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 100.0\n')
+    answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
+    assert "one token too early" in answer.stderr
+    assert "mend the log and import it again" in answer.stderr
+
+
 @pytest.mark.parametrize("responses", [24, 600])
 def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Path, responses: int) -> None:
     """The first has too few responses for a look, the second too few prompts for a pass."""
