@@ -30,6 +30,7 @@ def reward_metrics(rollouts: Sequence[Rollout], plan: LossPlan) -> Metrics:
     return {
         "reward/mean": float(rewards.mean()),
         "reward/mean_error": mean_error(rewards, prompts),
+        "reward/largest": float(np.abs(rewards[np.isfinite(rewards)]).max(initial=0.0)),
         "reward/std": float(rewards.std()),
         "reward/nonfinite": float((~np.isfinite(rewards)).sum()),
         "reward/flat_groups_share": plan.num_flat_groups / plan.num_groups,

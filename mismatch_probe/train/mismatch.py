@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair, is_usable
 from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
 from mismatch_probe.stats.values import metric_values
+from mismatch_probe.stats.weights import weight_excess
 
 Metrics = dict[str, float]
 
@@ -49,13 +50,21 @@ def mismatch_metrics(
 
     `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. `mismatch/temperature_fit` is
     T_pi / T_mu fitted to d, 1 where both temperatures may be the same. Where a log-prob is missing or not finite every
-    one of them is NaN, and `mismatch/nonfinite_tokens` counts them. What takes pi's entropy is absent without it.
+    one of them is NaN, and `mismatch/nonfinite_tokens` counts them, `mismatch/missing_mu_tokens` those of mu's.
+    `mismatch/is_ratio_mean_error` is the standard error of `is_ratio_mean` where it is 1: e^d - 1 of tokens sampled
+    from mu are then differences of a martingale, which do not correlate. What takes pi's entropy is absent without it.
     """
     usable = is_usable(log_mu) & is_usable(log_pi)
     if entropy is not None:
         usable &= np.isfinite(entropy)
-    metrics: Metrics = {"mismatch/nonfinite_tokens": float((~usable).sum())}
-    names = [f"mismatch/{name}" for name in (*_MISMATCH, "drift_per_1000", "temperature_fit", "surprise_excess")]
+    metrics: Metrics = {
+        "mismatch/nonfinite_tokens": float((~usable).sum()),
+        "mismatch/missing_mu_tokens": float((~is_usable(log_mu)).sum()),
+    }
+    names = [
+        f"mismatch/{name}"
+        for name in (*_MISMATCH, "is_ratio_mean_error", "drift_per_1000", "temperature_fit", "surprise_excess")
+    ]
     if entropy is None:
         names = [name for name in names if not name.endswith(_OF_ENTROPY)]
     if not usable.all():
@@ -65,6 +74,7 @@ def mismatch_metrics(
     values = metric_values(pair)
     for name in names:
         metrics[name] = values.get(_MISMATCH.get(name.removeprefix("mismatch/"), ""), np.nan)
+    metrics["mismatch/is_ratio_mean_error"] = float(np.sqrt(np.mean(weight_excess(pair.diff) ** 2) / len(pair.diff)))
     metrics["mismatch/drift_per_1000"] = 1000 * float(pair.diff.mean())
     if entropy is not None:
         metrics["mismatch/temperature_fit"] = _temperature_ratio(pair.diff, log_pi, entropy)

@@ -69,8 +69,9 @@ _ENGINE = (
     LimitSettings(
         name="support",
         metric="mismatch/is_ratio_mean",
-        above=1.05,
-        below=0.95,
+        above=1.005,
+        below=0.995,
+        error="mismatch/is_ratio_mean_error",
         patience=2,
         actions=((_WARN,), (_LOG,)),
         source="invariant: the mean of pi/mu over mu's tokens is 1 where both normalise over the same support",
@@ -210,6 +211,14 @@ _NUMERICS = (
         actions=((_WARN,), (_WARN,), (_WARN,), (_STOP,)),
         source="judgement: twelve steps of cut responses without a gradient; one step that learns clears it",
     ),
+    LimitSettings(
+        name="all-truncated",
+        metric="response/truncated_share",
+        above=0.99,
+        patience=8,
+        actions=((_WARN,), (_LOG,)),
+        source="judgement: in eight steps hardly a response ended, so no reward of a whole answer was given",
+    ),
 )
 
 _REWARD = (
@@ -219,6 +228,28 @@ _REWARD = (
         above=0,
         actions=((_SKIP,), (_SKIP,), (_STOP,)),
         source="a reward that is no number makes the gradient none",
+    ),
+    GrowthSettings(
+        name="reward-scale",
+        metric="reward/largest",
+        ratio=1000,
+        actions=((_SKIP,), (_SKIP,), (_STOP,)),
+        source="judgement: a reward function keeps its scale; a thousandfold reward is another unit or a mistake",
+    ),
+    FlatlineSettings(
+        name="constant-reward",
+        zero=("reward/std",),
+        patience=16,
+        actions=((_WARN,), (_LOG,)),
+        source="judgement: all responses of sixteen steps earned the same: the task is solved, or nothing is judged",
+    ),
+    FlatlineSettings(
+        name="flat-groups",
+        zero=("optim/grad_norm",),
+        at_least={"reward/flat_groups_share": 1.0},
+        patience=16,
+        actions=((_WARN,), (_LOG,)),
+        source="judgement: in sixteen steps no prompt's responses earned different rewards, and nothing was learnt",
     ),
     GrowthSettings(
         name="reward-collapse",

@@ -26,6 +26,11 @@ _RECENT_STEPS = 4
 _LAST_EVENTS = 3
 _CUT_STEPS = 3
 _MOSTLY_CUT = 0.9
+_OTHER_SCALE = 100.0
+_UNLIKE = 0.3
+_LABEL_NATS = 0.5
+_ALIKE = 0.25
+_REWARD_ERRORS = 6.0
 _COMPARE_WEIGHTS = (
     "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."
 )
@@ -34,14 +39,18 @@ _COMPARE_WEIGHTS = (
 class EndCause(StrEnum):
     """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
 
+    REWARD_SCALE = "reward_scale"
+    MISSING_LOGPROBS = "missing_logprobs"
     FP16_DEAD = "fp16_dead"
     REWARD_NAN = "reward_nan"
     NONFINITE_GRADIENT = "nonfinite_gradient"
     TRUNCATED = "truncated"
+    LABEL_OFFSET = "label_offset"
     STALE_SYNC = "stale_sync"
     TEMPERATURE = "temperature"
     LEARNING_RATE = "learning_rate"
     ENGINE_WEIGHTS = "engine_weights"
+    REWARD_CHANGED = "reward_changed"
     PRECISION_DRIFT = "precision_drift"
     UNEXPLAINED = "unexplained"
 
@@ -86,18 +95,47 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
     """
     window = Window(dict(sorted(history.items())), [event for event in events if event.step in history])
     signatures = (
+        _reward_scale,
+        _missing_logprobs,
         _fp16_dead,
         _reward_nan,
         _nonfinite_gradient,
         _truncated,
+        _label_offset,
         _stale_sync,
         _temperature,
         _learning_rate,
         _engine_weights,
         _sampling,
+        _reward_changed,
         _precision_drift,
     )
     return next((seen for signature in signatures if (seen := signature(window))), _unexplained(window))
+
+
+def _reward_scale(window: Window) -> Diagnosis | None:
+    """Rewards far beyond those of the steps before, which overflow whatever is computed of them."""
+    largest = [value for value in window.finite("reward/largest") if value > 0]
+    usual = statistics.median(largest[:-2]) if len(largest) > 2 else math.inf
+    if not largest or max(largest[-2:]) < _OTHER_SCALE * usual:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_SCALE,
+        f"The rewards have another scale: one is {write_value(max(largest[-2:]))} in size, the "
+        f"largest of a step before {write_value(usual)}.",
+        ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
+    )
+
+
+def _missing_logprobs(window: Window) -> Diagnosis | None:
+    missing = window.last("mismatch/missing_mu_tokens")
+    if not missing:
+        return None
+    return Diagnosis(
+        EndCause.MISSING_LOGPROBS,
+        f"The engine gave no log-prob that can be used for {write_value(missing)} tokens of the last step.",
+        ("Ask the engine for the log-prob of every token it samples, and see whether its logits are finite.",),
+    )
 
 
 def _fp16_dead(window: Window) -> Diagnosis | None:
@@ -174,6 +212,26 @@ def _truncated(window: Window) -> Diagnosis | None:
             "Raise --max-new-tokens, or take an easier --task.",
             "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
         ),
+    )
+
+
+def _label_offset(window: Window) -> Diagnosis | None:
+    """pi's log-probs are of other tokens than mu's.
+
+    The two do not go together, and pi is surprised by just what mu finds likely: mean(log mu) is minus pi's entropy,
+    which an engine with other weights would have no reason to keep to.
+    """
+    pearson, behind = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
+    excess = window.last("mismatch/surprise_excess")
+    if pearson is None or behind is None or excess is None or not pearson < _UNLIKE or excess < _LABEL_NATS:
+        return None
+    if not abs(behind - excess) <= _ALIKE * excess:
+        return None
+    return Diagnosis(
+        EndCause.LABEL_OFFSET,
+        "The trainer scores other tokens than the engine sampled: the two sides' probabilities have a correlation of "
+        f"{write_value(pearson)}, and pi finds them {write_value(excess)} nats less likely than its entropy says.",
+        ("Look for labels shifted by one, padding on the wrong side, and responses paired with other prompts.",),
     )
 
 
@@ -262,6 +320,29 @@ def _sampling(window: Window) -> Diagnosis | None:
         f"are at least {write_value(excess[-1])} nats a token away from what its entropy says.",
         ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
     )
+
+
+def _reward_changed(window: Window) -> Diagnosis | None:
+    """The reward jumped from one step to the next and stayed there, while no update was large.
+
+    A large update would have been named before.
+    """
+    steps = sorted(step for step, values in window.history.items() if "update/policy_shift_k3" in values)
+    means = [window.history[step].get("reward/mean", math.nan) for step in steps]
+    errors = [window.history[step].get("reward/mean_error", math.nan) for step in steps]
+    for place in range(2, len(steps) - 1):
+        before, after = means[:place], means[place:]
+        gap = max(min(after) - max(before), min(before) - max(after))
+        error = math.hypot(statistics.fmean(errors[:place]), statistics.fmean(errors[place:]))
+        if gap > 0 and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
+            levels = f"from {write_value(statistics.fmean(before))} to {write_value(statistics.fmean(after))}"
+            return Diagnosis(
+                EndCause.REWARD_CHANGED,
+                f"The reward went {levels} "
+                f"between steps {steps[place - 1]} and {steps[place]}, although no update moved the policy far.",
+                ("See whether the reward function, its data or the problems changed at that step.",),
+            )
+    return None
 
 
 def _precision_drift(window: Window) -> Diagnosis | None:

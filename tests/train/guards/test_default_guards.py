@@ -1,11 +1,13 @@
 """The guards a user leaves alone: silent on clean runs, and each fault caught within two steps and answered."""
 
+import numpy as np
 import pytest
 
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.diagnose import EndCause, diagnose
+from mismatch_probe.train.mismatch import mismatch_metrics
 from tests.train.guards.streams import (
     LEVELS_K3,
     Fault,
@@ -152,6 +154,44 @@ def test_a_slow_collapse_is_warned_of_before_the_mismatch_reaches_its_limit() ->
     events, _ = watched(Run("bf16", seed=0, fault=growing), 80)
     first = {event.guard: event.step for event in reversed(events)}
     assert first["mismatch-drift"] < first["mismatch-floor"] < first["mismatch-limit"]
+
+
+@pytest.mark.parametrize(("top_p", "fires"), [(0.9, True), (1.0, False)])
+def test_a_hidden_top_p_shows_at_low_entropy_where_it_moves_the_mean_ratio_by_little(top_p: float, fires: bool) -> None:
+    """pi is sure of most tokens; mu renormalises over the most likely ones. The sides differ by a small noise too."""
+    random = np.random.default_rng(5)
+    guards = GuardBook(tuple(guard for guard in DEFAULT_GUARDS if guard.name == "support"))
+    fired = []
+    for step in range(1, 31):
+        sure = random.beta(30, 1, 600)
+        kept = np.where(sure > top_p, 1.0, sure)
+        is_first = random.random(600) < kept
+        log_pi = np.log(np.where(is_first, sure, 1 - sure))
+        log_mu = np.log(np.where(is_first, kept, 1 - kept))
+        error = random.normal(0, 0.01, 600)
+        log_pi += error * np.where(is_first, 1 - sure, -sure)
+        entropy = -(sure * np.log(sure) + (1 - sure) * np.log1p(-sure))
+        metrics = mismatch_metrics([60] * 10, list("aabbccddee"), log_mu, log_pi, entropy)
+        assert 0.95 < metrics["mismatch/is_ratio_mean"] < 1.05
+        fired += [event.step for event in guards.evaluate(step, metrics).events]
+    assert fired[:1] == ([2] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("values", "guard", "first"),
+    [
+        ({"reward/std": 0.0}, "constant-reward", 45),
+        ({"optim/grad_norm": 0.0, "reward/flat_groups_share": 1.0}, "flat-groups", 45),
+        ({"response/truncated_share": 1.0}, "all-truncated", 37),
+    ],
+)
+def test_a_run_that_goes_on_and_learns_nothing_is_named_and_not_stopped(
+    values: Metrics, guard: str, first: int
+) -> None:
+    events, _ = watched(Run("bf16", seed=2, fault=lambda metrics, age: metrics.update(values)), 80)
+    named = [event for event in events if event.guard == guard]
+    assert (named[0].step, str(named[0].actions[0])) == (first, "warn")
+    assert {str(action) for event in named for action in event.actions} == {"warn", "log"}
 
 
 def test_every_default_says_where_its_threshold_comes_from() -> None:

@@ -3,10 +3,13 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.guards.diagnose import Diagnosis, EndCause, diagnose
+from mismatch_probe.train.mismatch import mismatch_metrics
 from tests.train.guards.streams import LEVELS_K3, Metrics, Run
 
 
@@ -149,6 +152,72 @@ def test_what_a_probe_guard_saw_long_ago_hides_no_jump_of_today() -> None:
     old = GuardEvent(3, "engine-weights", "growth", "sync/probe_logit_error", 1.0, 0.1, 1, (), "the probe jumped")
     assert diagnose(history, [old]).cause is EndCause.ENGINE_WEIGHTS
     assert "jumped" not in diagnose(clean(), [old]).sentence
+
+
+def test_a_reward_of_another_scale_is_not_blamed_on_fp16() -> None:
+    overflowing = {"optim/overflows_in_a_row": [1, 2, 3], "optim/loss_scale": [1024.0, 512.0, 256.0]}
+    found = ending({"reward/largest": [1e30] * 2, "reward/mean": [3e29] * 2, **overflowing}, dtype="fp16")
+    assert found.cause is EndCause.REWARD_SCALE
+    assert ending(overflowing, dtype="fp16").cause is EndCause.FP16_DEAD
+    assert ending({"reward/largest": [5.0, 7.0]}).cause is EndCause.UNEXPLAINED
+
+
+def test_a_reward_of_another_scale_is_skipped_at_once_and_stops() -> None:
+    run, guards, answers = Run("fp16", 0), GuardBook(DEFAULT_GUARDS), []
+    guards.observe_canary(run.canary())
+    for step, metrics in run.steps(12):
+        metrics["reward/largest"] = 1e30 if step > 9 else 1.0
+        events = guards.evaluate(step, metrics).events
+        answers += [(event.step, str(event.actions[0])) for event in events if event.guard == "reward-scale"]
+    assert answers == [(10, "skip_update"), (11, "skip_update"), (12, "stop")]
+
+
+def test_log_probs_that_the_engine_left_out() -> None:
+    missing = mismatch_metrics([4], ["a"], np.array([-1.0, np.nan, -1, -1]), np.full(4, -1.0), np.full(4, 1.0))
+    history = clean()
+    history[40] |= {**missing, "optim/loss": math.nan, "optim/overflows_in_a_row": 2.0}
+    assert diagnose(history, []).cause is EndCause.MISSING_LOGPROBS
+    overflowed = mismatch_metrics([4], ["a"], np.full(4, -1.0), np.full(4, np.nan), np.full(4, np.nan))
+    history[40] |= overflowed
+    assert diagnose(history, []).cause is EndCause.NONFINITE_GRADIENT
+
+
+def test_labels_that_are_shifted_are_told_from_an_engine_with_other_weights() -> None:
+    """Tokens of 64 drawn from peaked distributions; an engine with other weights draws them evenly."""
+    random = np.random.default_rng(0)
+
+    def distributions() -> np.ndarray:
+        logits = random.normal(0, 4, (600, 64))
+        return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+    def metrics(log_mu: np.ndarray, log_pi: np.ndarray, *, shift: int) -> Metrics:
+        tokens = np.array([random.choice(64, p=np.exp(row)) for row in log_mu])
+        rows = np.arange(600)
+        entropy = -(np.exp(log_pi) * log_pi).sum(axis=1)
+        scored = log_pi[rows, np.roll(tokens, shift)]
+        return mismatch_metrics([100] * 6, list("aabbcc"), log_mu[rows, tokens], scored, entropy)
+
+    policy = distributions()
+    uniform = np.full((600, 64), -np.log(64.0))
+    for changed, cause in (
+        (metrics(policy, policy, shift=1), EndCause.LABEL_OFFSET),
+        (metrics(policy, policy, shift=0), EndCause.UNEXPLAINED),
+        (metrics(uniform, policy, shift=0), EndCause.ENGINE_WEIGHTS),
+    ):
+        history = clean()
+        probe_sees_it = {} if cause is EndCause.UNEXPLAINED else {"sync/probe_logit_error": 1.0}
+        history[40] |= changed | probe_sees_it
+        assert diagnose(history, []).cause is cause
+
+
+def test_a_reward_that_jumps_while_the_policy_stays_is_another_reward_function() -> None:
+    changed = {"reward/mean": [0.6] * 8 + [0.05, 0.06, 0.04, 0.05], "reward/mean_error": [0.05] * 12}
+    found = ending(changed)
+    assert found.cause is EndCause.REWARD_CHANGED
+    assert "from 0.600 to 0.0500 between steps 36 and 37" in found.sentence
+    assert ending({**changed, "update/policy_shift_k3": [0.002] * 7 + [0.8]}).cause is EndCause.LEARNING_RATE
+    noisy = {"reward/mean": [0.6] * 8 + [0.35] * 4, "reward/mean_error": [0.2] * 12}
+    assert ending(noisy).cause is EndCause.UNEXPLAINED
 
 
 def test_a_mismatch_that_grows_with_equal_weights_is_precision() -> None:
