@@ -27,6 +27,8 @@ def publish(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
         "",
         f"Made by `{COMMAND}`: responses and mu by vLLM on the CPU, pi by the training path.",
         "",
+        *_by_model(inside),
+        "",
         *_table(inside, "Faults"),
         "",
         *_table(outside, "Outside the list"),
@@ -37,6 +39,20 @@ def publish(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _by_model(outcomes: Sequence[dict[str, Any]]) -> list[str]:
+    """How many faults were tried on each model in each format: what a run that was cut short lacks is seen here."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for outcome in outcomes:
+        rows[outcome["model"], outcome["dtype"]].append(outcome)
+    return [
+        "## Models",
+        "",
+        "| model | dtype | named |",
+        "|---|---|---|",
+        *(f"| {model} | {dtype} | {_share(of_model)} |" for (model, dtype), of_model in rows.items()),
+    ]
 
 
 def _table(outcomes: Sequence[dict[str, Any]], title: str) -> list[str]:
