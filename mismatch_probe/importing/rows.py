@@ -33,6 +33,16 @@ def chosen_rows(tables: Iterable[pa.Table], prompt_ids: set[str]) -> pa.Table:
     return pa.concat_tables([table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables])
 
 
+def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
+    """How many sampled tokens the responses to each prompt have."""
+    found: dict[str, int] = {}
+    for table in tables:
+        masks = table["mask"].to_pylist()
+        for prompt_id, mask in zip(table["prompt_id"].to_pylist(), masks, strict=True):
+            found[prompt_id] = found.get(prompt_id, 0) + sum(mask)
+    return found
+
+
 def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
     """Each prompt once, in the order of the log; no text is known."""
     prompts: dict[str, EncodedPrompt] = {}

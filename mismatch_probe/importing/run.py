@@ -27,7 +27,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.columns import Columns
 from mismatch_probe.importing.partitions import Partitions, partitions
-from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollouts, prompts_in
+from mismatch_probe.importing.rows import chosen_rows, logged_leg, logged_rollouts, prompts_in, sampled_tokens_of
 from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.provenance import environment
@@ -69,8 +69,14 @@ class LogSettings:
     def __post_init__(self) -> None:
         """
         Raises:
-            UsageError: the temperature is none that log-probs can have.
+            UsageError: the temperature is none that log-probs can have, or a side is to be held against a reference and
+                its dtype is not given.
         """
+        if self.ref_is_exact and (self.train_dtype is None or self.infer_dtype is None):
+            raise UsageError(
+                "--ref-is-fp32 sets the error of each side against what its dtype can: give --train-dtype and "
+                "--infer-dtype as well"
+            )
         if self.temperature is not None and not _is_of_log_probs(self.temperature):
             raise UsageError(
                 f"--temperature {self.temperature:g} is none that log-probs can have: give one above 0, at most "
@@ -129,7 +135,11 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
     findings = [*log.told(), *checks.findings()]
     columns = Columns.of(census, checks, findings)
     _require_usable(log, census, columns, findings)
-    chosen = chosen_prompts(census.tokens_of, given.most_tokens)
+    if columns.left_out:
+        tokens_of = sampled_tokens_of(map(columns.in_steps_that_count, partitions(unfinished)))
+    else:
+        tokens_of = census.tokens_of
+    chosen = chosen_prompts(tokens_of, given.most_tokens)
     rows = columns.in_steps_that_count(chosen_rows(partitions(unfinished), chosen)).combine_chunks()
     settings, assumed = _settings(log, census, columns, given)
     mu = settings.mu(LOG_SIDE)

@@ -174,12 +174,29 @@ def test_a_reference_in_the_log_says_which_side_errs(tmp_path: Path) -> None:
     for one in written:
         one["ref_logprobs"] = [value - 1e-6 for value in one["logprobs"]]
     log = write(tmp_path / "log.jsonl", written)
-    errors = pair_of(imported(tmp_path, log, "--ref-is-fp32")).blame
+    words = ("--ref-is-fp32", "--train-dtype", "bf16", "--infer-dtype", "bf16")
+    errors = pair_of(imported(tmp_path, log, *words)).blame
     assert errors is not None
     assert errors.rms_error_mu is not None
     assert errors.rms_error_mu.value == pytest.approx(1e-6, rel=1e-3)
     assert errors.rms_error_pi is not None
     assert errors.rms_error_pi.value == pytest.approx(NOISE, rel=0.2)
+
+
+def test_a_side_is_not_held_against_a_dtype_that_was_only_assumed(tmp_path: Path) -> None:
+    """A trainer in FP32 would be accused of computing in another format than the run says, which it never said."""
+    written = [one | {"ref_logprobs": one["train_logprobs"]} for one in rows()]
+    log = write(tmp_path / "log.jsonl", written)
+    answer = probe("import", log, "--out", tmp_path / "run", "--ref-is-fp32", code=ExitCode.USAGE)
+    assert "give --train-dtype and --infer-dtype" in answer.stderr
+
+
+def test_of_a_log_with_steps_left_out_the_others_are_analysed_to_the_limit(tmp_path: Path) -> None:
+    written = [row(number, step=number // 2) for number in range(40)]
+    for one in written[:-2]:
+        one["train_logprobs"] = [0.0] * 30
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), "--max-tokens", 60)
+    assert pair_of(run).counts.num_tokens == 60
 
 
 def test_a_reference_policy_is_no_reference_of_errors(tmp_path: Path) -> None:
