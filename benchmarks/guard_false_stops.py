@@ -1,6 +1,6 @@
 """How often `reward-collapse` is wrong, and how soon it is right, by simulated runs that the default guard judges.
 
-    python -m benchmarks.guard_false_stops [--runs 200] [--publish reports/guard-false-stops.md]
+    python -m benchmarks.guard_false_stops [--runs 200] > TABLES
 
 A step draws new prompts and samples of each. Each prompt has a difficulty of its own, drawn from a beta distribution
 around the policy's level. A reward is 0 or 1 by that difficulty, or graded: beta-distributed around it. Without a fault
