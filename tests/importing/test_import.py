@@ -72,6 +72,13 @@ def test_weight_versions_of_one_step_are_kept_apart(tmp_path: Path) -> None:
     assert [(one.step, one.weight_version) for one in steps] == [(7, "5"), (7, "6"), (7, "7")]
 
 
+def test_versions_without_steps_have_a_table_and_no_empty_figure(tmp_path: Path) -> None:
+    written = [row(number, weight_version=str(number % 2)) for number in range(24)]
+    page = imported(tmp_path, write(tmp_path / "log.jsonl", written)).report_path.read_text()
+    assert "log: each step" in page
+    assert "figure-steps" not in page
+
+
 def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
     """A number of thousands of digits is a text."""
     written = [row(number, weight_version="9" * 5000 + str(number % 2)) for number in range(24)]

@@ -23,12 +23,13 @@ def steps(summary: Summary) -> Section | None:
     shown = [pair for pair in summary.pairs if pair.steps]
     if not shown:
         return None
+    has_steps = any(row.step is not None for pair in shown for row in pair.steps)
     return Section(
         "steps",
         "Over the steps of training",
         "Each row is one step and one version of the weights that sampled. Where a step has several versions, what "
         "grows from the newest to the oldest is staleness; what the newest shows is not.",
-        [_figure(shown), *(_table(pair) for pair in shown)],
+        [*([_figure(shown)] if has_steps else []), *(_table(pair) for pair in shown)],
     )
 
 
