@@ -106,6 +106,7 @@ def _pair_summary(
         takes_dtypes=RESPONSES not in manifest.content_keys,
         exact_sides=_in_fp32(manifest.settings, name),
         is_logged=is_logged,
+        is_of_log=manifest.log is not None,
         log_faults=_log_faults(manifest) if is_logged else [],
     )
     return PairSummary(

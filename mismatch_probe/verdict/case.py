@@ -17,8 +17,8 @@ class Case:
     exact_sides: flags that give the same two sides in FP32. name: of the training side and of the engine's.
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
-    and were found to be the run's own. is_logged: both sides are those of a log.
-    log_faults: what makes its numbers mean nothing.
+    and were found to be the run's own. is_logged: both sides are those of a log. is_of_log: its
+    responses are a log's. log_faults: what makes its numbers mean nothing.
     """
 
     name: tuple[str, str]
@@ -38,6 +38,7 @@ class Case:
     takes_dtypes: bool = True
     exact_sides: tuple[str, ...] = ()
     is_logged: bool = False
+    is_of_log: bool = False
     log_faults: list[Cause] = field(default_factory=list)
 
     @property

@@ -41,6 +41,8 @@ def localize_command(train: str, infer: str) -> str:
 def _commands(case: Case, verdict: Verdict) -> list[str]:
     if case.is_logged:
         return [] if verdict.kind in ("clean", "broken") else [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
+    if verdict.kind == "undecided" and case.is_of_log:
+        return [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
         return [f"FP32 against FP32 decides between precision and a bug: `{command}`"]

@@ -93,7 +93,8 @@ def test_a_step_of_its_own_weights_is_scored_alone(compared: RunDirectory, model
     words = ["score", tmp_path / "imported", "--model", model, "--out", tmp_path / "scored", "--no-engine"]
     answer = probe(*words, code=ExitCode.USAGE)
     assert "give --step" in answer.stderr
-    probe(*words, "--step", 1, code=ExitCode.PASS)
+    answer = probe(*words, "--step", 1, code=ExitCode.PASS)
+    assert "compare --resume" not in answer.stderr
     pairs = RunDirectory(tmp_path / "scored").read_summary().pairs
     assert [(pair.train, pair.infer, pair.counts.num_sequences) for pair in pairs] == [
         ("log", "log", 12),
