@@ -39,8 +39,9 @@ class JudgedStep:
 
     @property
     def is_broken(self) -> bool:
-        """Whether its numbers mean nothing."""
-        return any(finding.level is Level.BROKEN for finding in self.findings)
+        """Whether its numbers mean nothing, or some of them are none."""
+        has_none = self.metrics.get("mismatch/nonfinite_tokens", 0) > 0
+        return has_none or any(finding.level is Level.BROKEN for finding in self.findings)
 
     @property
     def asks_to_stop(self) -> bool:

@@ -122,7 +122,7 @@ def test_log_probs_that_are_missing_fire_the_guard_on_what_is_no_number(folder: 
     broken[3]["logprobs"][7] = None
     write(folder / "step_2.jsonl", broken)
     old(folder)
-    _, record = watched(folder, code=ExitCode.PASS)
+    _, record = watched(folder, code=ExitCode.ENVIRONMENT)
     assert "mismatch-nonfinite" in [event["guard"] for event in record.steps[2].events]
     assert record.steps[2].metrics["mismatch/kl_k3"] == "nan"
 
