@@ -16,7 +16,7 @@ ON_LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="on
 
 FAULTS = """
 import resource
-from mismatch_probe.host import prepare
+from mismatch_probe.host import prepare_process
 {prepare}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -59,18 +59,21 @@ def test_memory_freed_between_living_blocks_goes_back() -> None:
 
 @ON_LINUX
 def test_the_next_tensor_takes_the_memory_of_the_last_one() -> None:
-    assert int(said(FAULTS.format(prepare="prepare()"))) < PAGES_OF_A_TENSOR
+    assert int(said(FAULTS.format(prepare="prepare_process()"))) < PAGES_OF_A_TENSOR
     assert int(said(FAULTS.format(prepare=""), MALLOC_MMAP_THRESHOLD_="131072")) > 10 * PAGES_OF_A_TENSOR
 
 
 @ON_LINUX
 def test_an_allocator_that_the_user_has_set_up_is_left_alone() -> None:
-    faults = said(FAULTS.format(prepare="prepare()"), MALLOC_MMAP_THRESHOLD_="131072")
+    faults = said(FAULTS.format(prepare="prepare_process()"), MALLOC_MMAP_THRESHOLD_="131072")
     assert int(faults) > 10 * PAGES_OF_A_TENSOR
 
 
 def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None:
-    script = "import os; from mismatch_probe.host import prepare; prepare(); print(os.environ.get('GOMP_SPINCOUNT'))"
+    script = (
+        "import os; from mismatch_probe.host import prepare_process; prepare_process(); "
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
     assert int(said(script)) < 100_000
     assert said(script, OMP_WAIT_POLICY="active") == "None"
     assert said(script, GOMP_SPINCOUNT="7") == "7"
@@ -78,7 +81,7 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None
 
 SHAPES = f"""
 from pathlib import Path
-from mismatch_probe.host import prepare
+from mismatch_probe.host import prepare_process
 {{prepare}}
 import torch
 {getsource(resident_bytes)}
@@ -96,5 +99,5 @@ print(multiply(range(200, 500)) - few)
 @ON_LINUX
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 def test_products_of_ever_new_shapes_leave_nothing_behind() -> None:
-    kept, piled_up = (int(said(SHAPES.format(prepare=call))) for call in ("prepare()", ""))
+    kept, piled_up = (int(said(SHAPES.format(prepare=call))) for call in ("prepare_process()", ""))
     assert piled_up > 4 * max(kept, 2**20)

@@ -5,7 +5,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from mismatch_probe.cli.interrupts import as_error, heed_interrupts, ignore_interrupts
+from mismatch_probe.cli.interrupts import (
+    as_error,
+    heed_interrupts,
+    ignore_interrupts,
+    interruption_that_came,
+    was_interrupted,
+)
 from mismatch_probe.cli.streams import end_at_once, keep_standard_streams
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.inert import plain, shortened
@@ -44,7 +50,7 @@ def run(words: Sequence[str]) -> ExitCode:
     except KeyboardInterrupt as interrupt:
         return _ended(as_error(interrupt), debug=debug)
     except Exception as error:  # noqa: BLE001 - the boundary of the program: Python's own exit code is 1
-        return _ended(error, debug=debug)
+        return _ended(as_error(interruption_that_came()) if was_interrupted() else error, debug=debug)
 
 
 def _ended(error: Exception, *, debug: bool) -> ExitCode:

@@ -46,6 +46,10 @@ class _Heeding:
         self.number: int = signal.SIGINT
         self._print_unraisable = sys.unraisablehook
 
+    @property
+    def was_raised(self) -> bool:
+        return self._since is not None
+
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.over or (self._since is not None and now - self._since < _PATIENCE_SECONDS):
@@ -89,6 +93,11 @@ def ignore_interrupts() -> None:
 def interruption_that_came() -> KeyboardInterrupt:
     """The last one, for where typer has made an exit code of it."""
     return _interruption(_heeding.number)
+
+
+def was_interrupted() -> bool:
+    """Whether one was raised in this process: a library that it reached may have made another error of it."""
+    return _heeding.was_raised
 
 
 @contextmanager

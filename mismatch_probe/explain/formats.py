@@ -31,7 +31,8 @@ _LEAST_CORRELATION: Final = 0.1
 _STANDARD_ERRORS: Final = 4.0
 _PARTS: Final = 4
 _LEAST_TOKENS: Final = 30
-FORMATS: Final = (Dtype.FP32, Dtype.FP16, Dtype.BF16)
+_BYTES_OF_THE_REFERENCE: Final = 8
+FORMATS: Final = tuple(dtype for dtype in Dtype if dtype.num_bytes < _BYTES_OF_THE_REFERENCE)
 
 
 def other_formats(declared: Dtype) -> Iterator[Family]:

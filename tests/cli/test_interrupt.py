@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli import interrupts
+from mismatch_probe.cli import app, commands, interrupts
 from mismatch_probe.errors import ExitCode
 from tests.children.test_start import ended
 from tests.cli.test_bad_input import assert_refused
@@ -170,3 +170,19 @@ def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
     words = [sys.executable, "-c", program, "report", str(run.path)]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (code, f"mismatch-probe: ended by {number.name}\n")
+
+
+def test_an_error_that_a_library_makes_of_an_interrupt_is_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy says of one that it cannot tell an object's shape."""
+    heeding = interrupts._Heeding()
+    monkeypatch.setattr(interrupts, "_heeding", heeding)
+
+    def invoke(words: list[str]) -> ExitCode:
+        try:
+            heeding.interrupt(signal.SIGTERM, None)
+        except KeyboardInterrupt as interrupt:
+            raise ValueError("could not determine the shape of object type") from interrupt
+        return ExitCode.PASS
+
+    monkeypatch.setattr(commands, "invoke", invoke)
+    assert app.run(["headroom"]) == ExitCode.TERMINATED

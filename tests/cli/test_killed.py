@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from tests.cores import take_every_core
 from tests.simulated_run import Simulation, simulated_run
 
 pytestmark = [
@@ -109,6 +110,7 @@ class Killed:
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
+            preexec_fn=take_every_core,
         )
 
     def wait_until_at_work(self) -> None:

@@ -96,8 +96,8 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
     window = Window(dict(sorted(history.items())), [event for event in events if event.step in history])
     signatures = (
         _reward_scale,
-        _missing_logprobs,
         _fp16_dead,
+        _missing_logprobs,
         _reward_nan,
         _nonfinite_gradient,
         _truncated,
