@@ -16,7 +16,9 @@ from tempfile import mkdtemp
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from tests.command_line import probe
 from tests.cores import take_every_core
+from tests.importing.logs import rows, write
 from tests.simulated_run import Simulation, simulated_run
 
 pytestmark = [
@@ -58,6 +60,10 @@ COMMANDS = {
     "train": Command(("train", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), "out/logs/*.log"),
     "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out")),
     "report": Command(("report", "run")),
+    "import": Command(("import", "log", "--out", "out"), "out/.writing-log"),
+    "explain": Command(("explain", "imported", "--model", "demo")),
+    "score": Command(("score", "imported", "--model", "demo", "--out", "out"), "out/logs/*.log"),
+    "watch": Command(("watch", "log", "--idle", "60")),
     "gate": Command(("gate", "run", "run", "--config", "gate.toml")),
 }
 
@@ -97,6 +103,12 @@ class Killed:
         self._mark = uuid.uuid4().hex
         self._temporary = Path(mkdtemp(prefix="killed-"))  # short, as the path of a socket has to be
         simulated_run(folder / "run", Simulation(num_prompts=2), with_summary=True)
+        (folder / "log").mkdir()
+        if "log" in command.words:
+            write(folder / "log" / "step_0.jsonl", rows(4000))
+        if "imported" in command.words:
+            write(folder / "log" / "step_0.jsonl", rows(24, tokens=8, prompt_token_ids=[257, 40]))
+            probe("import", folder / "log", "--out", folder / "imported", code=ExitCode.PASS)
         (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
         path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         kept = {
