@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.plan import SampleStage, ScoreStage, make_plan, sample_requests
+from mismatch_probe.compare.plan import make_plan, sample_requests
+from mismatch_probe.compare.stages import SampleStage, ScoreStage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings

@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.compare.plan import ScoreStage, make_plan
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.prompt_starts import scored_with_starts
 from mismatch_probe.compare.run import execute, start_run
+from mismatch_probe.compare.stages import ScoreStage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs

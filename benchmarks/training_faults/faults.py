@@ -13,7 +13,7 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest
 from mismatch_probe.tasks.rewards import Reward
-from mismatch_probe.train.guards.diagnose import EndCause
+from mismatch_probe.train.guards.diagnosis import EndCause
 from mismatch_probe.train.parts import TrainingParts
 
 Weights = Iterable[tuple[str, torch.Tensor]]

@@ -4,7 +4,8 @@ What was begun is finished first. Then a new engine's side samples its own respo
 scores those of the engines it is paired with, and a leg that other responses now belong to is given their rows.
 """
 
-from mismatch_probe.compare.plan import DistributionsStage, LegStage, Plan, Stage, TrainingStage, make_plan
+from mismatch_probe.compare.plan import Plan, make_plan
+from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import sampler_of
 from mismatch_probe.provenance.keys import content_key

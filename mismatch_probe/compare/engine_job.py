@@ -11,21 +11,18 @@ import pyarrow.compute as pc
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, RequestsDone, send_event
-from mismatch_probe.compare.plan import (
+from mismatch_probe.compare.plan import PlannedJob, fixed_batches, model_length, sample_requests
+from mismatch_probe.compare.prompt_starts import scored_with_starts
+from mismatch_probe.compare.routing import record_routing, routed
+from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
     EngineRoutingStage,
     LegStage,
-    PlannedJob,
     ReplayStage,
     SampleStage,
-    fixed_batches,
-    model_length,
-    sample_requests,
 )
-from mismatch_probe.compare.prompt_starts import scored_with_starts
-from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.subsample import DECODED_ALONE, LONGEST_REPEATED, compared_positions, repeated_rows
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.self_checks import decoded_alone, scored_alone

@@ -7,7 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.architecture import UnknownArchitecture
 from mismatch_probe.compare.cost.outlook import Outlook, outlook
-from mismatch_probe.compare.plan import (
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,
@@ -17,9 +19,7 @@ from mismatch_probe.compare.plan import (
     RoutingStage,
     ScoreStage,
     Stage,
-    make_plan,
 )
-from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.subsample import MOST_NUMBERS
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import OutOfMemory

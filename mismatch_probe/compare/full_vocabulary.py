@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.batches import run_batches, skip
-from mismatch_probe.compare.plan import DistributionsStage, FullVocabularyStage, fixed_batches
+from mismatch_probe.compare.plan import fixed_batches
+from mismatch_probe.compare.stages import DistributionsStage, FullVocabularyStage
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

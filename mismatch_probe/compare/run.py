@@ -8,9 +8,10 @@ import pyarrow as pa
 from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs
 from mismatch_probe.compare.children import run_planned_job
 from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
-from mismatch_probe.compare.plan import DistributionsStage, Plan, Stage, make_plan
+from mismatch_probe.compare.plan import Plan, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener, Recorder
+from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, StageRecord

@@ -10,17 +10,10 @@ from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.events import EffectiveSettings, send_event
 from mismatch_probe.compare.full_vocabulary import compare_distributions
-from mismatch_probe.compare.plan import (
-    FloorStage,
-    FullVocabularyStage,
-    PlannedJob,
-    RoutingStage,
-    ScoreStage,
-    TrainingStage,
-    fixed_batches,
-)
+from mismatch_probe.compare.plan import PlannedJob, fixed_batches
 from mismatch_probe.compare.prompt_starts import scored_with_starts
 from mismatch_probe.compare.routing import record_routing, routed
+from mismatch_probe.compare.stages import FloorStage, FullVocabularyStage, RoutingStage, ScoreStage, TrainingStage
 from mismatch_probe.compare.subsample import LONGEST_REPEATED, repeated_rows
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side

@@ -45,15 +45,14 @@ def _beside(
             for name in RATIOS
             if name in pair.metrics and name in other.metrics
         }
-        return _told_apart(pair, other, "mu", settings.mu(pair.infer), settings.mu(other.infer), ratios)
+        return _told_apart(other, "mu", settings.mu(pair.infer), settings.mu(other.infer), ratios)
     if pair.infer == other.infer:
         paired = _paired(data[pair.train, pair.infer], data[other.train, other.infer], settings.confidence)
-        return _told_apart(pair, other, "pi", settings.pi(pair.train), settings.pi(other.train), paired)
+        return _told_apart(other, "pi", settings.pi(pair.train), settings.pi(other.train), paired)
     return None
 
 
 def _told_apart(
-    pair: PairSummary,
     other: PairSummary,
     role: Literal["pi", "mu"],
     side: Side,

@@ -51,13 +51,13 @@ class Partitions:
         write_table(self._folder / _name(step) / f"{number:05d}.parquet", log_table(prompt_ids, responses))
 
 
-def partitions(folder: Path, step: int | None = None) -> Iterator[pa.Table]:
-    """The tables of a log, in the order of its steps; of one step alone where `step` is given.
+def partitions(folder: Path) -> Iterator[pa.Table]:
+    """The tables of a log, in the order of its steps.
 
     Raises:
         BrokenRecord: a file cannot be read.
     """
-    for path in sorted(folder.glob("*/*.parquet" if step is None else f"{_name(step)}/*.parquet")):
+    for path in sorted(folder.glob("*/*.parquet")):
         yield read_table(path)
 
 

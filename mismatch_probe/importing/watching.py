@@ -14,7 +14,8 @@ from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.diagnose import Diagnosis, diagnose
+from mismatch_probe.train.guards.diagnose import diagnose
+from mismatch_probe.train.guards.diagnosis import Diagnosis
 from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.mismatch import Metrics, mismatch_metrics
 

@@ -13,7 +13,8 @@ from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from mismatch_probe.compare.events import AnyEvent, BatchDone, RequestsDone, StageDone, StageStarted
-from mismatch_probe.compare.plan import Stage, make_plan
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.stages import Stage
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.compare.cost.workloads import settings, workload
 

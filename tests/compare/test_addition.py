@@ -10,9 +10,10 @@ import pytest
 
 from mismatch_probe.compare.addition import pairs_to_add, samplers_left, with_added_pairs
 from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
-from mismatch_probe.compare.plan import LegStage, SampleStage, ScoreStage, make_plan
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
+from mismatch_probe.compare.stages import LegStage, SampleStage, ScoreStage
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.compare.addition import samplers_left
-from mismatch_probe.compare.plan import FloorStage, ScoreStage, make_plan
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.stages import FloorStage, ScoreStage
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table

@@ -1,17 +1,7 @@
 from itertools import groupby
 
-from mismatch_probe.compare.plan import (
-    FloorStage,
-    ReplayStage,
-    RoutingStage,
-    SampleStage,
-    ScoreStage,
-    TrainingStage,
-    fixed_batches,
-    make_plan,
-    model_length,
-    sample_requests,
-)
+from mismatch_probe.compare.plan import fixed_batches, make_plan, model_length, sample_requests
+from mismatch_probe.compare.stages import FloorStage, ReplayStage, RoutingStage, SampleStage, ScoreStage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.records.sequences import EncodedPrompt

@@ -12,8 +12,9 @@ from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Span, Work
 from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, work_of
 from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
-from mismatch_probe.compare.plan import SampleStage, Stage, make_plan
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.stages import SampleStage, Stage
 from mismatch_probe.records.run_directory import RunDirectory
 
 _BY_ITS_OWN_BATCHES: Final = 1.3

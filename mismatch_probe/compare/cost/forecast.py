@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from mismatch_probe.compare.cost.pace import FROM_RATES, Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Span, Work
 from mismatch_probe.compare.cost.stage_work import Workload, loads_model, what_of, work_of
-from mismatch_probe.compare.plan import Stage
+from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.vllm.compilation import compilation_defaults

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.cost.stage_work import Workload, engine_number, what_of
-from mismatch_probe.compare.plan import FloorStage, Plan, PlannedJob, Stage
+from mismatch_probe.compare.plan import Plan, PlannedJob
+from mismatch_probe.compare.stages import FloorStage, Stage
 from mismatch_probe.compare.subsample import LONGEST_REPEATED
 from mismatch_probe.engines.vllm.memory import kv_cache_bytes, memory_defaults, replay_tokens
 

@@ -13,8 +13,9 @@ from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
 from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import Rates
 from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, workload_of
-from mismatch_probe.compare.plan import Stage, make_plan
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
+from mismatch_probe.compare.stages import Stage
 from mismatch_probe.records.manifest import Manifest
 
 MAX_NEW_TOKENS = "max_new_tokens"

@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatch_probe.compare.cost.architecture import Architecture, Lengths
 from mismatch_probe.compare.cost.rates import Process, Work
-from mismatch_probe.compare.plan import (
+from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
     EngineFloorStage,

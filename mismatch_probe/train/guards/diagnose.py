@@ -1,90 +1,46 @@
 """From the last steps' metrics and what fired to the most likely cause, in one sentence, and what to do about it."""
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import pairwise
+from typing import Final
 
-from mismatch_probe.train.guards.actions import ActionKind
 from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.rules.base import Values, write_value
-
-_JUMP = 10.0
-_LARGE_SHIFT_NATS = 0.1
-_DYING_SHARE = 0.5
-_DYING_FALL = 16.0
-_OTHER_TEMPERATURE = 0.1
-_SURPRISE_NATS = 0.02
-_PROBE_ERROR = "sync/probe_logit_error"
-_PROBE_JUMP = 3.0
-_LEAST_PROBE_ERROR = 1e-3
-_GROWN = 3.0
-_EXTREME = 0.9
-_RECENT_STEPS = 4
-_LAST_EVENTS = 3
-_CUT_STEPS = 3
-_MOSTLY_CUT = 0.9
-_OTHER_SCALE = 100.0
-_UNLIKE = 0.3
-_LABEL_NATS = 0.5
-_ALIKE = 0.25
-_REWARD_ERRORS = 6.0
-_COMPARE_WEIGHTS = (
-    "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."
+from mismatch_probe.train.guards.diagnosis import Diagnosis, Window
+from mismatch_probe.train.guards.end_signatures import (
+    engine_weights,
+    fp16_dead,
+    label_offset,
+    learning_rate,
+    missing_logprobs,
+    nonfinite_gradient,
+    precision_drift,
+    reward_changed,
+    reward_nan,
+    reward_scale,
+    sampling,
+    stale_sync,
+    temperature,
+    truncated,
+    unexplained,
 )
+from mismatch_probe.train.guards.rules.base import Values
 
-
-class EndCause(StrEnum):
-    """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
-
-    REWARD_SCALE = "reward_scale"
-    MISSING_LOGPROBS = "missing_logprobs"
-    FP16_DEAD = "fp16_dead"
-    REWARD_NAN = "reward_nan"
-    NONFINITE_GRADIENT = "nonfinite_gradient"
-    TRUNCATED = "truncated"
-    LABEL_OFFSET = "label_offset"
-    STALE_SYNC = "stale_sync"
-    TEMPERATURE = "temperature"
-    LEARNING_RATE = "learning_rate"
-    ENGINE_WEIGHTS = "engine_weights"
-    REWARD_CHANGED = "reward_changed"
-    PRECISION_DRIFT = "precision_drift"
-    UNEXPLAINED = "unexplained"
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    cause: EndCause
-    sentence: str
-    advice: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " ".join((self.sentence, *self.advice))
-
-
-@dataclass(frozen=True)
-class Window:
-    """The steps looked back on, oldest first, and what fired in them."""
-
-    history: Mapping[int, Values]
-    events: Sequence[GuardEvent]
-
-    def series(self, name: str) -> list[float]:
-        return [values[name] for values in self.history.values() if name in values]
-
-    def finite(self, name: str) -> list[float]:
-        return [value for value in self.series(name) if math.isfinite(value)]
-
-    def before(self, step: int) -> "Window":
-        """The steps older than that one."""
-        return Window({past: values for past, values in self.history.items() if past < step}, ())
-
-    def last(self, name: str) -> float | None:
-        """The newest step's value; None where it has none."""
-        return self.history[max(self.history)].get(name) if self.history else None
+_SIGNATURES: Final = (
+    reward_scale,
+    fp16_dead,
+    missing_logprobs,
+    reward_nan,
+    nonfinite_gradient,
+    truncated,
+    label_offset,
+    stale_sync,
+    temperature,
+    learning_rate,
+    engine_weights,
+    sampling,
+    reward_changed,
+    precision_drift,
+)
+"""In the order of `EndCause`."""
 
 
 def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Diagnosis:
@@ -94,283 +50,4 @@ def diagnose(history: Mapping[int, Values], events: Sequence[GuardEvent]) -> Dia
     jumps and levels. events: the firings of the run; those of other steps are left out.
     """
     window = Window(dict(sorted(history.items())), [event for event in events if event.step in history])
-    signatures = (
-        _reward_scale,
-        _fp16_dead,
-        _missing_logprobs,
-        _reward_nan,
-        _nonfinite_gradient,
-        _truncated,
-        _label_offset,
-        _stale_sync,
-        _temperature,
-        _learning_rate,
-        _engine_weights,
-        _sampling,
-        _reward_changed,
-        _precision_drift,
-    )
-    return next((seen for signature in signatures if (seen := signature(window))), _unexplained(window))
-
-
-def _reward_scale(window: Window) -> Diagnosis | None:
-    """Rewards far beyond those of the steps before, which overflow whatever is computed of them."""
-    largest = [value for value in window.finite("reward/largest") if value > 0]
-    usual = statistics.median(largest[:-2]) if len(largest) > 2 else math.inf
-    if not largest or max(largest[-2:]) < _OTHER_SCALE * usual:
-        return None
-    return Diagnosis(
-        EndCause.REWARD_SCALE,
-        f"The rewards have another scale: one is {write_value(max(largest[-2:]))} in size, the "
-        f"largest of a step before {write_value(usual)}.",
-        ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
-    )
-
-
-def _missing_logprobs(window: Window) -> Diagnosis | None:
-    missing = window.last("mismatch/missing_mu_tokens")
-    if not missing:
-        return None
-    return Diagnosis(
-        EndCause.MISSING_LOGPROBS,
-        f"The engine gave no log-prob that can be used for {write_value(missing)} tokens of the last step.",
-        ("Ask the engine for the log-prob of every token it samples, and see whether its logits are finite.",),
-    )
-
-
-def _fp16_dead(window: Window) -> Diagnosis | None:
-    """Loss 0, gradient norm 0 and reward NaN in one step; or gradients that no scale tried keeps finite for long."""
-    reward, in_a_row = window.last("reward/mean"), window.last("optim/overflows_in_a_row") or 0.0
-    scales, lost = window.finite("optim/loss_scale"), window.finite("optim/overflow")
-    dead = window.last("optim/loss") == 0 and window.last("optim/grad_norm") == 0
-    if dead and reward is not None and math.isnan(reward):
-        seen = "loss 0, gradient norm 0 and reward NaN, the signature of a run whose activations left FP16's range"
-    elif in_a_row >= 2 and not window.last("reward/nonfinite") and len(scales) >= 2 and scales[-1] < max(scales):
-        seen = (
-            f"the last {write_value(in_a_row)} steps had no finite gradient although the loss scale fell from "
-            f"{write_value(max(scales))} to {write_value(scales[-1])}"
-        )
-    elif sum(lost) >= _DYING_SHARE * len(window.history) and scales and max(scales) >= _DYING_FALL * scales[-1]:
-        seen = (
-            f"{write_value(sum(lost))} of the last {len(window.history)} updates were lost to overflow, and the loss "
-            f"scale fell from {write_value(max(scales))} to {write_value(scales[-1])}"
-        )
-    else:
-        return None
-    return Diagnosis(
-        EndCause.FP16_DEAD,
-        f"FP16 training is dead: {seen}.",
-        (
-            "Train with --train-dtype bf16 or fp32.",
-            "Before switching back, see with `mismatch-probe headroom` which layer's outputs pass 65,504.",
-        ),
-    )
-
-
-def _reward_nan(window: Window) -> Diagnosis | None:
-    count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
-    if count:
-        seen = f"{write_value(count)} of them"
-    elif mean is not None and not math.isfinite(mean):
-        seen = "some of them"
-    else:
-        return None
-    return Diagnosis(
-        EndCause.REWARD_NAN,
-        f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
-        ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
-    )
-
-
-def _nonfinite_gradient(window: Window) -> Diagnosis | None:
-    loss, in_a_row = window.last("optim/loss"), window.last("optim/overflows_in_a_row") or 0.0
-    if loss is not None and not math.isfinite(loss):
-        seen = f"the loss is {write_value(loss)}"
-    elif in_a_row >= 2:
-        seen = f"the last {write_value(in_a_row)} gradients are not finite"
-    else:
-        return None
-    return Diagnosis(
-        EndCause.NONFINITE_GRADIENT,
-        f"There is no update to apply: {seen}.",
-        ("Roll back, lower the learning rate or max_grad_norm, and look for log-probs of minus infinity.",),
-    )
-
-
-def _truncated(window: Window) -> Diagnosis | None:
-    """Responses that are cut off score alike, so that nothing is learnt."""
-    recent = sorted(window.history)[-_CUT_STEPS:]
-    shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]
-    norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]
-    if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
-        return None
-    return Diagnosis(
-        EndCause.TRUNCATED,
-        f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
-        "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
-        (
-            "Raise --max-new-tokens, or take an easier --task.",
-            "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
-        ),
-    )
-
-
-def _label_offset(window: Window) -> Diagnosis | None:
-    """pi's log-probs are of other tokens than mu's.
-
-    The two do not go together, and pi is surprised by just what mu finds likely: mean(log mu) is minus pi's entropy,
-    which an engine with other weights would have no reason to keep to.
-    """
-    pearson, behind = window.last("mismatch/prob_pearson"), window.last("mismatch/kl_k1")
-    excess = window.last("mismatch/surprise_excess")
-    if pearson is None or behind is None or excess is None or not pearson < _UNLIKE or excess < _LABEL_NATS:
-        return None
-    if not abs(behind - excess) <= _ALIKE * excess:
-        return None
-    return Diagnosis(
-        EndCause.LABEL_OFFSET,
-        "The trainer scores other tokens than the engine sampled: the two sides' probabilities have a correlation of "
-        f"{write_value(pearson)}, and pi finds them {write_value(excess)} nats less likely than its entropy says.",
-        ("Look for labels shifted by one, padding on the wrong side, and responses paired with other prompts.",),
-    )
-
-
-def _stale_sync(window: Window) -> Diagnosis | None:
-    """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
-    recent = sorted(window.history)[-_RECENT_STEPS:]
-    unchanged = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
-    advice = ("Check that each update is followed by a weight sync, and that the engine's caches are reset after it.",)
-    if unchanged:
-        return Diagnosis(
-            EndCause.STALE_SYNC,
-            f"The engine samples from old weights: at step {unchanged[-1]} its log-probs were bit for bit those from "
-            "before the sync, although the weights sent differ.",
-            advice,
-        )
-    for event in window.events:
-        if event.step in recent and any(action.kind is ActionKind.RESYNC for action in event.actions):
-            before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
-            after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
-            if before > _JUMP * after:
-                return Diagnosis(
-                    EndCause.STALE_SYNC,
-                    f"The engine had lost the weights: the mismatch fell from {write_value(before)} to "
-                    f"{write_value(after)} nats when they were sent again after step {event.step}.",
-                    advice,
-                )
-    return None
-
-
-def _temperature(window: Window) -> Diagnosis | None:
-    fits = window.finite("mismatch/temperature_fit")[-2:]
-    if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
-        return None
-    return Diagnosis(
-        EndCause.TEMPERATURE,
-        f"The two sides use different temperatures: mu's log-probs follow pi's with a slope of {write_value(fits[-1])} "
-        "where 1 is due.",
-        ("Divide the training path's logits by the sampling temperature, and take processed log-probs of the engine.",),
-    )
-
-
-def _learning_rate(window: Window) -> Diagnosis | None:
-    """A rate that jumped, or an update that moved the policy far more than those before it, and what followed."""
-    rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
-    jump = next((pair for pair in pairwise(rates) if pair[1] >= _JUMP * pair[0]), None)
-    if jump is not None:
-        seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
-    else:
-        shifts = window.finite("update/policy_shift_k3")
-        usual = statistics.median([shift for shift in shifts if shift > 0] or [0.0])
-        if not shifts or max(shifts) <= max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0):
-            return None
-        seen = f"one update moved the policy by {write_value(max(shifts))} nats, the usual one by {write_value(usual)}"
-    collapsed = [name for name in ("reward/mean", "policy/entropy") if _fell(window.finite(name))]
-    then = f", and {' and '.join(collapsed)} fell to less than half" if collapsed else ""
-    return Diagnosis(
-        EndCause.LEARNING_RATE,
-        f"The learning rate is too high: {seen}{then}.",
-        ("Roll back to the last good checkpoint and lower the learning rate ten times.",),
-    )
-
-
-def _engine_weights(window: Window) -> Diagnosis | None:
-    """The probe is far from where it was in the steps before a guard on it fired, or before the last one."""
-    fired = [event.step for event in window.events if event.metric == _PROBE_ERROR]
-    begun = min([*fired, *list(window.history)[-1:]], default=0)
-    probes, earlier = window.finite(_PROBE_ERROR), window.before(begun).finite(_PROBE_ERROR)
-    if not earlier or probes[-1] <= max(_LEAST_PROBE_ERROR, _PROBE_JUMP * statistics.median(earlier)):
-        return None
-    return Diagnosis(
-        EndCause.ENGINE_WEIGHTS,
-        "The engine does not hold the weights it was sent: right after a sync its logits of the probe tokens are "
-        f"{write_value(probes[-1])} nats from pi's, {write_value(statistics.median(earlier))} before.",
-        (_COMPARE_WEIGHTS,),
-    )
-
-
-def _sampling(window: Window) -> Diagnosis | None:
-    """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
-    excess = window.finite("mismatch/surprise_excess")[-2:]
-    if len(excess) < 2 or min(excess) <= _SURPRISE_NATS:
-        return None
-    return Diagnosis(
-        EndCause.TEMPERATURE,
-        "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the responses "
-        f"are at least {write_value(excess[-1])} nats a token away from what its entropy says.",
-        ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
-    )
-
-
-def _reward_changed(window: Window) -> Diagnosis | None:
-    """The reward jumped from one step to the next and stayed there, while no update was large.
-
-    A large update would have been named before.
-    """
-    steps = sorted(step for step, values in window.history.items() if "update/policy_shift_k3" in values)
-    means = [window.history[step].get("reward/mean", math.nan) for step in steps]
-    errors = [window.history[step].get("reward/mean_error", math.nan) for step in steps]
-    for place in range(2, len(steps) - 1):
-        before, after = means[:place], means[place:]
-        gap = max(min(after) - max(before), min(before) - max(after))
-        error = math.hypot(statistics.fmean(errors[:place]), statistics.fmean(errors[place:]))
-        if gap > 0 and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
-            levels = f"from {write_value(statistics.fmean(before))} to {write_value(statistics.fmean(after))}"
-            return Diagnosis(
-                EndCause.REWARD_CHANGED,
-                f"The reward went {levels} "
-                f"between steps {steps[place - 1]} and {steps[place]}, although no update moved the policy far.",
-                ("See whether the reward function, its data or the problems changed at that step.",),
-            )
-    return None
-
-
-def _precision_drift(window: Window) -> Diagnosis | None:
-    levels = [level for level in window.finite("mismatch/kl_k3") if level > 0]
-    extremes = (*window.finite("mismatch/prob_diff_max"), *window.finite("mismatch/prob_diff_min"))
-    far = max((abs(extreme) for extreme in extremes), default=0.0)
-    half = max(1, len(levels) // 2)
-    start, end = (statistics.median(part) if part else 0.0 for part in (levels[:half], levels[-half:]))
-    grown = len(levels) >= 4 and end >= _GROWN * start
-    if not grown and far <= _EXTREME:
-        return None
-    course = f"k3 went from {write_value(start)} to {write_value(end)} nats"
-    return Diagnosis(
-        EndCause.PRECISION_DRIFT,
-        f"The mismatch of the two sides grows with equal weights: {course} in {len(levels)} steps, and the largest "
-        f"difference of a token's probabilities is {write_value(far)}.",
-        ("Use fp16 or fp32 on both sides, or --infer-dtype fp32, or an objective that rejects whole sequences.",),
-    )
-
-
-def _unexplained(window: Window) -> Diagnosis:
-    seen = "; ".join(event.sentence for event in window.events[-_LAST_EVENTS:]) or "nothing fired"
-    return Diagnosis(
-        EndCause.UNEXPLAINED,
-        f"No known cause fits what the guards saw: {seen}.",
-        ("Read the metrics of the last steps, and run compare on the last checkpoint.",),
-    )
-
-
-def _fell(values: list[float]) -> bool:
-    return len(values) >= 2 and values[-1] < max(values) / 2
+    return next((seen for signature in _SIGNATURES if (seen := signature(window))), unexplained(window))

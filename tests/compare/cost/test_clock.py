@@ -7,7 +7,8 @@ from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted
-from mismatch_probe.compare.plan import Stage, make_plan
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import settings, workload
 

@@ -7,7 +7,8 @@ import pytest
 
 from mismatch_probe.compare.cost.rates import Work
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
-from mismatch_probe.compare.plan import TRAINING_PATH, Stage, make_plan
+from mismatch_probe.compare.plan import TRAINING_PATH, make_plan
+from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import ARCHITECTURE, rates, settings, stage, workload
 

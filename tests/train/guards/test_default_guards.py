@@ -6,7 +6,8 @@ import pytest
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.diagnose import EndCause, diagnose
+from mismatch_probe.train.guards.diagnose import diagnose
+from mismatch_probe.train.guards.diagnosis import EndCause
 from mismatch_probe.train.mismatch import mismatch_metrics
 from tests.train.guards.streams import (
     LEVELS_K3,

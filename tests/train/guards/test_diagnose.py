@@ -8,7 +8,8 @@ import numpy as np
 from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.guards.decision import GuardEvent
 from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.diagnose import Diagnosis, EndCause, diagnose
+from mismatch_probe.train.guards.diagnose import diagnose
+from mismatch_probe.train.guards.diagnosis import Diagnosis, EndCause
 from mismatch_probe.train.mismatch import mismatch_metrics
 from tests.train.guards.streams import LEVELS_K3, Metrics, Run
 

@@ -1,0 +1,60 @@
+"""What a diagnosis says, and the steps that it looks back on."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mismatch_probe.train.guards.decision import GuardEvent
+from mismatch_probe.train.guards.rules.base import Values
+
+
+class EndCause(StrEnum):
+    """What can end a run; tried in this order, because the earlier ones bring on the later ones' signs."""
+
+    REWARD_SCALE = "reward_scale"
+    FP16_DEAD = "fp16_dead"
+    MISSING_LOGPROBS = "missing_logprobs"
+    REWARD_NAN = "reward_nan"
+    NONFINITE_GRADIENT = "nonfinite_gradient"
+    TRUNCATED = "truncated"
+    LABEL_OFFSET = "label_offset"
+    STALE_SYNC = "stale_sync"
+    TEMPERATURE = "temperature"
+    LEARNING_RATE = "learning_rate"
+    ENGINE_WEIGHTS = "engine_weights"
+    REWARD_CHANGED = "reward_changed"
+    PRECISION_DRIFT = "precision_drift"
+    UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    cause: EndCause
+    sentence: str
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((self.sentence, *self.advice))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps looked back on, oldest first, and what fired in them."""
+
+    history: Mapping[int, Values]
+    events: Sequence[GuardEvent]
+
+    def series(self, name: str) -> list[float]:
+        return [values[name] for values in self.history.values() if name in values]
+
+    def finite(self, name: str) -> list[float]:
+        return [value for value in self.series(name) if math.isfinite(value)]
+
+    def before(self, step: int) -> "Window":
+        """The steps older than that one."""
+        return Window({past: values for past, values in self.history.items() if past < step}, ())
+
+    def last(self, name: str) -> float | None:
+        """The newest step's value; None where it has none."""
+        return self.history[max(self.history)].get(name) if self.history else None
