@@ -10,10 +10,12 @@ import pyarrow.dataset as dataset
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from tests.command_line import probe
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
+from tests.simulated_run import Simulation, simulated_run
 
 
 def imported(tmp_path: Path, log: Path, *words: object, code: ExitCode = ExitCode.PASS) -> RunDirectory:
@@ -345,3 +347,24 @@ def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: 
     assert not (tmp_path / "run" / "manifest.json").exists(), "it was killed too late"
     assert pair_of(imported(tmp_path, log)).counts.num_sequences == 4000
     assert not list((tmp_path / "run").glob(".writing-*"))
+
+
+def test_a_copy_among_what_is_analysed_is_not_believed_though_the_whole_log_is_none(tmp_path: Path) -> None:
+    """Of the prompts that are analysed both columns are equal bit for bit; another prompt's differ."""
+    tokens_of = {f"prompt-{number}": 60 for number in range(12)}
+    analysed = chosen_prompts(tokens_of, 300)
+    written = rows()
+    for number, one in enumerate(written):
+        if f"prompt-{number // 2}" in analysed:
+            one["train_logprobs"] = one["logprobs"]
+    log = write(tmp_path / "log.jsonl", written)
+    pair = pair_of(imported(tmp_path, log, "--max-tokens", 300, code=ExitCode.ENVIRONMENT))
+    assert (pair.verdict.kind, pair.counts.num_sequences) == ("broken", 10)
+
+
+@pytest.mark.parametrize("command", [("explain",), ("score", "--out", "SCORED")])
+def test_what_goes_on_from_a_log_refuses_a_run_of_its_own_responses(tmp_path: Path, command: tuple[str, ...]) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
+    name, *others = (str(tmp_path / "scored") if word == "SCORED" else word for word in command)
+    answer = probe(name, run.path, "--model", "demo", *others, code=ExitCode.USAGE)
+    assert "was not imported from a log" in answer.stderr
