@@ -11,7 +11,8 @@ from rich.progress import Progress, TextColumn
 
 from mismatch_probe.cli.log_output import show_run, with_dtypes
 from mismatch_probe.cli.output import people
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.command_line import command_line
+from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError
 from mismatch_probe.importing.prompts import write_prompts
 from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
@@ -30,13 +31,21 @@ def run_import(
     """
     console = people()
     settings = LogSettings(**with_dtypes(given))
+    if RunDirectory(out).is_run:
+        raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out")
     RunDirectory(out).require_free()
     known = recognise(source, format_name)
     console.print(f"Format: {known.title}", soft_wrap=True)
     if known.prompts is not None:
         return _import_prompts(known, source, out, console)
-    with _counting(console) as count:
-        run = import_log(_log(known, source), settings, out, count)
+    try:
+        with _counting(console) as count:
+            run = import_log(_log(known, source), settings, out, count)
+    except (KeyboardInterrupt, MismatchProbeError):
+        if RunDirectory(out).is_run:
+            go_on = command_line("report", out, "--recompute")
+            console.print(f"What was imported is kept. Continue with: {go_on}", soft_wrap=True)
+        raise
     manifest = run.read_manifest()
     origin = manifest.log
     assert origin is not None

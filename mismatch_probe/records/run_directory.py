@@ -173,7 +173,11 @@ class RunDirectory:
         )
 
     def _how_to_finish(self) -> str:
-        if kind_of(self.path) == Kind.IMPORTED:
+        is_log = kind_of(self.path) == Kind.IMPORTED
+        if is_log and any(side.logged for side in self.read_manifest().settings.train_sides):
+            report = command_line("report", self.path, "--recompute")
+            return f"the import ended before its statistics; make them with `{report}`"
+        if is_log:
             score = command_line("score", self.path, "--model", "CHECKPOINT", "--out", "SCORED")
             return f"the log has one side's log-probs alone; compute the other's with `{score}`"
         return f"the run is unfinished; continue it with `{command_line('compare', '--resume', '--out', self.path)}`"

@@ -368,3 +368,21 @@ def test_what_goes_on_from_a_log_refuses_a_run_of_its_own_responses(tmp_path: Pa
     name, *others = (str(tmp_path / "scored") if word == "SCORED" else word for word in command)
     answer = probe(name, run.path, "--model", "demo", *others, code=ExitCode.USAGE)
     assert "was not imported from a log" in answer.stderr
+
+
+def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    run, log = tmp_path / "run", write(tmp_path / "log.jsonl", rows())
+    with monkeypatch.context() as patch:
+        patch.setattr("mismatch_probe.importing.run.summarise", interrupted)
+        answer = probe("import", log, "--out", run, code=ExitCode.INTERRUPTED)
+    go_on = f"report {run} --recompute"
+    assert go_on in answer.stderr
+    assert go_on in probe("report", run, code=ExitCode.USAGE).stderr
+    assert "an import begins anew" in probe("import", log, "--out", run, code=ExitCode.USAGE).stderr
+    probe("report", run, "--recompute", code=ExitCode.PASS)
+    assert pair_of(RunDirectory(run)).counts.num_sequences == len(rows())
