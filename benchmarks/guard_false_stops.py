@@ -16,11 +16,11 @@ from multiprocessing import Pool
 
 import numpy as np
 
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.stats.mean_error import mean_error
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.guards.actions import ActionKind
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 
 SHAPES = ((1, 4), (2, 4), (2, 8), (8, 4), (8, 8), (32, 8))
 """Prompts, and samples of each."""

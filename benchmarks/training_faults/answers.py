@@ -15,10 +15,10 @@ from benchmarks.training_faults.injection import Inject, Now, optimizer_of, repl
 from benchmarks.training_faults.runs import LabRun, digest_of, run_with, small_settings, weights_digest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
+from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.guards.load import parse_guards
-from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.objectives.choices import CORRECTIONS
 from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.parts import TrainingParts

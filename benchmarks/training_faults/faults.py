@@ -11,9 +11,9 @@ import torch
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest
 from mismatch_probe.tasks.rewards import Reward
-from mismatch_probe.train.guards.diagnosis import EndCause
 from mismatch_probe.train.parts import TrainingParts
 
 Weights = Iterable[tuple[str, torch.Tensor]]

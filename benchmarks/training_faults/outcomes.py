@@ -10,8 +10,8 @@ from benchmarks.training_faults.faults import Fault
 from benchmarks.training_faults.injection import Now
 from benchmarks.training_faults.runs import LabRun, run_with, small_settings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.diagnose import diagnose
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.diagnose import diagnose
 
 ONSET: Final = 6
 STEPS: Final = 10

@@ -18,10 +18,10 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module
-from mismatch_probe.train.guards.decision import StepFirings
-from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training

@@ -21,12 +21,12 @@ from mismatch_probe.errors import (
     TrainingStopped,
     UsageError,
 )
+from mismatch_probe.guards.load import recorded_guards
+from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import render_outcome, summarise_training
 from mismatch_probe.train.distributed import is_main, world_size
-from mismatch_probe.train.guards.load import recorded_guards
-from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.preparation import default_training_path, prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
 

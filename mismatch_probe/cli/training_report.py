@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import write_training_report
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _SHARE_OF_TIME: Final = 0.01

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from mismatch_probe.cli.training_screen import training_screen
+from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _COLUMNS = (

@@ -8,8 +8,8 @@ from rich.console import Console
 from mismatch_probe.cli.training_report import training_report
 from mismatch_probe.cli.training_view import training_view
 from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trackers import tracked
 from mismatch_probe.train.trainer import Listener
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from mismatch_probe import __version__
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
 from mismatch_probe.importing.watching import JudgedStep, Watch
 from mismatch_probe.logs import Format, recognise
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.watch import WatchedStep, WatchRecord
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.load import load_guards
 
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 

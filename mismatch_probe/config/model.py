@@ -35,6 +35,7 @@ ListAsTuple = Field(strict=False)
 
 
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
+CorrectionName = Literal["none", "token-tis", "icepop", "seq-is", "seq-tis", "seq-mis"]
 EngineName = Literal["vllm"]
 """Each has a folder of its name below `mismatch_probe.engines`."""
 Precision = Literal["weights", "to", "autocast", "fsdp"]

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.diagnosis import Diagnosis
+from mismatch_probe.guards.mismatch import Metrics, mismatch_metrics
+from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.following import LoggedStep
 from mismatch_probe.logs import Level, LogChecks, LogFinding
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.guards.actions import ActionKind
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.diagnose import diagnose
-from mismatch_probe.train.guards.diagnosis import Diagnosis
-from mismatch_probe.train.guards.rules.base import GuardSettings
-from mismatch_probe.train.mismatch import Metrics, mismatch_metrics
 
 _REMEMBERED_STEPS = 16
 _SIDES = {"log_mu", "log_pi"}

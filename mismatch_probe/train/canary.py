@@ -3,10 +3,10 @@
 import math
 
 from mismatch_probe import __version__
+from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.records.training_run import Canary, TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import join_process_group
-from mismatch_probe.train.guards.book import GuardBook
 from mismatch_probe.train.measure import step_mismatch
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation

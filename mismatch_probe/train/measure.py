@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mismatch_probe.guards.mismatch import Metrics, mismatch_metrics
 from mismatch_probe.stats.mean_error import mean_error
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.mismatch import Metrics, mismatch_metrics
 from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.rollouts import Rollout
 

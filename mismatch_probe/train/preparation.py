@@ -11,6 +11,11 @@ from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import load_guards
+from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import ModelIdentity
@@ -18,11 +23,6 @@ from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.tasks import Asking, check_lengths, encode_prompts, load_prompts, load_tokenizer, resolve_model
 from mismatch_probe.tasks.rewards import Reward, load_reward
-from mismatch_probe.train.guards.actions import ActionKind
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.load import load_guards
-from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.choices import require_group
 from mismatch_probe.train.recorded import canary_metrics, recorded_metrics

@@ -9,11 +9,11 @@ from pathlib import Path
 from mismatch_probe.config.nested import differences
 from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change
 from mismatch_probe.train.state import Adjustments

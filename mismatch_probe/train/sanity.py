@@ -13,6 +13,7 @@ import numpy as np
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.errors import TrainingStopped, UsageError
+from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.provenance.keys import content_key, sequence_seed
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Solved
@@ -21,7 +22,6 @@ from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.tasks import Asking
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.rules.base import GuardSettings
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.rollouts import Rollout

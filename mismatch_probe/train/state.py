@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import ConfigDict
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.train.guards.actions import Action, ActionKind
+from mismatch_probe.guards.actions import Action, ActionKind
 
 
 @dataclass(frozen=True)

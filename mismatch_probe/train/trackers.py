@@ -9,11 +9,11 @@ from typing import Any, Final, Protocol
 
 from mismatch_probe.config.train import Tracker, TrainSettings
 from mismatch_probe.errors import MismatchProbeError, MissingExtra, UsageError
+from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.aliases import with_aliases
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.trainer import Listener
 
 _PROJECT: Final = "mismatch-probe"

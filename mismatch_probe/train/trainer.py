@@ -10,17 +10,17 @@ import numpy as np
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.mismatch import Metrics
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.clock import Clock
 from mismatch_probe.train.distributed import as_first_rank_has_it
-from mismatch_probe.train.guards.actions import ActionKind
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
-from mismatch_probe.train.guards.diagnose import diagnose
 from mismatch_probe.train.learner import Scored
 from mismatch_probe.train.measure import correction_metrics, reward_metrics, step_mismatch, value_metrics
-from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import torch
 
+from mismatch_probe.guards.mismatch import Metrics
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored
-from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.policy import Policy

@@ -13,9 +13,9 @@ from mismatch_probe.cli.training_report import training_report
 from mismatch_probe.cli.training_screen import Screen, sparkline
 from mismatch_probe.cli.training_view import training_view
 from mismatch_probe.cli.training_watch import watched
+from mismatch_probe.guards.actions import parse_action
+from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.guards.actions import parse_action
-from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.train.trainer import Listener
 from tests.report.training.training_runs import TrainingSample, training_run
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.mismatch import Metrics
 from mismatch_probe.train.distributed import rank
-from mismatch_probe.train.guards.decision import StepFirings
 from mismatch_probe.train.measure import step_mismatch
-from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, start_training
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings

@@ -8,8 +8,8 @@ from mismatch_probe.cli.train_command import kept_guards
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import resume_training, start_training
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from mismatch_probe.guards.mismatch import Metrics
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from mismatch_probe.train.measure import step_mismatch
-from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.rollouts import Rollout
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.load import parse_guards
 from mismatch_probe.train.updater import Trained
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, train
 

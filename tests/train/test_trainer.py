@@ -12,9 +12,9 @@ import pytest
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, TrainingStopped, UsageError
+from mismatch_probe.guards.mismatch import Metrics
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.train.mismatch import Metrics
 from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.updater import Updater

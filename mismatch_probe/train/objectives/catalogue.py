@@ -8,13 +8,12 @@ from typing import Any, Final
 from pydantic import Field
 
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.model import Settings
+from mismatch_probe.config.model import CorrectionName, Settings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.train.objectives.choices import (
     CORRECTIONS,
     RATIOS,
     AdvantageRule,
-    CorrectionName,
     CriticRule,
     Normaliser,
     Objective,

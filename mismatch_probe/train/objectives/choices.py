@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from mismatch_probe.config.model import CorrectionName
 from mismatch_probe.errors import UsageError
 
 AdvantageRule = Literal["reward", "batch-mean", "group-mean", "group-mean-std", "leave-one-out", "gae"]
 RatioLevel = Literal["none", "token", "sequence"]
 Normaliser = Literal["token", "sequence", "constant-length"]
-CorrectionName = Literal["none", "token-tis", "icepop", "seq-is", "seq-tis", "seq-mis"]
 
 GROUP_RULES: Final[frozenset[AdvantageRule]] = frozenset({"group-mean", "group-mean-std", "leave-one-out"})
 

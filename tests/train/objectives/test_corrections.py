@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mismatch_probe.config.model import CorrectionName
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.rules import SEQUENCE_RULES, TOKEN_RULES, SequenceEvidence, TokenEvidence
 from mismatch_probe.stats.sequences import Sequences, TokenPair
@@ -22,6 +24,10 @@ RULES = {
     "sequence_truncate_3": CORRECTIONS["seq-tis"],
     "sequence_mask_3": CORRECTIONS["seq-mis"],
 }
+
+
+def test_every_correction_that_a_setting_or_a_guard_can_name_is_there():
+    assert tuple(CORRECTIONS) == get_args(CorrectionName)
 
 
 def pair_of(batch: RolloutBatch) -> TokenPair:

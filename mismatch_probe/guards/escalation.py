@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mismatch_probe.train.guards.rules.base import Breach
+from mismatch_probe.guards.rules.base import Breach
 
 
 @dataclass

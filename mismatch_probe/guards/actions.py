@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal, get_args
 
+from mismatch_probe.config.model import CorrectionName
 from mismatch_probe.errors import did_you_mean
-from mismatch_probe.train.objectives.choices import CORRECTIONS
 
+_CORRECTIONS: Final[tuple[str, ...]] = get_args(CorrectionName)
 _DEFAULT_FACTOR = 0.5
 _TO_LEVEL = "level"
 
@@ -102,8 +103,8 @@ def parse_action(text: object) -> Action:
     if kind.argument == "factor":
         return Action(kind, factor=_factor(name, argument))
     if kind.argument == "to":
-        if argument not in CORRECTIONS:
-            raise ValueError(f"{name} says to which correction: one of {', '.join(CORRECTIONS)}")
+        if argument not in _CORRECTIONS:
+            raise ValueError(f"{name} says to which correction: one of {', '.join(_CORRECTIONS)}")
         return Action(kind, to=argument)
     if kind.argument == "side":
         if argument not in ("train", "infer"):

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
 class CanaryFloorSettings(MetricGuardSettings):

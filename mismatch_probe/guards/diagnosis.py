@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.rules.base import Values
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.rules.base import Values
 
 
 class EndCause(StrEnum):

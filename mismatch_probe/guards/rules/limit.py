@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
 class LimitSettings(MetricGuardSettings):

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import ListAsTuple, Settings
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.rules.base import GuardSettings
-from mismatch_probe.train.guards.rules.cusum import CusumSettings
-from mismatch_probe.train.guards.rules.flatline import FlatlineSettings
-from mismatch_probe.train.guards.rules.floor import CanaryFloorSettings
-from mismatch_probe.train.guards.rules.growth import GrowthSettings
-from mismatch_probe.train.guards.rules.limit import LimitSettings
-from mismatch_probe.train.guards.rules.nonfinite import NonfiniteSettings
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.cusum import CusumSettings
+from mismatch_probe.guards.rules.flatline import FlatlineSettings
+from mismatch_probe.guards.rules.floor import CanaryFloorSettings
+from mismatch_probe.guards.rules.growth import GrowthSettings
+from mismatch_probe.guards.rules.limit import LimitSettings
+from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
 
 RULES: dict[str, type[GuardSettings]] = {
     "limit": LimitSettings,

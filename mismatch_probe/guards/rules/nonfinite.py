@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from mismatch_probe.train.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, write_value
+from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, write_value
 
 
 class NonfiniteSettings(MetricGuardSettings):

@@ -4,9 +4,9 @@ import math
 import statistics
 from itertools import pairwise
 
-from mismatch_probe.train.guards.actions import ActionKind
-from mismatch_probe.train.guards.diagnosis import Diagnosis, EndCause, Window
-from mismatch_probe.train.guards.rules.base import write_value
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.rules.base import write_value
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.1

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.diagnose import diagnose
-from mismatch_probe.train.guards.diagnosis import Diagnosis, EndCause
-from mismatch_probe.train.mismatch import mismatch_metrics
-from tests.train.guards.streams import LEVELS_K3, Metrics, Run
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
+from mismatch_probe.guards.mismatch import mismatch_metrics
+from tests.guards.streams import LEVELS_K3, Metrics, Run
 
 
 def clean(dtype: str = "bf16", seed: int = 0) -> dict[int, Metrics]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.load import parse_guards
-from tests.train.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import parse_guards
+from tests.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
 
 
 def book(*tables: dict[str, Any]) -> GuardBook:

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.train.guards.actions import Action, ActionKind
-from mismatch_probe.train.guards.decision import GuardEvent, StepFirings
-from mismatch_probe.train.guards.escalation import Escalation
-from mismatch_probe.train.guards.rules.base import Breach, GuardSettings, Values
+from mismatch_probe.guards.actions import Action, ActionKind
+from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.escalation import Escalation
+from mismatch_probe.guards.rules.base import Breach, GuardSettings, Values
 
 CANARY_STEP = 0
 

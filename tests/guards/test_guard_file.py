@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.train.guards.actions import ActionKind, parse_action
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.load import RULES, load_guards
+from mismatch_probe.guards.actions import ActionKind, parse_action
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.load import RULES, load_guards
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 GOOD = '[[guard]]\nname = "own"\nrule = "limit"\nmetric = "reward/mean"\nbelow = 0.1\nactions = ["warn"]\n'
 CUSUM = GOOD.replace("below = 0.1", "spread = 1").replace('"limit"', '"cusum"')
 FLATLINE = GOOD.replace('metric = "reward/mean"\nbelow = 0.1', "zero = []").replace('"limit"', '"flatline"')

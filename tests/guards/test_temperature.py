@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from mismatch_probe.guards.mismatch import _temperature_ratio
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.mismatch import _temperature_ratio
 
 LIMITS = (0.9, 1.1)
 VOCABULARY = 50

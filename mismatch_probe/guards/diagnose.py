@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.diagnosis import Diagnosis, Window
-from mismatch_probe.train.guards.end_signatures import (
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.diagnosis import Diagnosis, Window
+from mismatch_probe.guards.end_signatures import (
     engine_weights,
     fp16_dead,
     label_offset,
@@ -22,7 +22,7 @@ from mismatch_probe.train.guards.end_signatures import (
     truncated,
     unexplained,
 )
-from mismatch_probe.train.guards.rules.base import Values
+from mismatch_probe.guards.rules.base import Values
 
 _SIGNATURES: Final = (
     reward_scale,

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.train.guards.book import GuardBook
-from mismatch_probe.train.guards.decision import GuardEvent
-from mismatch_probe.train.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.train.guards.diagnose import diagnose
-from mismatch_probe.train.guards.diagnosis import EndCause
-from mismatch_probe.train.mismatch import mismatch_metrics
-from tests.train.guards.streams import (
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.diagnosis import EndCause
+from mismatch_probe.guards.mismatch import mismatch_metrics
+from tests.guards.streams import (
     LEVELS_K3,
     Fault,
     Metrics,

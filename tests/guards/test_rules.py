@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_probe.train.guards.load import parse_guards
-from mismatch_probe.train.guards.rules.base import Guard
+from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.rules.base import Guard
 
 
 def rule(kind: str, **parameters: Any) -> Guard:

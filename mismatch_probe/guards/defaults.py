@@ -1,13 +1,13 @@
 """Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""
 
-from mismatch_probe.train.guards.actions import Action, ActionKind
-from mismatch_probe.train.guards.rules.base import GuardSettings
-from mismatch_probe.train.guards.rules.cusum import CusumSettings
-from mismatch_probe.train.guards.rules.flatline import FlatlineSettings
-from mismatch_probe.train.guards.rules.floor import CanaryFloorSettings
-from mismatch_probe.train.guards.rules.growth import GrowthSettings
-from mismatch_probe.train.guards.rules.limit import LimitSettings
-from mismatch_probe.train.guards.rules.nonfinite import NonfiniteSettings
+from mismatch_probe.guards.actions import Action, ActionKind
+from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.cusum import CusumSettings
+from mismatch_probe.guards.rules.flatline import FlatlineSettings
+from mismatch_probe.guards.rules.floor import CanaryFloorSettings
+from mismatch_probe.guards.rules.growth import GrowthSettings
+from mismatch_probe.guards.rules.limit import LimitSettings
+from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
 
 _LOG = Action(ActionKind.LOG)
 _WARN = Action(ActionKind.WARN)

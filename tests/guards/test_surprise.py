@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from mismatch_probe.guards.mismatch import _surprise_excess
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.train.mismatch import _surprise_excess
 
 LIMIT = 0.02
 VOCABULARY = 50

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from mismatch_probe.train.guards.rules.base import Breach, Guard, GuardSettings, Values, write_value
+from mismatch_probe.guards.rules.base import Breach, Guard, GuardSettings, Values, write_value
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from mismatch_probe.config.model import Count, CountOrNone, Settings
+from mismatch_probe.guards.actions import Action, parse_action
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.train.guards.actions import Action, parse_action
 
 Values = Mapping[str, float]
 

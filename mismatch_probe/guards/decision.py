@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from mismatch_probe.train.guards.actions import Action, parse_action, strongest_first
+from mismatch_probe.guards.actions import Action, parse_action, strongest_first
 
 
 @dataclass(frozen=True)
