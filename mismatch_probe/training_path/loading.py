@@ -21,6 +21,7 @@ from mismatch_probe.config.model import Attention
 from mismatch_probe.errors import EngineError, MissingExtra, UsageError, said
 from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.provenance.quantization import stored_quantization
+from mismatch_probe.training_path.expanded import ask_for_expansion, require_expanded
 from mismatch_probe.training_path.memory import memory_errors_named
 
 
@@ -83,19 +84,23 @@ def load_model(
     device: torch.device,
     device_map: str | None,
     trust_remote_code: bool,
+    expanded: bool = False,
 ) -> PreTrainedModel:
     """The checkpoint's causal language model in evaluation mode, its parameters cast to `dtype` as they are read.
 
-    Without `attention` it is the one that `choose_attention` names.
+    Without `attention` it is the one that `choose_attention` names. expanded: with no weight quantised, on any device.
 
     Raises:
-        UsageError: the folder holds no causal language model, or files that are broken or incomplete.
+        UsageError: the folder holds no causal language model, or files that are broken or incomplete, or quantised
+            weights that transformers does not expand where that is asked for.
         MissingExtra: an attention implementation or the device map needs a package that is not installed.
         EngineError: the model does not support what is asked of it.
         OutOfMemory: the weights do not fit.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code)
     attention = attention or _default_attention(config)
+    if expanded:
+        ask_for_expansion(config)
     loader: Any = AutoModelForCausalLM
     advice = "give a training.device_map such as auto, or a smaller model"
     try:
@@ -130,6 +135,8 @@ def load_model(
             "(train: policy.attention) to another of sdpa, eager and flash_attention_2, or mend the checkpoint"
         ) from error
     _require_complete(folder, report)
+    if expanded:
+        require_expanded(folder, model)
     loaded: PreTrainedModel = model.eval()
     return loaded
 

@@ -60,7 +60,7 @@ def load_reference_model(
     """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`."""
     target = torch_dtype(dtype)
     at_load = target if rounded_to is None else torch_dtype(rounded_to)
-    model = _load(folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code)
+    model = _load(folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True)
     use_reference_kernels(model)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(target)
@@ -82,6 +82,7 @@ def _load(
     device: torch.device,
     *,
     trust_remote_code: bool,
+    expanded: bool = False,
 ) -> PreTrainedModel:
     """The checkpoint with its parameters in `dtype`, and the adapter beside them; merged, both are rounded once."""
     adapter = None if settings.adapter is None else read_adapter(Path(settings.adapter))
@@ -92,6 +93,7 @@ def _load(
         device=device,
         device_map=settings.device_map,
         trust_remote_code=trust_remote_code,
+        expanded=expanded,
     )
     if adapter is not None:
         add_adapter(model, adapter)
