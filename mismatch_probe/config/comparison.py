@@ -168,6 +168,11 @@ class CompareSettings(Settings):
                 return train, infer
         return None
 
+    def has_plain_weights(self, pair: PairName) -> bool:
+        """Whether both sides compute here, with the run's own checkpoint and no adapter."""
+        sides = self.pi(pair[0]), self.mu(pair[1])
+        return all(not side.logged and side.model == self.model and side.adapter is None for side in sides)
+
     def exact_sides(self, pair: PairName) -> tuple[DeclaredSide, DeclaredSide]:
         """The sides of a pair as they would be declared in FP32, under names of their own."""
         train = next((side for side in self.train if side.name == pair[0]), None)

@@ -14,7 +14,9 @@ class Case:
     """One pair. `exact` is the pair that differs from it in its dtypes alone, FP32 on both sides (this pair itself
     where it is that), None where it was not run or not usable; `disagreement` is None where nothing was usable.
 
-    exact_sides: flags that give the same two sides in FP32. name: of the training side and of the engine's.
+    name: of the training side and of the engine's. exact_name: the same of the FP32 pair. exact_sides: flags that give
+    the same two sides in FP32. can_be_looked_into: `localize` and `headroom` can, as both sides load the run's
+    checkpoint and no adapter.
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
     and were found to be the run's own. is_logged: both sides are those of a log. is_of_log: its
@@ -36,12 +38,14 @@ class Case:
     preflight: list[SettingFinding] = field(default_factory=list)
     legs_say_whose_they_are: bool = False
     takes_dtypes: bool = True
+    exact_name: tuple[str, str] | None = None
     exact_sides: tuple[str, ...] = ()
+    can_be_looked_into: bool = True
     is_logged: bool = False
     is_of_log: bool = False
     log_faults: list[Cause] = field(default_factory=list)
 
     @property
     def is_of_dtypes(self) -> bool:
-        """Whether nothing is said of the sides but their dtypes, so that `localize` can look into them."""
+        """Whether nothing is said of the sides but their dtypes."""
         return self.name == (self.train_dtype, self.infer_dtype)

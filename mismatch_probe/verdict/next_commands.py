@@ -52,22 +52,20 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
             "runs that this one was made from an FP32 pair (compare --resume --dtype fp32), and rescore into a new "
             "folder."
         ]
-    if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL and case.is_of_dtypes:
+    if not case.can_be_looked_into:
+        return []
+    if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:
         shown_in_fp32 = case.exact is not None and case.exact.settled
-        command = localize_command(Dtype.FP32, Dtype.FP32) if shown_in_fp32 else _localize(case)
-        return [f"Find the module that it enters at: `{command} --modules`"]
-    if verdict.kind != "precision" or not case.is_of_dtypes:
+        train, infer = case.exact_name if shown_in_fp32 and case.exact_name else case.name
+        return [f"Find the module that it enters at: `{localize_command(train, infer)} --modules`"]
+    if verdict.kind != "precision":
         return []
     has_bf16 = Dtype.BF16 in (case.train_dtype, case.infer_dtype)
     commands = []
     if has_bf16 or verdict.advice or verdict.code == Code.ROUTING:
         modules = " --modules" if verdict.code == Code.ROUTING else ""
-        command = f"{_localize(case)}{modules}"
+        command = f"{localize_command(*case.name)}{modules}"
         commands.append(f"See which part it comes from, and what higher precision of it would remove: `{command}`")
     if has_bf16:
         commands.append(f"Before a switch to FP16, see whether the checkpoint fits: `{HEADROOM}`")
     return commands
-
-
-def _localize(case: Case) -> str:
-    return localize_command(case.train_dtype, case.infer_dtype)

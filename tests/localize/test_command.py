@@ -123,6 +123,12 @@ def test_a_pair_of_sides_has_their_own_settings_and_a_name_of_its_own() -> None:
         values_of_pair(compared, "cast/bf16")
     with pytest.raises(UsageError, match="looks into one checkpoint on both sides, and stale loads last"):
         values_of_pair(compared, "bf16/stale")
+    plain = {pair: compared.has_plain_weights(pair) for pair in compared.pairs}
+    assert plain == {("cast", "fp8kv"): True, ("bf16", "bf16"): True, ("bf16", "stale"): False}
+    adapted = parse_settings(CompareSettings, given | {"training": {"adapter": "a"}})
+    assert not adapted.has_plain_weights(("bf16", "bf16"))
+    with pytest.raises(UsageError, match="localize looks into plain weights"):
+        parse_settings(LocalizeSettings, values_of_pair(adapted, "bf16/bf16"))
 
 
 @pytest.mark.parametrize("words", [("--pair", "a/b"), ("--pair", "a/b", "--run", "r", "--dtype", "bf16")])

@@ -42,6 +42,7 @@ def case(found: Disagreement | None, exact: Disagreement | None = None, **change
         blame=None,
         disagreement=found,
         exact=exact,
+        exact_name=None if exact is None else ("fp32", "fp32"),
     )
     return replace(given, **changes)
 
@@ -319,8 +320,22 @@ def test_two_formats_are_named_side_by_side() -> None:
     assert commands(judge(given))[0] == "localize --run RUN --train-dtype bf16 --infer-dtype fp16"
 
 
-def test_sides_with_settings_of_their_own_are_not_sent_to_localize_which_takes_dtypes() -> None:
+def test_sides_with_settings_of_their_own_are_looked_into_by_their_names() -> None:
     given = replace(with_exact(Dtype.BF16), name=("bf16", "fp8kv"))
+    assert commands(judge(given)) == ["localize --run RUN --pair bf16/fp8kv", "headroom --run RUN"]
+
+
+def test_a_bug_in_sides_with_settings_is_looked_for_in_their_fp32_pair() -> None:
+    given = world()
+    errors = given.generator.normal(size=given.logits.shape) * (given.generator.random((len(given.logits), 1)) < 0.1)
+    exact = with_logits(given, Dtype.FP32, pi=given.logits + errors)
+    names = {"name": ("bf16", "eager"), "exact_name": ("fp32", "eager-fp32")}
+    verdict = judge(case(clean(given, Dtype.BF16), exact, **names))
+    assert commands(verdict) == ["localize --run RUN --pair fp32/eager-fp32 --modules"]
+
+
+def test_weights_that_localize_does_not_load_are_not_sent_to_it() -> None:
+    given = replace(with_exact(Dtype.BF16), name=("bf16", "stale"), can_be_looked_into=False)
     assert commands(judge(given)) == []
 
 
