@@ -12,7 +12,7 @@ from mismatch_probe.training_path.observation import ProductFormats
 
 _PROBE_TOKENS: Final = 16
 _ID_STRIDE: Final = 7919
-_TOLERANCE_EPS: Final = 8.0
+_TOLERANCE_ROUNDINGS: Final = 8.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def short_pass(model: PreTrainedModel, head: ChunkedHead) -> ShortPass:
     with ProductFormats() as head_formats:
         chunked = torch.cat([head.logits(half) for half in hidden.split(_PROBE_TOKENS // 2)])
     difference = _relative_difference(plain, chunked)
-    if difference is None or difference > _TOLERANCE_EPS * torch.finfo(plain.dtype).eps:
+    if difference is None or difference > _by_order_of_summation(plain.dtype, hidden.shape[-1]):
         raise EngineError(
             f"{type(model).__name__} gives other logits in chunks than in one pass, so its log-probs cannot be "
             "trusted; use a causal language model whose forward is its base model followed by its head"
@@ -50,6 +50,17 @@ def short_pass_ids(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
     embeddings: Any = model.get_input_embeddings()
     vocab_size: int = embeddings.weight.shape[0]
     return (torch.arange(num_tokens, device=model.device) * _ID_STRIDE % vocab_size)[None]
+
+
+def _by_order_of_summation(dtype: torch.dtype, width: int) -> float:
+    """How far two sums of `width` products may lie apart, relative to the largest: kernels choose the order by shape.
+
+    Each rounds once to its format, and errs by sqrt(width) roundings of the format that it is added up in, which is
+    FP32 or wider [Higham and Mary 2019, A New Approach to Probabilistic Rounding Error Analysis].
+    """
+    written = torch.finfo(dtype).eps
+    added_up = min(written, torch.finfo(torch.float32).eps)
+    return float(_TOLERANCE_ROUNDINGS * (written + width**0.5 * added_up))
 
 
 def _relative_difference(plain: torch.Tensor, chunked: torch.Tensor) -> float | None:
