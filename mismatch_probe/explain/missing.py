@@ -3,26 +3,35 @@
 from typing import Final
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
 from mismatch_probe.explain.tokens import Bools, Floats
 
 FLOOR_NATS: Final = -1000.0
 """vLLM writes -9999; no token that was sampled has less than this."""
-_UNLIKELY_NATS: Final = -1.0
-_LEAST_SHARE: Final = 0.5
+_UNCERTAIN_FLOORS: Final = 4.0
+_FEWEST_COMPARED: Final = 20
+_WRONG_AT_MOST: Final = 0.01
 
 
-def missing(column: Floats, predicted: Floats, counted: Bools) -> Bools:
-    """Which log-probs are missing [T].
-
-    A log-prob of exactly 0 is one where the token is certain. Where zeros stand at unlikely tokens about as often as
-    those occur, they stand for nothing that was computed.
-    """
+def missing(column: Floats, predicted: Floats, unit: Floats, counted: Bools) -> Bools:
+    """Which log-probs are missing [T]. unit: how far rounding moves the predicted ones [T], nats."""
     absent = ~np.isfinite(column) | (column <= FLOOR_NATS)
-    zeros = counted & (column == 0)
-    unlikely = predicted < _UNLIKELY_NATS
-    if zeros.any() and (counted & unlikely).any():
-        as_often = np.mean(unlikely[zeros]) >= _LEAST_SHARE * np.mean(unlikely[counted])
-        if as_often:
-            absent |= zeros
+    uncertain = counted & ~absent & (predicted < -_UNCERTAIN_FLOORS * unit)
+    zeros = uncertain & (column == 0)
+    if _mean_nothing(predicted[zeros], column[uncertain & ~zeros], predicted[uncertain & ~zeros]):
+        absent |= zeros
     return np.asarray(counted & absent)
+
+
+def _mean_nothing(at_zeros: Floats, others: Floats, at_others: Floats) -> bool:
+    """Whether zeros stand at less likely tokens than the largest of the other log-probs do.
+
+    A log-prob of 0 says that its token is the surest of all. Whatever computed the column, a temperature, a cut or
+    other weights, such tokens are then at least as likely in the checkpoint's eyes as those that come next.
+    """
+    if not len(at_zeros) or not len(others):
+        return bool(len(at_zeros))
+    num_next = min(max(len(at_zeros), _FEWEST_COMPARED), max(1, len(others) // 2))
+    comes_next = at_others[np.argpartition(-others, num_next - 1)[:num_next]]
+    return bool(mannwhitneyu(at_zeros, comes_next, alternative="less").pvalue <= _WRONG_AT_MOST)

@@ -88,9 +88,6 @@ def _explained(
         ],
     )
     exact = predictions.column(setup, declared)
-    column = tokens.columns[side]
-    absent = missing(column, exact, tokens.sampled)
-    counted = tokens.sampled & ~absent
     unmoved = predictions.column(replace(setup, weights=checkpoint_alone(tokens.num_responses)), declared)
     errors = {
         dtype: predictions.rounded(dtype, context, declared) - unmoved
@@ -99,6 +96,9 @@ def _explained(
     floors = floors_of_formats(
         {dtype: Floor.measured(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
     )
+    column = tokens.columns[side]
+    absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled)
+    counted = tokens.sampled & ~absent
     judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
     bench = SideBench(side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context)
     known = special_tokens(settings, predictions.declared.model)
