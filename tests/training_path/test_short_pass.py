@@ -1,7 +1,6 @@
 """The chunked head is held against the model's own: another order of summation passes, other logits do not."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
