@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast check setup clean
+.PHONY: help demo test test-fast check lint types setup clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -13,17 +13,23 @@ help: ## Show the targets
 demo: $(READY) ## Set up, compare the shipped checkpoint in BF16, FP16 and FP32, and say where the report is
 	$(BIN)/mismatch-probe compare --model demo --dtype bf16 --dtype fp16 --dtype fp32 --out $(RUN) $(if $(wildcard $(RUN)/manifest.json),--resume)
 
-test: check ## Set up and run every test
-	$(PYTEST)
+test: lint ## Set up and run every check and test
+	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
+	$(PYTEST); tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
 
 test-fast: $(READY) ## The tests that start no engine
 	$(PYTEST) -m "not slow"
 
-check: $(READY) ## Lint, types, import contract
+check: lint types ## Lint, types, import contract
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(READY)
+	$(BIN)/mypy
 
 setup: $(READY) ## Make the virtual environment
 
