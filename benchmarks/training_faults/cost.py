@@ -56,7 +56,9 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
                 rollouts = sample(step)
                 if now.step == WARM_UP:
                     tokens = sum(rollout.length for rollout in rollouts)
-                    apart["fingerprint of the weights"] = _fingerprint_seconds(parts, dtype)
+                    apart["digests of what is sent"] = _digest_seconds(parts, dtype)
+                    names = [name for name, _ in parts.policy.weights(dtype)]
+                    apart["digests in the engine"] = _seconds(lambda: parts.engine.held_weights(names))
                     apart["entropies"] = _entropy_seconds(tokens, parts.policy.vocab_size)
                 return rollouts
 
@@ -77,6 +79,7 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
         run = run_with(path, settings, time_apart)
     steps = [values for step, values in run.metrics.items() if step > WARM_UP]
     phases = {phase: median(values[f"time/{phase}_seconds"] for values in steps) for phase in PHASES}
+    phases["probe"] -= apart["digests in the engine"]
     return Cost(
         dtype=dtype,
         step_seconds=median(values["time/step_seconds"] for values in steps),
@@ -87,11 +90,11 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
     )
 
 
-def _fingerprint_seconds(parts: TrainingParts, dtype: Dtype) -> float:
+def _digest_seconds(parts: TrainingParts, dtype: Dtype) -> float:
     """Of a sync, what telling the weights apart adds to sending them."""
-    fingerprinted: Any = parts.sync
+    digested: Any = parts.sync
     plain = _seconds(lambda: [tensor for _, tensor in parts.policy.weights(dtype)])
-    return max(0.0, _seconds(lambda: list(fingerprinted._fingerprinted([]))) - plain)
+    return max(0.0, _seconds(lambda: list(digested._digested({}))) - plain)
 
 
 def _entropy_seconds(num_tokens: int, vocab_size: int) -> float:

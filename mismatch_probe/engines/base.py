@@ -1,7 +1,7 @@
 """What an inference engine (mu) must do: sample, score given ids by prefill, and say what it really ran with."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,19 @@ class CachedReplay:
 
     scores: ScoredSequence
     num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class HeldWeight:
+    """A weight as one of an engine's workers holds it.
+
+    digest: as `weight_digests.weight_digest`. made_of: the checkpoint's tensors that are in it, each with how many
+    times all workers that share the weight hold it; none where that is not known.
+    """
+
+    digest: int
+    num_elements: int
+    made_of: Mapping[str, int]
 
 
 class Engine(Closing):
@@ -100,6 +113,16 @@ class Engine(Closing):
         Raises:
             EngineError: the engine refused a tensor.
         """
+
+    def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+        """What each worker of this process's engine holds, by its own names; `names` are those of the checkpoint.
+
+        None where an engine cannot say.
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        return []
 
     @abstractmethod
     def effective_settings(self) -> dict[str, Any]:

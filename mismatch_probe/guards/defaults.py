@@ -28,6 +28,22 @@ _ENGINE = (
         actions=((_SKIP, _RESYNC), (_STOP,)),
         source="exact: an engine that took new weights cannot repeat its old log-probs bit for bit",
     ),
+    LimitSettings(
+        name="unsynced-weights",
+        metric="sync/weights_unchanged",
+        above=0,
+        clear_after=5,
+        actions=((_SKIP, _RESYNC), (_STOP,)),
+        source="exact: a weight of the engine that is sent other numbers cannot keep its digest",
+    ),
+    LimitSettings(
+        name="other-weights",
+        metric="sync/weights_other",
+        above=0,
+        clear_after=5,
+        actions=((_SKIP, _RESYNC), (_STOP,)),
+        source="exact: a weight of the engine that once had the digest of what was sent always has it after a sync",
+    ),
     GrowthSettings(
         name="engine-weights",
         metric="sync/probe_logit_error",

@@ -6,7 +6,6 @@ from typing import Final
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis, Window
 from mismatch_probe.guards.end_signatures import (
-    engine_weights,
     fp16_dead,
     label_offset,
     learning_rate,
@@ -17,12 +16,12 @@ from mismatch_probe.guards.end_signatures import (
     reward_nan,
     reward_scale,
     sampling,
-    stale_sync,
     temperature,
     truncated,
     unexplained,
 )
 from mismatch_probe.guards.rules.base import Values
+from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, stale_sync
 
 _SIGNATURES: Final = (
     reward_scale,
@@ -33,6 +32,7 @@ _SIGNATURES: Final = (
     truncated,
     label_offset,
     stale_sync,
+    partial_sync,
     temperature,
     learning_rate,
     engine_weights,

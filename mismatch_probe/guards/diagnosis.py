@@ -20,6 +20,7 @@ class EndCause(StrEnum):
     TRUNCATED = "truncated"
     LABEL_OFFSET = "label_offset"
     STALE_SYNC = "stale_sync"
+    PARTIAL_SYNC = "partial_sync"
     TEMPERATURE = "temperature"
     LEARNING_RATE = "learning_rate"
     ENGINE_WEIGHTS = "engine_weights"

@@ -4,7 +4,6 @@ import math
 import statistics
 from itertools import pairwise
 
-from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
 
@@ -14,12 +13,8 @@ _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
 _OTHER_TEMPERATURE = 0.1
 _SURPRISE_NATS = 0.02
-_PROBE_ERROR = "sync/probe_logit_error"
-_PROBE_JUMP = 3.0
-_LEAST_PROBE_ERROR = 1e-3
 _GROWN = 3.0
 _EXTREME = 0.9
-_RECENT_STEPS = 4
 _LAST_EVENTS = 3
 _CUT_STEPS = 3
 _MOSTLY_CUT = 0.9
@@ -28,9 +23,6 @@ _UNLIKE = 0.3
 _LABEL_NATS = 0.5
 _ALIKE = 0.25
 _REWARD_ERRORS = 6.0
-_COMPARE_WEIGHTS = (
-    "Compare the weights of both sides layer by layer: tied embeddings, merged adapters, renamed parameters."
-)
 
 
 def reward_scale(window: Window) -> Diagnosis | None:
@@ -155,32 +147,6 @@ def label_offset(window: Window) -> Diagnosis | None:
     )
 
 
-def stale_sync(window: Window) -> Diagnosis | None:
-    """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
-    recent = sorted(window.history)[-_RECENT_STEPS:]
-    unchanged = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
-    advice = ("Check that each update is followed by a weight sync, and that the engine's caches are reset after it.",)
-    if unchanged:
-        return Diagnosis(
-            EndCause.STALE_SYNC,
-            f"The engine samples from old weights: at step {unchanged[-1]} its log-probs were bit for bit those from "
-            "before the sync, although the weights sent differ.",
-            advice,
-        )
-    for event in window.events:
-        if event.step in recent and any(action.kind is ActionKind.RESYNC for action in event.actions):
-            before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
-            after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
-            if before > _JUMP * after:
-                return Diagnosis(
-                    EndCause.STALE_SYNC,
-                    f"The engine had lost the weights: the mismatch fell from {write_value(before)} to "
-                    f"{write_value(after)} nats when they were sent again after step {event.step}.",
-                    advice,
-                )
-    return None
-
-
 def temperature(window: Window) -> Diagnosis | None:
     fits = window.finite("mismatch/temperature_fit")[-2:]
     if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
@@ -211,21 +177,6 @@ def learning_rate(window: Window) -> Diagnosis | None:
         EndCause.LEARNING_RATE,
         f"The learning rate is too high: {seen}{then}.",
         ("Roll back to the last good checkpoint and lower the learning rate ten times.",),
-    )
-
-
-def engine_weights(window: Window) -> Diagnosis | None:
-    """The probe is far from where it was in the steps before a guard on it fired, or before the last one."""
-    fired = [event.step for event in window.events if event.metric == _PROBE_ERROR]
-    begun = min([*fired, *list(window.history)[-1:]], default=0)
-    probes, earlier = window.finite(_PROBE_ERROR), window.before(begun).finite(_PROBE_ERROR)
-    if not earlier or probes[-1] <= max(_LEAST_PROBE_ERROR, _PROBE_JUMP * statistics.median(earlier)):
-        return None
-    return Diagnosis(
-        EndCause.ENGINE_WEIGHTS,
-        "The engine does not hold the weights it was sent: right after a sync its logits of the probe tokens are "
-        f"{write_value(probes[-1])} nats from pi's, {write_value(statistics.median(earlier))} before.",
-        (_COMPARE_WEIGHTS,),
     )
 
 

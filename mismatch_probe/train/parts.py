@@ -101,7 +101,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
                 settings.seed,
                 _ranks_an_engine(engine),
             ),
-            sync=WeightSync(policy, engine, infer_dtype, probe),
+            sync=WeightSync(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
             tokenizer=preparation.tokenizer,
         )
 

@@ -8,7 +8,8 @@ _NAMES: Final = {
     "token_mult_prob_error prob_abs_diff prob_abs_diff_max prob_diff_max prob_diff_min prob_pearson is_ratio_mean "
     "ess_token ess_seq chi2_token chi2_seq log_ppl_diff ppl_ratio kl_entropy_ratio drift_per_1000 temperature_fit "
     "surprise_excess nonfinite_tokens missing_mu_tokens is_ratio_mean_error",
-    "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged",
+    "sync": "probe_k3 probe_logit_error probe_k3_canary_ratio engine_unchanged weights_unchanged weights_other "
+    "weights_compared",
     "update": "policy_shift_k3",
     "policy": "entropy",
     "reward": "mean mean_error largest std nonfinite flat_groups_share",

@@ -1,5 +1,6 @@
 """The same few tokens through both sides after every sync: does the engine hold what it was sent?"""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -9,11 +10,13 @@ import torch
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import largest
 from mismatch_probe.train.policy import Policy
+from mismatch_probe.train.weight_arrival import WeightArrival
 
 Metrics = dict[str, float]
 
@@ -27,9 +30,9 @@ _MOVED: Final = 1e-3
 
 @dataclass(frozen=True)
 class Held:
-    """What was sent, and what both sides said of the probe tokens afterwards: log-probs [T], nats."""
+    """Digests of what was sent, and what both sides said of the probe tokens afterwards: log-probs [T], nats."""
 
-    fingerprint: tuple[int, ...]
+    digests: tuple[int, ...]
     log_mu: Floats
     log_pi: Floats
 
@@ -37,12 +40,20 @@ class Held:
 class WeightSync:
     """Sends pi's weights to the engine and looks whether they arrived."""
 
-    def __init__(self, policy: Policy, engine: Engine, dtype: Dtype, probe: Sequence[TokenSequence]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        dtype: Dtype,
+        probe: Sequence[TokenSequence],
+        ranks_an_engine: int = 1,
+    ) -> None:
         self._policy = policy
         self._engine = engine
+        self._arrival = WeightArrival(engine, ranks_an_engine)
         self._dtype = dtype
         self._probe = list(probe)
-        self._sent: tuple[int, ...] = ()
+        self._sent: dict[str, int] = {}
         self._last: Held | None = None
         self._verified: Held | None = None
         self._canary_k3: float | None = None
@@ -54,9 +65,12 @@ class WeightSync:
 
     def send(self) -> None:
         """Give the engine every weight."""
-        fingerprints: list[int] = []
-        self._engine.update_weights(self._fingerprinted(fingerprints))
-        self._sent = tuple(fingerprints)
+        self._arrival.look()
+        digests: dict[str, torch.Tensor] = {}
+        weights = self._digested(digests)
+        self._engine.update_weights(weights)
+        deque(weights, maxlen=0)
+        self._sent = dict(zip(digests, as_numbers(list(digests.values())), strict=True))
 
     def verify(self) -> Metrics:
         """Score the probe on both sides after a `send`.
@@ -64,18 +78,19 @@ class WeightSync:
         `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did for other weights, although pi has
         moved since. `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the
         first sync's, and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between
-        pi before and after the last update.
+        pi before and after the last update. The other metrics are those of `WeightArrival.check`.
         """
         log_mu = np.concatenate([scores.logprobs for scores in self._engine.replay(self._probe)]).astype(np.float64)
-        now = Held(self._sent, log_mu, self._log_pi())
+        now = Held(tuple(self._sent.values()), log_mu, self._log_pi())
         probe_k3 = k3(now.log_pi - now.log_mu)
         last, verified = self._last or now, self._verified or now
         if self._canary_k3 is None:
             self._canary_k3 = probe_k3
         moved = k3(now.log_pi - verified.log_pi) > _MOVED * self._canary_k3
-        stale = now.fingerprint != verified.fingerprint and np.array_equal(now.log_mu, verified.log_mu) and moved
+        stale = now.digests != verified.digests and np.array_equal(now.log_mu, verified.log_mu) and moved
         self._last, self._verified = now, verified if stale else now
         return {
+            **self._arrival.check(self._sent),
             "sync/engine_unchanged": largest(stale),
             "sync/probe_k3": largest(probe_k3),
             "sync/probe_logit_error": largest(logit_error(now.log_pi, now.log_mu)),
@@ -86,19 +101,24 @@ class WeightSync:
     def state(self) -> dict[str, Any]:
         """What later syncs are compared with, as JSON values."""
         held = {name: _as_json(value) for name, value in (("last", self._last), ("verified", self._verified))}
-        return {**held, "canary_k3": self._canary_k3, "probe": [asdict(sequence) for sequence in self._probe]}
+        return {
+            **held,
+            "canary_k3": self._canary_k3,
+            "probe": [asdict(sequence) for sequence in self._probe],
+            "comparable": sorted(self._arrival.comparable),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave, on its probe: an engine started anew may have sampled another."""
         self._probe = [TokenSequence(**sequence) for sequence in state["probe"]]
         self._last, self._verified = _from_json(state["last"]), _from_json(state["verified"])
         self._canary_k3 = state["canary_k3"]
+        self._arrival.comparable |= set(state.get("comparable", ()))
 
-    def _fingerprinted(self, fingerprints: list[int]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights as they are sent, and the sum of each one's bits."""
+    def _digested(self, digests: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights as they are sent, and the digest of each one."""
         for name, tensor in self._policy.weights(self._dtype):
-            bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
-            fingerprints.append(int(tensor.contiguous().view(bits).sum(dtype=torch.int64)))
+            digests[name] = weight_digest(tensor)
             yield name, tensor
 
     def _log_pi(self) -> Floats:
@@ -111,7 +131,7 @@ def _as_json(held: Held | None) -> dict[str, Any] | None:
     if held is None:
         return None
     return {
-        "fingerprint": list(held.fingerprint),
+        "digests": list(held.digests),
         "log_mu": held.log_mu.tolist(),
         "log_pi": held.log_pi.tolist(),
     }
@@ -120,7 +140,7 @@ def _as_json(held: Held | None) -> dict[str, Any] | None:
 def _from_json(saved: Mapping[str, Any] | None) -> Held | None:
     if saved is None:
         return None
-    return Held(tuple(saved["fingerprint"]), np.array(saved["log_mu"]), np.array(saved["log_pi"]))
+    return Held(tuple(saved.get("digests", ())), np.array(saved["log_mu"]), np.array(saved["log_pi"]))
 
 
 def k3(log_ratio: Floats) -> float:

@@ -1,9 +1,11 @@
 """Weights sent to a running engine: whatever the family, it computes with all of them and none of the old ones."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import LoraSettings, PolicySettings
@@ -20,6 +22,9 @@ FP32_FLOOR = 1e-11
 """Nats a token between two FP32 implementations that hold the same weights."""
 
 
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
 def move(policy: Policy) -> None:
     """Each weight by a tenth of its tensor's spread."""
     generator = torch.Generator().manual_seed(0)
@@ -29,13 +34,29 @@ def move(policy: Policy) -> None:
             local.add_(torch.randn(local.shape, generator=generator) * (0.1 * local.std() + 0.01))
 
 
-def syncs(start: StartEngine, folder: Path, dtype: Dtype, settings: PolicySettings) -> list[Metrics]:
-    """What the probe finds after the first sync and after each of two moves."""
+def all_arrived(found: Metrics) -> bool:
+    return {name: found[f"sync/weights_{name}"] for name in ("unchanged", "other", "compared")} == {
+        "unchanged": 0,
+        "other": 0,
+        "compared": 1,
+    }
+
+
+def syncs(
+    start: StartEngine,
+    folder: Path,
+    dtype: Dtype,
+    settings: PolicySettings,
+    spoiled: Callable[[Weights], Weights] = iter,
+) -> list[Metrics]:
+    """What a sync says at first and after each of two moves; `spoiled` changes weights on their way."""
     join_process_group(torch.device("cpu"))
     with start(folder, dtype) as engine:
         sampled = engine.sample(requests(), SamplingSettings(max_new_tokens=32))
         policy = Policy(folder, dtype, settings, temperature=1.0)
         sync = WeightSync(policy, engine, dtype, [response.sequence for response in sampled])
+        take = engine.update_weights
+        engine.update_weights = lambda weights: take(spoiled(weights))  # type: ignore[method-assign]
         found = [sync()]
         for _ in range(2):
             move(policy)
@@ -48,6 +69,8 @@ def test_an_engine_computes_with_every_weight_it_is_sent(family: str, start: Sta
     folder = make_checkpoint(tmp_path / family, family)
     first, *moved = syncs(start, folder, Dtype.FP32, PolicySettings(attention="eager"))
     assert first["sync/probe_k3"] < FP32_FLOOR
+    for found in (first, *moved):
+        assert all_arrived(found)
     for found in moved:
         assert found["update/policy_shift_k3"] > 0.01
         assert found["sync/probe_k3"] < FP32_FLOOR
@@ -70,6 +93,32 @@ def test_kernels_of_sixteen_bits_take_new_weights_too(
 ) -> None:
     for found in syncs(start, make_checkpoint(tmp_path / family, family), dtype, PolicySettings())[1:]:
         assert found["sync/probe_k3"] < 0.01 * found["update/policy_shift_k3"]
+        assert all_arrived(found)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_a_weight_that_is_one_hundredth_off_in_bf16_is_told_and_not_by_the_probe(
+    family: str, start: StartEngine, tmp_path: Path
+) -> None:
+    def spoiled(weights: Weights) -> Weights:
+        return ((name, tensor * 1.01 if ".1.self_attn.k_proj" in name else tensor) for name, tensor in weights)
+
+    found = syncs(start, make_checkpoint(tmp_path / family, family), Dtype.BF16, PolicySettings(), spoiled)
+    assert [one["sync/weights_other"] for one in found] == [1, 1, 1]
+    assert found[0]["sync/probe_logit_error"] < 0.05
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_a_layer_that_never_arrives_is_told(family: str, start: StartEngine, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / family, family)
+    old = load_file(folder / "model.safetensors")
+
+    def kept(weights: Weights) -> Weights:
+        return ((name, old[name].to(tensor.dtype) if ".1.mlp." in name else tensor) for name, tensor in weights)
+
+    first, *moved = syncs(start, folder, Dtype.BF16, PolicySettings(), kept)
+    assert all_arrived(first)
+    assert all(one["sync/weights_unchanged"] == 2 for one in moved)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])

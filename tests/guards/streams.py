@@ -75,6 +75,8 @@ class Run:
             "optim/overflows_in_a_row": float(overflow),
             "optim/learning_rate": 1e-4 * min(1.0, step / 10),
             "sync/engine_unchanged": 0.0,
+            "sync/weights_unchanged": 0.0,
+            "sync/weights_other": 0.0,
             "sync/probe_k3": probe_k3,
             "sync/probe_logit_error": LOGIT_ERRORS[self._dtype] * self._noise(0.12),
             "update/policy_shift_k3": 0.0 if step == 1 else 2e-3 * min(1.0, step / 10) ** 2 * self._noise(0.6),
@@ -97,6 +99,15 @@ class Run:
 def sync_skipped(metrics: Metrics, age: int) -> None:
     metrics["sync/engine_unchanged"] = 1.0
     metrics["mismatch/kl_k3"] += 2e-3 * (age + 1)
+
+
+def last_layer_never_synced(metrics: Metrics, age: int) -> None:
+    """In BF16 nothing else moves beyond its noise."""
+    metrics["sync/weights_unchanged"] = 6.0
+
+
+def one_layer_a_hundredth_off(metrics: Metrics, age: int) -> None:
+    metrics["sync/weights_other"] = 6.0
 
 
 def temperature_on_one_side(metrics: Metrics, age: int) -> None:

@@ -17,7 +17,9 @@ from tests.guards.streams import (
     all_truncated,
     applied_unseen_times_100,
     dead_fp16,
+    last_layer_never_synced,
     learning_rate_times_100,
+    one_layer_a_hundredth_off,
     one_layer_perturbed,
     one_layer_perturbed_a_little,
     one_probe_token_routed_elsewhere,
@@ -30,6 +32,8 @@ from tests.guards.streams import (
 
 FAULTS: dict[str, tuple[Fault, str, EndCause]] = {
     "sync skipped": (sync_skipped, "stale-engine", EndCause.STALE_SYNC),
+    "last layer never synced": (last_layer_never_synced, "unsynced-weights", EndCause.PARTIAL_SYNC),
+    "one layer a hundredth off": (one_layer_a_hundredth_off, "other-weights", EndCause.PARTIAL_SYNC),
     "temperature on one side": (temperature_on_one_side, "temperature", EndCause.TEMPERATURE),
     "one layer perturbed": (one_layer_perturbed, "engine-weights", EndCause.ENGINE_WEIGHTS),
     "one layer perturbed a little": (one_layer_perturbed_a_little, "engine-layer", EndCause.ENGINE_WEIGHTS),

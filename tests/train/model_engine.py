@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mismatch_probe.config.model import SamplingSettings
-from mismatch_probe.engines.base import Engine
+from mismatch_probe.engines.base import Engine, HeldWeight
+from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 Item = TypeVar("Item")
@@ -19,12 +20,16 @@ Answer = TypeVar("Answer")
 
 
 class ModelEngine(Engine):
-    """`faults` may hold `ignores_weights`: it takes new weights and keeps the old ones."""
+    """`faults` may hold `ignores_weights`: it takes new weights and keeps the old ones.
+
+    keeps: a piece of the names of weights that it never takes.
+    """
 
     def __init__(self, folder: Path, *faults: str) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.faults = set(faults)
         self.perturbation = 0.0
+        self.keeps = ""
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         return alike_together(requests, lambda one: len(one.prompt.token_ids), partial(self._sample, sampling))
@@ -47,10 +52,22 @@ class ModelEngine(Engine):
         assert given.keys() == own.keys()
         with torch.no_grad():
             for name, tensor in given.items():
-                own[name].copy_(tensor.float())
+                if not self.keeps or self.keeps not in name:
+                    own[name].copy_(tensor.float())
             if self.perturbation:
                 layer = self.model.model.layers[0].mlp.down_proj.weight
                 layer.mul_(1 + self.perturbation)
+
+    def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+        own = dict(self.model.named_parameters())
+        digests = as_numbers([weight_digest(tensor) for tensor in own.values()])
+        made_of = {name: {name: 1} if name in names else {} for name in own}
+        return [
+            {
+                name: HeldWeight(digest, own[name].numel(), made_of[name])
+                for name, digest in zip(own, digests, strict=True)
+            }
+        ]
 
     def effective_settings(self) -> dict[str, Any]:
         return {"engine": "transformers"}

@@ -105,6 +105,9 @@ def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tm
         assert two["reward/mean"] == one["reward/mean"]
         assert two["optim/loss"] == pytest.approx(one["optim/loss"], abs=1e-6)
         assert two["optim/grad_norm"] == pytest.approx(one["optim/grad_norm"], rel=1e-3)
+        for arrived in (one, two):
+            assert (arrived["sync/weights_unchanged"], arrived["sync/weights_other"]) == (0, 0)
+            assert arrived["sync/weights_compared"] == 1
 
 
 def test_torchrun_starts_the_ranks(one_rank: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.weight_digests import weight_digest
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.weight_sync import WeightSync, logit_error
@@ -106,3 +107,85 @@ def test_a_restored_sync_compares_with_what_the_first_one_saw(llama: Path, rollo
     again = WeightSync(policy, engine, Dtype.FP32, [rollout.sequence for rollout in rollouts[:4]])
     again.restore(saved)
     assert again() == expected
+
+
+def weights(metrics: dict[str, float]) -> tuple[float, float, float]:
+    unchanged, other, compared = (metrics[f"sync/weights_{name}"] for name in ("unchanged", "other", "compared"))
+    return unchanged, other, compared
+
+
+def test_every_weight_of_a_sound_engine_is_compared_and_holds_what_was_sent(
+    llama: Path, rollouts: list[Rollout]
+) -> None:
+    policy, _, sync = make_sync(llama, rollouts)
+    for _ in range(3):
+        assert weights(sync()) == (0, 0, 1)
+        move(policy, 0.01)
+
+
+def test_a_layer_that_is_never_synced_is_told_by_its_digests(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, engine, sync = make_sync(llama, rollouts)
+    engine.keeps = "layers.0.mlp"
+    assert weights(sync()) == (0, 0, 1)
+    for _ in range(2):
+        move(policy, 1e-4)
+        assert weights(sync()) == (3, 0, 1)
+    engine.keeps = ""
+    assert weights(sync()) == (0, 0, 1)
+
+
+def test_a_layer_that_is_sent_other_numbers_from_the_first_sync_on_is_told_too(
+    llama: Path, rollouts: list[Rollout], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine loaded the checkpoint itself, which says what can be compared."""
+    policy, engine, sync = make_sync(llama, rollouts)
+    engine.perturbation = 0.01
+    assert weights(sync()) == (0, 1, 1)
+    assert "model.layers.0.mlp.down_proj.weight" in caplog.text
+    move(policy, 1e-4)
+    assert weights(sync()) == (0, 1, 1)
+
+
+def test_weights_whose_names_are_not_known_are_not_judged(
+    llama: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, engine, sync = make_sync(llama, rollouts, "ignores_weights")
+    known = engine.held_weights
+    monkeypatch.setattr(engine, "held_weights", lambda names: known([name for name in names if "norm" in name]))
+    sync()
+    move(policy, 1e-4)
+    unchanged, other, compared = weights(sync())
+    assert (unchanged, other) == (3, 0)
+    assert 0 < compared < 0.1
+
+
+def test_a_resumed_run_knows_which_weights_it_could_compare(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, engine, sync = make_sync(llama, rollouts)
+    sync()
+    saved = json.loads(json.dumps(sync.state()))
+    move(policy, 0.01)
+    again = WeightSync(policy, engine, Dtype.FP32, [rollout.sequence for rollout in rollouts[:4]])
+    again.restore(saved)
+    engine.keeps = "lm_head"
+    assert weights(again()) == (0, 1, 1)
+
+
+def test_a_tensor_of_any_format_has_a_digest() -> None:
+    small = torch.arange(-4, 4).float()
+    digests = [
+        int(weight_digest(small.to(dtype)))
+        for dtype in (torch.float8_e4m3fn, torch.int8, torch.int64, torch.float64, torch.float16)
+    ]
+    assert len({*digests, 0}) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_digests_of_parts_add_up_whatever_the_order_and_the_padding(dtype: torch.dtype) -> None:
+    whole = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole[0] = 0
+    parts = [whole[:5], whole[5:].t(), torch.zeros(3, 8, dtype=dtype), -torch.zeros(2, dtype=dtype)]
+    digest = int(weight_digest(whole))
+    assert sum(int(weight_digest(part)) for part in parts) == digest
+    swapped = whole.clone()
+    swapped[1, 0], swapped[2, 0] = whole[1, 0] + 2**-6, whole[2, 0] - 2**-6
+    assert int(weight_digest(swapped)) != digest

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from mismatch_probe.children.shared_memory import mapped_by, own_token, remove_left
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import CachedReplay, Engine, Products
+from mismatch_probe.engines.base import CachedReplay, Engine, HeldWeight, Products
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.adapters import serve_adapter, served_facts
 from mismatch_probe.engines.vllm.effective import check_applied, read_effective_settings
-from mismatch_probe.engines.vllm.failures import engine_failure, start_failure
+from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
 from mismatch_probe.engines.vllm.frozen_heap import KeepFrozen, frozen_heap
 from mismatch_probe.engines.vllm.kernels import register_kernels
 from mismatch_probe.engines.vllm.launch import FULL_VOCABULARY, plan_launch
@@ -197,10 +197,13 @@ class VllmEngine(Engine):
         return whole_distributions(outputs, self.vocab_size)
 
     def update_weights(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
-        try:
+        with engine_failures(self._checkpoint, "sending weights to"):
             send_weights(self.llm, weights, in_process=not self._settings["multiprocessing"])
-        except Exception as error:
-            raise engine_failure(error, self._checkpoint, "sending weights to") from error
+
+    def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+        with engine_failures(self._checkpoint, "reading weights of"), self._products():
+            workers = self.llm.collective_rpc("probe_held_weights", args=(list(names),))
+        return [{name: HeldWeight(**held) for name, held in worker.items()} for worker in workers]
 
     def effective_settings(self) -> dict[str, Any]:
         return dict(self._settings)
@@ -244,13 +247,10 @@ class VllmEngine(Engine):
         """Request outputs in order. A batch must not profit from what earlier ones left in the prefix cache."""
         if self._settings["prefix_caching"] and not keeps_cache:
             self.llm.reset_prefix_cache()
-        try:
-            inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
-            counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
-            with self._products():
-                outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted, lora_request=self._adapter)
-        except Exception as error:
-            raise engine_failure(error, self._checkpoint, doing) from error
+        inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
+        counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
+        with engine_failures(self._checkpoint, doing), self._products():
+            outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted, lora_request=self._adapter)
         return outputs
 
     def _room(self, request: SampleRequest) -> int:

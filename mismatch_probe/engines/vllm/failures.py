@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from mismatch_probe.dtypes import Dtype
@@ -60,6 +61,15 @@ def engine_failure(error: BaseException, checkpoint: str, doing: str) -> Mismatc
     if argument := _refused_argument(error):
         return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
     return EngineError(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(_text(error))}")
+
+
+@contextmanager
+def engine_failures(checkpoint: str, doing: str) -> Iterator[None]:
+    """Within, what vLLM raises is raised as `engine_failure`."""
+    try:
+        yield
+    except Exception as error:
+        raise engine_failure(error, checkpoint, doing) from error
 
 
 def start_failure(

@@ -11,6 +11,7 @@ from mismatch_probe.engines.vllm.adapters import ServedAdapter
 from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
 from mismatch_probe.engines.vllm.eager_ranks import rank_eagerly
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
+from mismatch_probe.engines.vllm.held_weights import HeldWeights
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
 from mismatch_probe.engines.vllm.routing_hooks import RoutingHooks
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 
 
-class ProbeWorker(ActivationHooks, Fp32Hooks, RoutingHooks, ServedAdapter):
+class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedAdapter):
     """Methods vLLM mixes into its worker class (`worker_extension_cls`), whose attributes are declared here."""
 
     model_runner: Any

@@ -1,0 +1,103 @@
+"""What a vLLM worker's weights are, as digests under its own names, and which of a checkpoint's tensors are in each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_EXPERTS: Final = ".experts."
+_PACKED: Final = " (packed)"
+_ROWS_AT_A_TIME: Final = 512
+
+
+class HeldWeights:
+    """Methods of a worker that says what it holds."""
+
+    get_model: Any
+
+    def probe_held_weights(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Of each weight `digest`, `num_elements` and `made_of`, out of the checkpoint's `names`.
+
+        A mixture's experts are one weight. What a CPU keeps packed is read back as it is multiplied with.
+        """
+        model = self.get_model()
+        made_of = _made_of(model, names)
+        digests: dict[str, list[torch.Tensor]] = defaultdict(list)
+        sizes: dict[str, int] = defaultdict(int)
+        with torch.inference_mode():
+            for name, tensor in _weights(model):
+                digests[name].append(weight_digest(tensor))
+                sizes[name] += tensor.numel()
+        totals = as_numbers([torch.stack(parts).sum() for parts in digests.values()])
+        return {
+            name: {
+                "digest": total,
+                "num_elements": sizes[name],
+                "made_of": made_of.get(name.removesuffix(_PACKED), {}),
+            }
+            for name, total in zip(digests, totals, strict=True)
+        }
+
+
+def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter, and what a linear layer multiplies with where that is a packed copy; a piece at a time."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel():
+            yield _group(name), parameter
+    for name, module in model.named_modules():
+        if hasattr(module, "cpu_linear") and module.weight.dim() <= 2:
+            for rows in _read_back(module):
+                yield f"{name}.weight{_PACKED}", rows
+
+
+def _read_back(module: Any) -> Iterator[torch.Tensor]:
+    """The products with unit vectors, exact in every format: columns of a layer's matrix, some at a time."""
+    width = next(
+        getattr(module, name)
+        for name in ("input_size_per_partition", "input_size", "embedding_dim")
+        if hasattr(module, name)
+    )
+    for start in range(0, width, _ROWS_AT_A_TIME):
+        rows = min(_ROWS_AT_A_TIME, width - start)
+        units = torch.zeros(rows, width, dtype=module.weight.dtype)
+        units[torch.arange(rows), torch.arange(start, start + rows)] = 1
+        yield module.quant_method.apply(module, units, bias=None)
+
+
+def _made_of(model: torch.nn.Module, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The checkpoint's tensors in each weight, by vLLM's own tables of what it renames and stacks."""
+    own = {_group(name) for name, _ in model.named_parameters()}
+    copies = {
+        f"{name}.weight": int(getattr(module, "num_kv_head_replicas", 1)) for name, module in model.named_modules()
+    }
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
+    packed: Any = getattr(model, "packed_modules_mapping", {})
+    stacked_in = {part: whole for whole, parts in packed.items() for part in parts}
+    made_of: dict[str, dict[str, int]] = defaultdict(dict)
+    for name in names:
+        renamed = name if mapper is None else mapper.map_name(name)
+        if renamed is None:
+            continue
+        places = (renamed, ".".join(stacked_in.get(word, word) for word in renamed.split(".")))
+        place = next((_group(place) for place in places if _group(place) in own), None)
+        if place is not None:
+            is_query = ".q_proj." in name or place not in copies
+            made_of[place][name] = 1 if is_query else copies[place]
+    first_names = {id(parameter): _group(name) for name, parameter in model.named_parameters()}
+    tied = {
+        f"{name}.weight": first_names.get(id(getattr(module, "weight", None))) for name, module in model.named_modules()
+    }
+    return {**{name: made_of[first] for name, first in tied.items() if first in made_of}, **made_of}
+
+
+def _group(name: str) -> str:
+    """A weight's own name, or that of the experts it belongs to."""
+    before, experts, _ = name.partition(_EXPERTS)
+    return before + experts.rstrip(".") if experts else name
