@@ -1,3 +1,32 @@
-"""Measure, explain, gate and guard the training-inference mismatch of language models."""
+"""Measure, explain, gate and guard the training-inference mismatch of language models.
+
+The names of the Python API (docs/api.md) are loaded where they are first used, so that `import mismatch_probe` costs
+nothing and never needs an engine. `__init__.pyi` has their types.
+"""
+
+from importlib import import_module
+from typing import Any, Final
 
 __version__ = "0.1.0"
+
+_PLACES: Final = {
+    "Batch": "mismatch_probe.guards.batch",
+    "Decision": "mismatch_probe.guards.loop_decision",
+    "Guards": "mismatch_probe.guards.guards",
+    "Probe": "mismatch_probe.guards.probe",
+    "Sums": "mismatch_probe.guards.sums",
+    "MismatchProbeError": "mismatch_probe.errors",
+    "UsageError": "mismatch_probe.errors",
+}
+
+__all__ = ["__version__", *_PLACES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

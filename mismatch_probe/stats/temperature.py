@@ -28,6 +28,11 @@ class LeastSquares:
         self.coefficients: Floats = self._solver @ values
         self.fitted: Floats = columns @ self.coefficients
 
+    def first_information(self) -> float:
+        """Sum of squares of the first column that the others leave; 0 where they leave none of it."""
+        square = float(self._solver[0] @ self._solver[0])
+        return 1 / square if square > 0 else 0.0
+
     def first_error(self) -> float:
         """The first coefficient's standard error, where every value errs on its own scale and one that the fit hangs on
         counts as if it were left out of it (HC3) [MacKinnon & White 1985, J. Econometrics 29].

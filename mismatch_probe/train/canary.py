@@ -4,13 +4,13 @@ import math
 
 from mismatch_probe import __version__
 from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.guards import of_canary
 from mismatch_probe.records.training_run import Canary, TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import join_process_group
-from mismatch_probe.train.measure import step_mismatch
+from mismatch_probe.train.measure import response_metrics
 from mismatch_probe.train.parts import assembled
 from mismatch_probe.train.preparation import TrainingPreparation
-from mismatch_probe.train.recorded import canary_metrics
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.training_path.loading import choose_device
 
@@ -37,8 +37,8 @@ def hold_canary(preparation: TrainingPreparation, run: TrainingDirectory | None)
         metrics = parts.sync()
         rollouts = parts.rollouts.sample(step)
         scored = parts.updater.score(rollouts, keep_graph=False)
-    metrics |= step_mismatch(rollouts, scored.log_pi_T, scored.entropy_T)
-    judged = {name: metrics[name] for name in canary_metrics(metrics)}
+    metrics |= response_metrics(rollouts, scored.log_pi_T, scored.entropy_T)
+    judged = of_canary(metrics)
     return Canary(
         tool_version=__version__,
         model=settings.model.path,

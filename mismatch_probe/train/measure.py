@@ -4,40 +4,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_probe.guards.mismatch import Metrics, mismatch_metrics
-from mismatch_probe.stats.mean_error import mean_error
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.rollouts import Rollout
 
 
-def step_mismatch(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats) -> Metrics:
-    """`mismatch_metrics` of a step's responses, with pi's log-probs and entropies [T]."""
-    return mismatch_metrics(
-        [rollout.length for rollout in rollouts],
-        [rollout.prompt_id for rollout in rollouts],
-        np.concatenate([rollout.mu_logprobs for rollout in rollouts]),
-        log_pi,
-        entropy,
+def response_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats) -> Metrics:
+    """What a step's responses are and earned, with pi's log-probs and entropies before the update [T]."""
+    ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
+    batch = Batch(
+        np.split(log_pi, ends),
+        [rollout.mu_logprobs for rollout in rollouts],
+        entropy=np.split(entropy, ends),
+        prompt_ids=[rollout.prompt_id for rollout in rollouts],
+        rewards=[rollout.reward for rollout in rollouts],
+        truncated=[rollout.truncated for rollout in rollouts],
     )
-
-
-def reward_metrics(rollouts: Sequence[Rollout], plan: LossPlan) -> Metrics:
-    """What the responses earned; the mean is NaN as soon as one reward is. Its error is clustered by prompt."""
-    rewards = np.array([rollout.reward for rollout in rollouts])
-    lengths = np.array([rollout.length for rollout in rollouts])
-    prompts = np.unique([rollout.prompt_id for rollout in rollouts], return_inverse=True)[1]
-    return {
-        "reward/mean": float(rewards.mean()),
-        "reward/mean_error": mean_error(rewards, prompts),
-        "reward/largest": float(np.abs(rewards[np.isfinite(rewards)]).max(initial=0.0)),
-        "reward/std": float(rewards.std()),
-        "reward/nonfinite": float((~np.isfinite(rewards)).sum()),
-        "reward/flat_groups_share": plan.num_flat_groups / plan.num_groups,
-        "response/length_mean": float(lengths.mean()),
-        "response/length_max": float(lengths.max()),
-        "response/truncated_share": float(np.mean([rollout.truncated for rollout in rollouts])),
-    }
+    return batch.measure().metrics()
 
 
 def correction_metrics(plan: LossPlan) -> Metrics:

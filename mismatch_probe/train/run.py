@@ -9,8 +9,9 @@ from pathlib import Path
 from mismatch_probe.config.nested import differences
 from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
-from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.guards import Guards
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
@@ -113,10 +114,10 @@ def _train_assembled(
         directory.forget_after(newest or 0)
     with assembled(preparation, adjustments) as parts:
         _record(directory, effective=parts.effective())
-        book = GuardBook(preparation.guards)
-        trainer = Trainer(parts, preparation.settings, book, checkpoints, adjustments, listener, goal)
+        guards = Guards(preparation.guards, can=list(ActionKind))
+        trainer = Trainer(parts, preparation.settings, guards, checkpoints, adjustments, listener, goal)
         if newest is not None:
-            trainer.resume(newest, directory.read_metrics(), map(GuardEvent.from_json, directory.read_events()))
+            trainer.resume(newest)
         try:
             return trainer.run()
         except TrainingStopped as stop:

@@ -1,8 +1,7 @@
 """The training loop: sync, sample, score, measure, learn, ask the guards, and only then step."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -10,27 +9,23 @@ import numpy as np
 
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import TrainingStopped
-from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.decision import GuardEvent, StepFirings
-from mismatch_probe.guards.diagnose import diagnose
-from mismatch_probe.guards.mismatch import Metrics
+from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.loop_decision import Decision
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.host import release_freed_memory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.clock import Clock
 from mismatch_probe.train.distributed import as_first_rank_has_it
 from mismatch_probe.train.learner import Scored
-from mismatch_probe.train.measure import correction_metrics, reward_metrics, step_mismatch, value_metrics
+from mismatch_probe.train.measure import correction_metrics, response_metrics, value_metrics
 from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.planning import plan_step, rows_of_update, sequence_ratios
-from mismatch_probe.train.recorded import canary_metrics
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.state import Adjustments
 
-_HISTORY_STEPS: Final = 16
 _RELEASE_EVERY: Final = 16
-_GIVES_UP_UPDATE: Final = frozenset({ActionKind.SKIP_UPDATE, ActionKind.ROLLBACK, ActionKind.STOP})
 
 Listener = Callable[[int, Mapping[str, float], StepFirings], None]
 
@@ -64,7 +59,7 @@ class Trainer:
         self,
         parts: TrainingParts,
         settings: TrainSettings,
-        book: GuardBook,
+        guards: Guards,
         checkpoints: Checkpoints,
         adjustments: Adjustments,
         listener: Listener,
@@ -72,7 +67,7 @@ class Trainer:
     ) -> None:
         self._parts = parts
         self._settings = settings
-        self._book = book
+        self._guards = guards
         self._checkpoints = checkpoints
         self.adjustments = adjustments
         self._listener = listener
@@ -80,19 +75,15 @@ class Trainer:
         self._step = 0
         self._saved = 0
         self._recent_rewards: list[float] = []
-        self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
-        self._events: list[GuardEvent] = []
 
-    def resume(self, step: int, before: Iterable[tuple[int, Metrics]], events: Iterable[GuardEvent]) -> None:
-        """Continue after the checkpoint of `step`; `before` and `events` are what the steps up to it recorded."""
+    def resume(self, step: int) -> None:
+        """Continue after the checkpoint of `step`."""
         rest = self._checkpoints.load(step, self._parts.updater.trained)
         with self._checkpoints.restoring(step):
             self._parts.updater.restore(rest["optimizers"])
             self._parts.sync.restore(rest["sync"])
-            self._book.restore(rest["guards"])
+            self._guards.load_state_dict(rest["guards"])
         self._step = self._saved = step
-        self._history.extend(before)
-        self._events.extend(events)
 
     def run(self) -> bool:
         """Train to the last step or the goal. False where a guard asked for another precision: assemble again, go on.
@@ -120,16 +111,16 @@ class Trainer:
                 return False
         return True
 
-    def _due(self, decision: StepFirings) -> bool:
+    def _due(self, decision: Decision) -> bool:
         """Whether a checkpoint is: at the last step; at its turn or, where a guard gave up that step or may yet roll
         back, at the first step after it of which neither is so.
         """
         every = self._settings.checkpoint.every
         its_turn_came = self._step // every > self._saved // every
-        doubted = _gives_up(decision) or self._book.doubted_since is not None
+        doubted = decision.gives_up or self._guards.doubted_since is not None
         return (its_turn_came and not doubted) or self._step == self._settings.steps
 
-    def _run_step(self, step: int) -> tuple[StepFirings, list[Rollout]]:
+    def _run_step(self, step: int) -> tuple[Decision, list[Rollout]]:
         """One step; what guards said to it, and its responses."""
         clock = Clock()
         with clock("sync"):
@@ -142,8 +133,7 @@ class Trainer:
             metrics |= self._measured(step, prepared)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
-            canary = self._book.observe_canary(_of_canary(metrics), step) if step == 1 else StepFirings(step)
-            decision = canary.followed_by(self._book.evaluate(step, metrics))
+            decision = self._guards.judge(step, metrics, canary=step == 1)
         learnt, decision = self._update(decision, prepared, clock)
         metrics |= learnt
         metrics |= clock.metrics(num_tokens)
@@ -151,9 +141,8 @@ class Trainer:
         if good is not None:
             metrics["guards/rolled_back_to"] = float(good)
         self._recent_rewards.append(metrics["reward/mean"])
-        self._history.append((step, metrics))
-        self._events.extend(decision.events)
-        self._listener(step, metrics, decision)
+        self._guards.add(metrics)
+        self._listener(step, metrics, decision.firings)
         self._answer(decision)
         return decision, prepared.rollouts
 
@@ -176,15 +165,14 @@ class Trainer:
     def _measured(self, step: int, prepared: Prepared) -> Metrics:
         scored = prepared.scored
         return {
-            **step_mismatch(prepared.rollouts, scored.log_pi_T, scored.entropy_T),
-            **reward_metrics(prepared.rollouts, prepared.plan),
+            **response_metrics(prepared.rollouts, scored.log_pi_T, scored.entropy_T),
             **correction_metrics(prepared.plan),
             **value_metrics(prepared.plan),
             **prepared.learnt,
             **self._parts.updater.learning_rates(step, self.adjustments.learning_rate_factor),
         }
 
-    def _adjust(self, decision: StepFirings, prepared: Prepared, clock: Clock) -> Prepared:
+    def _adjust(self, decision: Decision, prepared: Prepared, clock: Clock) -> Prepared:
         """Take in what guards change; where it changes this update, its gradients are computed again."""
         before = self.adjustments
         ratios = sequence_ratios(prepared.rollouts, prepared.scored)
@@ -194,13 +182,13 @@ class Trainer:
             self.adjustments.correction,
             self.adjustments.sequence_bound,
         )
-        if not changed or _gives_up(decision):
+        if not changed or decision.gives_up:
             return prepared
         self._parts.updater.discard()
         self._parts.updater.restore(prepared.before)
         return self._learn(prepared.number, prepared.rollouts, prepared.scored.without_graphs(), clock)
 
-    def _update(self, decision: StepFirings, prepared: Prepared, clock: Clock) -> tuple[Metrics, StepFirings]:
+    def _update(self, decision: Decision, prepared: Prepared, clock: Clock) -> tuple[Metrics, Decision]:
         """The step's updates: what they were learnt with, taken together, with what the probe said after a resync, and
         what guards said to all of them.
 
@@ -211,11 +199,11 @@ class Trainer:
         while True:
             prepared = self._adjust(decision, prepared, clock)
             learnt.append(prepared.learnt)
-            if any(action.kind is ActionKind.RESYNC for action in decision.actions):
+            if decision.resync:
                 with clock("sync"):
                     synced = self._parts.sync()
                 resynced = {f"re{name}": value for name, value in synced.items() if name.startswith("sync/")}
-            given_up = _gives_up(decision)
+            given_up = decision.gives_up
             with clock("update"):
                 if given_up:
                     self._parts.updater.discard()
@@ -226,25 +214,24 @@ class Trainer:
             scored = prepared.scored.without_graphs()
             prepared = self._learn(prepared.number + 1, prepared.rollouts, scored, clock)
             with clock("guards"):
-                decision = self._book.evaluate_update(decision.step, prepared.learnt)
+                decision = self._guards.judge_update(decision.step, prepared.learnt)
             whole = whole.followed_by(decision)
 
-    def _answer(self, decision: StepFirings) -> None:
+    def _answer(self, decision: Decision) -> None:
         """What guards ask for beyond this update."""
-        if any(action.kind is ActionKind.STOP for action in decision.actions):
-            raise TrainingStopped(str(diagnose(dict(self._history), self._events)))
+        if decision.stop:
+            raise TrainingStopped(str(self._guards.diagnosis()))
         good = self._goes_back_to(decision)
         if good is not None:
             self._parts.sync.restore(self._checkpoints.load(good, self._parts.updater.trained)["sync"])
             self._checkpoints.forget_after(good)
             self._saved = good
 
-    def _goes_back_to(self, decision: StepFirings) -> int | None:
+    def _goes_back_to(self, decision: Decision) -> int | None:
         """The checkpoint of a rollback: the newest whose weights were judged before the breach began."""
-        kinds = {action.kind for action in decision.actions}
-        if ActionKind.ROLLBACK not in kinds or ActionKind.STOP in kinds:
+        if not decision.rollback:
             return None
-        return self._checkpoints.newest_before((self._book.doubted_since or decision.step) - 1)
+        return self._checkpoints.newest_before((self._guards.doubted_since or decision.step) - 1)
 
     def _save(self) -> None:
         rewards = [reward for reward in self._recent_rewards if math.isfinite(reward)]
@@ -252,8 +239,8 @@ class Trainer:
             "step": self._step,
             "optimizers": self._parts.updater.small_state(),
             "sync": self._parts.sync.state(),
-            "guards": self._book.state(),
-            "doubted_since": self._book.doubted_since,
+            "guards": self._guards.state_dict(),
+            "doubted_since": self._guards.doubted_since,
             "adjustments": self.adjustments.as_json(),
             "recent_reward": float(np.mean(rewards)) if rewards else None,
         }
@@ -261,14 +248,6 @@ class Trainer:
         self._saved = self._step
         parts = self._parts
         self._checkpoints.save(self._step, parts.updater.trained, parts.policy, parts.tokenizer, rest)
-
-
-def _gives_up(decision: StepFirings) -> bool:
-    return any(action.kind in _GIVES_UP_UPDATE for action in decision.actions)
-
-
-def _of_canary(metrics: Metrics) -> Metrics:
-    return {name: metrics[name] for name in canary_metrics(metrics)}
 
 
 def _taken_together(learnt: Sequence[Metrics]) -> Metrics:

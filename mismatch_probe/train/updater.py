@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from mismatch_probe.guards.mismatch import Metrics
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.learner import Learner, Scored
 from mismatch_probe.train.objectives.losses import Update

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import EndCause
-from mismatch_probe.guards.mismatch import mismatch_metrics
 from tests.guards.streams import (
     LEVELS_K3,
     Fault,
@@ -176,7 +176,8 @@ def test_a_hidden_top_p_shows_at_low_entropy_where_it_moves_the_mean_ratio_by_li
         error = random.normal(0, 0.01, 600)
         log_pi += error * np.where(is_first, 1 - sure, -sure)
         entropy = -(sure * np.log(sure) + (1 - sure) * np.log1p(-sure))
-        metrics = mismatch_metrics([60] * 10, list("aabbccddee"), log_mu, log_pi, entropy)
+        log_pi, log_mu, entropy = (values.reshape(10, 60) for values in (log_pi, log_mu, entropy))
+        metrics = Batch(log_pi, log_mu, entropy=entropy).measure().metrics()
         assert 0.95 < metrics["mismatch/is_ratio_mean"] < 1.05
         fired += [event.step for event in guards.evaluate(step, metrics).events]
     assert fired[:1] == ([2] if fires else [])

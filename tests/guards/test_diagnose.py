@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause
-from mismatch_probe.guards.mismatch import mismatch_metrics
 from tests.guards.streams import LEVELS_K3, Metrics, Run
 
 
@@ -174,11 +174,11 @@ def test_a_reward_of_another_scale_is_skipped_at_once_and_stops() -> None:
 
 
 def test_log_probs_that_the_engine_left_out() -> None:
-    missing = mismatch_metrics([4], ["a"], np.array([-1.0, np.nan, -1, -1]), np.full(4, -1.0), np.full(4, 1.0))
+    missing = Batch(np.full(4, -1.0), [-1.0, np.nan, -1, -1], entropy=np.ones(4)).measure().metrics()
     history = clean()
     history[40] |= {**missing, "optim/loss": math.nan, "optim/overflows_in_a_row": 2.0}
     assert diagnose(history, []).cause is EndCause.MISSING_LOGPROBS
-    overflowed = mismatch_metrics([4], ["a"], np.full(4, -1.0), np.full(4, np.nan), np.full(4, np.nan))
+    overflowed = Batch(np.full(4, np.nan), np.full(4, -1.0), entropy=np.full(4, np.nan)).measure().metrics()
     history[40] |= overflowed
     assert diagnose(history, []).cause is EndCause.NONFINITE_GRADIENT
 
@@ -196,7 +196,9 @@ def test_labels_that_are_shifted_are_told_from_an_engine_with_other_weights() ->
         rows = np.arange(600)
         entropy = -(np.exp(log_pi) * log_pi).sum(axis=1)
         scored = log_pi[rows, np.roll(tokens, shift)]
-        return mismatch_metrics([100] * 6, list("aabbcc"), log_mu[rows, tokens], scored, entropy)
+        responses = (values.reshape(6, 100) for values in (scored, log_mu[rows, tokens], entropy))
+        log_pi_of_tokens, log_mu_of_tokens, entropies = responses
+        return Batch(log_pi_of_tokens, log_mu_of_tokens, entropy=entropies).measure().metrics()
 
     policy = distributions()
     uniform = np.full((600, 64), -np.log(64.0))

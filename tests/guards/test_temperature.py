@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mismatch_probe.guards.mismatch import _temperature_ratio
+from mismatch_probe.guards.sums import TemperatureTotals
 from mismatch_probe.stats.sequences import Floats
 
 LIMITS = (0.9, 1.1)
@@ -36,12 +36,12 @@ def batches(num_tokens: int, sharpness: float, temperature: float, number: int) 
 @pytest.mark.parametrize("num_tokens", [16, 64, 512])
 def test_one_temperature_is_almost_never_beyond_the_limits(num_tokens: int, sharpness: float) -> None:
     """The guard asks for two steps in a row."""
-    fits = [_temperature_ratio(*batch) for batch in batches(num_tokens, sharpness, 1.0, 400)]
+    fits = [TemperatureTotals.of(*batch).ratio for batch in batches(num_tokens, sharpness, 1.0, 400)]
     assert np.mean([not LIMITS[0] <= fit <= LIMITS[1] for fit in fits]) <= 0.02
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.25])
 @pytest.mark.parametrize("sharpness", [2, 6, 12])
 def test_two_temperatures_are_beyond_them(sharpness: float, temperature: float) -> None:
-    fits = [_temperature_ratio(*batch) for batch in batches(1000, sharpness, temperature, 5)]
+    fits = [TemperatureTotals.of(*batch).ratio for batch in batches(1000, sharpness, temperature, 5)]
     assert all(not LIMITS[0] <= fit <= LIMITS[1] for fit in fits)

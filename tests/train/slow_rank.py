@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mismatch_probe.guards.decision import StepFirings
-from mismatch_probe.guards.mismatch import Metrics
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.train.distributed import rank
-from mismatch_probe.train.measure import step_mismatch
+from mismatch_probe.train.measure import response_metrics
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, start_training
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings
@@ -34,7 +34,7 @@ class RankEngine(StoppingEngine):
 
 def slowly(*given: Any) -> Metrics:
     time.sleep(SLOW_SECONDS * rank())
-    return step_mismatch(*given)
+    return response_metrics(*given)
 
 
 def main(checkpoint: str, scratch: str) -> None:
@@ -47,7 +47,7 @@ def main(checkpoint: str, scratch: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         quick_home(home, patch, RankEngine)
-        patch.setattr("mismatch_probe.train.trainer.step_mismatch", slowly)
+        patch.setattr("mismatch_probe.train.trainer.response_metrics", slowly)
         wanted = quick_settings(Path(checkpoint), home, STEPS, policy={"device": "cpu"}, guards=guard_file(home, LATE))
         preparation = prepare_training(wanted)
         execute_training(start_training(Path(scratch) / "run", preparation), preparation, listen)

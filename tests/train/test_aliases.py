@@ -9,10 +9,7 @@ import torch
 
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.aliases import ALIASES, with_aliases
-from mismatch_probe.train.learner import rollout_batch
-from mismatch_probe.train.measure import reward_metrics, step_mismatch
-from mismatch_probe.train.objectives.catalogue import build_objective
-from mismatch_probe.train.objectives.losses import plan_loss
+from mismatch_probe.train.measure import response_metrics
 from mismatch_probe.train.rollouts import Rollout
 from tests.report.training.training_runs import TrainingSample, step_metrics
 
@@ -54,7 +51,7 @@ class Batch:
             Rollout(TokenSequence(f"row-{row}", [1], [1] * len(one)), one, f"prompt-{row // 2}", 1.0, False, "")
             for row, one in enumerate(self.log_mu)
         ]
-        return with_aliases(step_mismatch(rollouts, np.concatenate(self.log_pi), np.concatenate(self.entropy)))
+        return with_aliases(response_metrics(rollouts, np.concatenate(self.log_pi), np.concatenate(self.entropy)))
 
 
 def log_ppl_diff(batch: Batch) -> torch.Tensor:
@@ -154,8 +151,7 @@ def test_an_alias_of_responses_is_what_its_framework_counts() -> None:
         for sample in range(4)
     ]
     log_pi = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
-    plan = plan_loss(build_objective("reinforce"), rollout_batch(rollouts, log_pi, [True] * len(rollouts)), 8)
-    logged = with_aliases(reward_metrics(rollouts, plan))
+    logged = with_aliases(response_metrics(rollouts, log_pi, np.zeros(len(log_pi))))
     assert {name: logged[name] for name in OF_RESPONSES} == pytest.approx(OF_RESPONSES)
 
 

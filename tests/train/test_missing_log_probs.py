@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.guards.mismatch import Metrics
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
-from mismatch_probe.train.measure import step_mismatch
+from mismatch_probe.train.measure import response_metrics
 from mismatch_probe.train.rollouts import Rollout
 
 
@@ -18,7 +18,8 @@ def metrics(lost: float | None) -> Metrics:
             log_mu[1] = lost
         sequence = TokenSequence(f"row-{row}", [1], [1] * 6)
         rollouts.append(Rollout(sequence, log_mu, f"prompt-{row}", 1.0, False, ""))
-    return step_mismatch(rollouts, np.full(24, -0.71), np.full(24, 0.5))
+    given = response_metrics(rollouts, np.full(24, -0.71), np.full(24, 0.5))
+    return {name: value for name, value in given.items() if name.startswith(("mismatch/", "policy/"))}
 
 
 @pytest.mark.parametrize("lost", [MISSING_LOG_PROB, -20000.0, np.nan])

@@ -12,7 +12,7 @@ import pytest
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, TrainingStopped, UsageError
-from mismatch_probe.guards.mismatch import Metrics
+from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.objectives.losses import Update

@@ -1,0 +1,72 @@
+"""The responses of a step as a trainer holds them, and what is summed over them."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
+from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals, TemperatureTotals
+from mismatch_probe.stats.pair_totals import PairTotals
+from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Sequences, TokenPair, is_usable
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's responses, or one rank's share of them; the responses to one prompt belong on one rank.
+
+    log_pi, log_mu: log-probs of the sampled tokens under the policy that trains, before the update, and under the one
+    that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors. NaN
+    where one is absent. mask: 1 where a token was sampled, else 0; all tokens count without it. entropy: of pi's
+    distribution at each token, nats. prompt_ids: what tells prompts apart, one value or one row of token ids a response
+    [B]. rewards: one a response [B]. truncated: whether the response was cut at the length limit [B]. What is None
+    switches off the guards that need it.
+    """
+
+    log_pi: ArrayLike
+    log_mu: ArrayLike
+    mask: ArrayLike | None = None
+    entropy: ArrayLike | None = None
+    prompt_ids: ArrayLike | None = None
+    rewards: ArrayLike | None = None
+    truncated: ArrayLike | None = None
+
+    def measure(self) -> Sums:
+        """What guards read of it, as sums: cheap, and nothing that depends on other ranks.
+
+        Raises:
+            UsageError: the arrays are not of the same tokens and responses.
+        """
+        layout = Layout.of(self.log_pi, self.mask, "log_pi")
+        log_pi = layout.log_probs(self.log_pi, "log_pi", "log_pi")
+        log_mu = layout.log_probs(self.log_mu, "log_mu", "log_pi")
+        entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", "log_pi")
+        prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
+        rewards = None if self.rewards is None else as_numbers(layout.of_rows(self.rewards, "rewards"))
+        cut = None if self.truncated is None else layout.of_rows(self.truncated, "truncated").astype(np.bool_)
+        missing_mu = ~is_usable(log_mu) | is_unrecorded(log_mu)
+        usable = ~missing_mu & is_usable(log_pi) & (np.maximum(log_pi, log_mu) <= HIGHEST_LOG_PROB)
+        if entropy is not None:
+            usable &= np.isfinite(entropy)
+        lengths = layout.lengths
+        sums = Sums(
+            tokens=float(len(log_pi)),
+            nonfinite=float((~usable).sum()),
+            missing_mu=float(missing_mu.sum()),
+            with_entropy=0.0 if entropy is None else float(len(entropy)),
+            rewards=RewardTotals() if rewards is None else RewardTotals.of(rewards, prompts),
+            responses=float(len(lengths)),
+            highest_length=float(lengths.max(initial=0)),
+            cut=0.0 if cut is None else float(cut.sum()),
+            cut_known=0.0 if cut is None else float(len(cut)),
+        )
+        if not usable.size or not usable.all():
+            return sums
+        pair = TokenPair(Sequences.of_lengths(lengths[lengths > 0]), log_pi, log_mu, entropy_pi=entropy)
+        sums = replace(sums, pair=PairTotals.of(pair))
+        if entropy is None:
+            return sums
+        return replace(
+            sums,
+            temperature=TemperatureTotals.of(pair.diff, log_pi, entropy),
+            surprise=SurpriseTotals.of(log_pi, entropy),
+        )

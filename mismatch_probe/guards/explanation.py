@@ -1,0 +1,116 @@
+"""Which guards are on in a loop, what the others lack, and which of their answers the loop cannot give."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final, Self
+
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.rules.base import GuardSettings
+
+_INPUTS: Final = {
+    "mismatch/temperature_fit": "entropy",
+    "mismatch/surprise_excess": "entropy",
+    "mismatch/kl_entropy_ratio": "entropy",
+    "policy/entropy": "entropy",
+    "mismatch/": "log_pi and log_mu",
+    "reward/mean_error": "rewards and prompt_ids",
+    "reward/flat_groups_share": "rewards and prompt_ids",
+    "reward/": "rewards",
+    "response/truncated_share": "truncated",
+    "response/": "a batch",
+    "optim/loss": "loss",
+    "optim/grad_norm": "grad_norm",
+    "optim/learning_rate": "learning_rate",
+    "sync/": "probe",
+    "update/policy_shift_k3": "probe",
+    "a canary's ": "canary=True at the first step",
+}
+"""The argument of `Batch` or `Guards.observe` that gives a metric, by its name or how it begins, the longer first."""
+
+
+@dataclass(frozen=True)
+class GuardExplanation:
+    """One guard. is_on: None before the first step. needs: the inputs it reads; lacks: those that were not given.
+    answers: what its first, second, ... firing asks for; unsupported: those of them that the loop cannot do.
+    """
+
+    name: str
+    is_on: bool | None
+    needs: tuple[str, ...]
+    lacks: tuple[str, ...]
+    answers: tuple[str, ...]
+    unsupported: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, settings: GuardSettings, *, is_on: bool | None, lacking: Collection[str], can: Collection[ActionKind]
+    ) -> Self:
+        asked = [action for firing in settings.actions for action in firing]
+        return cls(
+            settings.name,
+            is_on,
+            _inputs(settings.metrics),
+            _inputs(lacking),
+            tuple(" + ".join(map(str, firing)) for firing in settings.actions),
+            tuple(dict.fromkeys(str(action) for action in asked if action.kind not in can)),
+        )
+
+    @property
+    def state(self) -> str:
+        if self.is_on is None:
+            return "told at the first step"
+        return "on" if self.is_on else "off"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A row for each guard; prints as a table."""
+
+    guards: tuple[GuardExplanation, ...]
+
+    def __iter__(self) -> Iterator[GuardExplanation]:
+        return iter(self.guards)
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Under `COLUMNS`."""
+        return [
+            (
+                guard.name,
+                guard.state,
+                ", ".join(guard.lacks or guard.needs),
+                ", ".join(guard.answers),
+                ", ".join(guard.unsupported) or "-",
+            )
+            for guard in self.guards
+        ]
+
+    @property
+    def off_sentence(self) -> str:
+        """Which guards are off, by what they lack; empty where none is."""
+        off: dict[str, list[str]] = {}
+        for guard in self.guards:
+            if guard.is_on is False:
+                off.setdefault(", ".join(guard.lacks), []).append(guard.name)
+        told = "; ".join(f"without {lacks}: {', '.join(names)}" for lacks, names in off.items())
+        return f"guards that are off here, {told}" if off else ""
+
+    def __str__(self) -> str:
+        widths = [max(len(cell) for cell in column) for column in zip(COLUMNS, *self.rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (COLUMNS, *self.rows)
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")
+
+
+def _inputs(metrics: Collection[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(_input, metrics)))
+
+
+def _input(metric: str) -> str:
+    known = next((given for start, given in _INPUTS.items() if metric.startswith(start)), None)
+    return known or f"metrics[{metric!r}]"

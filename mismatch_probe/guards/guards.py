@@ -1,0 +1,230 @@
+"""The guards of a training loop, whoever's loop it is: give them what a step gave, and do what they decide.
+
+    guards = Guards.default(can={"skip", "stop"})
+    decision = guards.observe(Batch(log_pi, log_mu, mask, entropy=entropy, rewards=rewards, prompt_ids=prompt_ids))
+    if decision.stop: ...
+
+On several ranks each measures its own responses, the arrays are gathered, and every rank decides the same:
+
+    rows = gather(batch.measure().to_array())          # [ranks, K]
+    decision = guards.observe(Sums.of_arrays(rows))
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from mismatch_probe.errors import UsageError, did_you_mean
+from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.book import GuardBook
+from mismatch_probe.guards.decision import GuardEvent, StepFirings
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.diagnose import diagnose
+from mismatch_probe.guards.diagnosis import Diagnosis
+from mismatch_probe.guards.explanation import Explanation, GuardExplanation
+from mismatch_probe.guards.load import load_guards
+from mismatch_probe.guards.loop_decision import Decision
+from mismatch_probe.guards.probe import Probe, Probed
+from mismatch_probe.guards.rules.base import GuardSettings, Values
+from mismatch_probe.guards.sums import Metrics, Sums
+
+_HISTORY_STEPS: Final = 16
+_OF_A_CANARY: Final = ("mismatch/", "sync/")
+_ALWAYS: Final = frozenset({ActionKind.LOG, ActionKind.WARN})
+
+
+class Guards:
+    """Decides, and records why; the loop acts. Everything it remembers is in `state_dict`.
+
+    off: the guards that are off and the metrics that each lacks, known from the first step on.
+    """
+
+    def __init__(self, settings: Iterable[GuardSettings], can: Iterable[str] = ()) -> None:
+        """`can`: the actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
+
+        Raises:
+            UsageError: there is no such action, or two guards share a name.
+        """
+        self._settings = tuple(settings)
+        self._can = frozenset(map(_action, can)) | _ALWAYS
+        self._book = GuardBook(self._settings)
+        self.off: dict[str, tuple[str, ...]] = {}
+        self._last_step: int | None = None
+        self._probed = Probed()
+        self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
+        self._events: list[GuardEvent] = []
+
+    @classmethod
+    def default(cls, can: Iterable[str] = ()) -> Self:
+        """Those of docs/guards.md. Raises as the constructor."""
+        return cls(DEFAULT_GUARDS, can)
+
+    @classmethod
+    def from_file(cls, path: str | Path, can: Iterable[str] = ()) -> Self:
+        """Those that a guard file asks for.
+
+        Raises:
+            UsageError: the file cannot be read, or something in it cannot be used.
+        """
+        return cls(load_guards(Path(path)), can)
+
+    @property
+    def doubted_since(self) -> int | None:
+        """The first step that a breach rests on which lasts and may end in a rollback; None where there is none."""
+        return self._book.doubted_since
+
+    def explain(self) -> Explanation:
+        """Each guard: whether it is on, which input it lacks, and which of its answers this loop cannot give."""
+        return Explanation(
+            tuple(
+                GuardExplanation.of(
+                    settings,
+                    is_on=None if self._last_step is None else settings.name not in self.off,
+                    lacking=self.off.get(settings.name, ()),
+                    can=self._can,
+                )
+                for settings in self._settings
+            )
+        )
+
+    def observe(
+        self,
+        batch: Batch | Sums | None = None,
+        *,
+        step: int | None = None,
+        probe: Probe | None = None,
+        loss: float | None = None,
+        grad_norm: float | None = None,
+        learning_rate: float | None = None,
+        metrics: Values | None = None,
+        canary: bool | None = None,
+    ) -> Decision:
+        """Takes in one step before its update is applied.
+
+        batch: the step's responses, or their sums over all ranks. step: counted from 1; one after the last unless
+        given. probe: log-probs of a few fixed tokens on both sides after the weights were sent. loss, grad_norm,
+        learning_rate: of this update, before clipping. metrics: any others by name, as in docs/train-metrics.md.
+        canary: whether both sides hold the same weights, just sent and not updated since; unless given, that of the
+        first step observed. The first step says which guards are on; the others are named in one warning.
+
+        Raises:
+            UsageError: the arrays do not fit together, or the step is not after the last one.
+        """
+        sums = batch.measure() if isinstance(batch, Batch) else batch
+        given = {} if sums is None else sums.metrics()
+        if probe is not None:
+            given |= self._probed.take(probe)
+        learnt = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        given |= {f"optim/{name}": float(value) for name, value in learnt.items() if value is not None}
+        given |= {name: float(value) for name, value in (metrics or {}).items()}
+        return self.judge(self._next(step), given, canary=self._last_step is None if canary is None else canary)
+
+    def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
+        """As `observe`, of metrics that were computed."""
+        is_first, self._last_step = self._last_step is None, step
+        if is_first:
+            self._open(metrics, has_canary=canary)
+        firings = StepFirings(step)
+        if canary:
+            firings = self._book.observe_canary(of_canary(metrics), step)
+        firings = firings.followed_by(self._book.evaluate(step, metrics))
+        self._history.append((step, dict(metrics)))
+        return self._decided(firings)
+
+    def judge_update(self, step: int, metrics: Values) -> Decision:
+        """A later update of the step that was judged last, by what it was learnt with."""
+        return self._decided(self._book.evaluate_update(step, metrics))
+
+    def add(self, metrics: Values) -> None:
+        """What became known of the last step after it was judged; diagnoses look at it."""
+        self._history[-1][1].update(metrics)
+
+    def diagnosis(self) -> Diagnosis:
+        """The likely cause of what the guards said last."""
+        return diagnose(dict(self._history), self._events)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Strict JSON; belongs into every checkpoint."""
+        return {
+            **self._book.state(),
+            "off": {name: list(lacking) for name, lacking in self.off.items()},
+            "last_step": self._last_step,
+            "probed": self._probed.state(),
+            "history": [[step, _as_json(metrics)] for step, metrics in self._history],
+            "events": [event.as_json() for event in self._events],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What `state_dict` gave; what a version before did not keep is as at the start.
+
+        Raises:
+            UsageError: it is of other guards.
+        """
+        off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
+        book = GuardBook(tuple(guard for guard in self._settings if guard.name not in off))
+        book.restore(state)
+        self._book, self.off = book, off
+        self._last_step = state.get("last_step")
+        self._probed = Probed.of_state(state.get("probed"))
+        self._history = deque(
+            (
+                (step, {name: float(value) for name, value in metrics.items()})
+                for step, metrics in state.get("history", ())
+            ),
+            maxlen=_HISTORY_STEPS,
+        )
+        self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
+
+    def _next(self, step: int | None) -> int:
+        following = 1 if self._last_step is None else self._last_step + 1
+        if step is not None and step < following:
+            raise UsageError(
+                f"step {step} comes after step {self._last_step}: steps count upwards from 1, and each is observed once"
+            )
+        return following if step is None else step
+
+    def _open(self, metrics: Collection[str], *, has_canary: bool) -> None:
+        """Leave out the guards that this loop cannot serve."""
+        self.off = {
+            guard.name: lacking
+            for guard in self._settings
+            if (lacking := _lacking(guard, metrics, has_canary=has_canary))
+        }
+        if not self.off:
+            return
+        self._book = GuardBook(tuple(guard for guard in self._settings if guard.name not in self.off))
+        warnings.warn(self.explain().off_sentence, stacklevel=4)
+
+    def _decided(self, firings: StepFirings) -> Decision:
+        self._events = [*self._events, *firings.events][-_HISTORY_STEPS * len(self._settings) :]
+        return Decision(
+            firings=firings,
+            metrics=dict(self._history[-1][1]),
+            can=self._can,
+            diagnosis=self.diagnosis() if firings.events else None,
+        )
+
+
+def of_canary(metrics: Values) -> Metrics:
+    """What is known of weights just synced, before anything is learnt from them."""
+    return {name: value for name, value in metrics.items() if name.startswith(_OF_A_CANARY)}
+
+
+def _lacking(guard: GuardSettings, metrics: Collection[str], *, has_canary: bool) -> tuple[str, ...]:
+    absent = tuple(name for name in guard.metrics if name not in metrics)
+    return absent or tuple(f"a canary's {name}" for name in guard.canary_metrics if not has_canary)
+
+
+def _action(word: str) -> ActionKind:
+    kinds = [kind for kind in ActionKind if word == kind or kind.startswith(f"{word}_")]
+    if not kinds:
+        hint = did_you_mean(word, ActionKind, f"; give some of {', '.join(ActionKind)}")
+        raise UsageError(f"can names {word!r}, which is no action of guards{hint}")
+    return kinds[0]
+
+
+def _as_json(metrics: Values) -> dict[str, float | str]:
+    return {name: value if value - value == 0 else str(value) for name, value in metrics.items()}

@@ -1,0 +1,108 @@
+"""The same few tokens through both sides after every sync: does the engine answer as the weights it was sent do?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from mismatch_probe.arrays import ArrayLike, Layout
+from mismatch_probe.guards.sums import Metrics
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.sequences import Floats
+
+_LEAST_DOUBT: Final = 1e-3
+"""1 - p of a token; a log-prob closer to 0 has no digits in FP32 for the error of a 16-bit logit."""
+_SMALLEST_K3: Final = 1e-12
+"""Nats a token; FP32 engines agree to about this, and two equal ones to 0."""
+_MOVED: Final = 1e-3
+"""Of the first sync's k3: a smaller shift of pi may vanish in the engine's rounding."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Log-probs of the same few tokens at every step, under pi and under the engine that was just sent pi's weights.
+
+    Arrays as in `Batch`, nats. A few hundred tokens of earlier responses do.
+    """
+
+    log_pi: ArrayLike
+    log_mu: ArrayLike
+    mask: ArrayLike | None = None
+
+    def tokens(self) -> tuple[Floats, Floats]:
+        """log pi and log mu [T].
+
+        Raises:
+            UsageError: they are not of the same tokens.
+        """
+        layout = Layout.of(self.log_pi, self.mask, "probe log_pi")
+        return (
+            layout.log_probs(self.log_pi, "probe log_pi", "probe log_pi"),
+            layout.log_probs(self.log_mu, "probe log_mu", "probe log_pi"),
+        )
+
+
+@dataclass
+class Probed:
+    """What earlier probes said. last: of the step before; verified: of the last one whose answer was not stale."""
+
+    last: tuple[Floats, Floats] | None = None
+    verified: tuple[Floats, Floats] | None = None
+    canary_k3: float | None = None
+
+    def take(self, probe: Probe) -> Metrics:
+        """Metrics of `sync/` and `update/policy_shift_k3`, as in docs/train-metrics.md; without digests of weights the
+        engine counts as unchanged where it repeats its log-probs bit for bit although pi has moved.
+        """
+        log_pi, log_mu = probe.tokens()
+        now = log_pi, log_mu
+        if self.last is not None and self.last[0].size != log_pi.size:
+            self.last = self.verified = None
+        last, verified = self.last or now, self.verified or now
+        probe_k3 = k3(log_pi - log_mu)
+        if self.canary_k3 is None:
+            self.canary_k3 = probe_k3
+        moved = k3(log_pi - verified[0]) > _MOVED * self.canary_k3
+        stale = bool(moved and np.array_equal(log_mu, verified[1]))
+        self.last, self.verified = now, verified if stale else now
+        return {
+            "sync/engine_unchanged": float(stale),
+            "sync/probe_k3": probe_k3,
+            "sync/probe_logit_error": logit_error(log_pi, log_mu),
+            "sync/probe_k3_canary_ratio": probe_k3 / max(self.canary_k3, _SMALLEST_K3),
+            "update/policy_shift_k3": k3(log_pi - last[0]),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "last": None if self.last is None else [side.tolist() for side in self.last],
+            "verified": None if self.verified is None else [side.tolist() for side in self.verified],
+            "canary_k3": self.canary_k3,
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any] | None) -> Self:
+        if state is None:
+            return cls()
+        last, verified = (
+            None if sides is None else (np.array(sides[0]), np.array(sides[1]))
+            for sides in (state["last"], state["verified"])
+        )
+        return cls(last, verified, state["canary_k3"])
+
+
+def k3(log_ratio: Floats) -> float:
+    """mean(e^x - x - 1), nats a token [Schulman 2020, Approximating KL divergence]; NaN stays NaN."""
+    return float(k3_terms(log_ratio).mean())
+
+
+def logit_error(log_pi: Floats, log_mu: Floats) -> float:
+    """Median of abs(d) / (1 - pi), nats; NaN stays NaN.
+
+    An error e of a token's logit against the others' moves its log-prob by (1 - p) e, to first order. So this is the
+    error of logits, which a format sets: unlike d it does not follow how sure the policy is. Wrong weights move every
+    token's; a router that sends a token to another expert moves few, which a median does not see.
+    """
+    return float(np.median(np.abs(log_pi - log_mu) / np.maximum(-np.expm1(log_pi), _LEAST_DOUBT)))

@@ -1,0 +1,245 @@
+"""What guards read of a step's responses, as sums that ranks add up, and the metrics that follow from them."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.pair_totals import PairTotals
+from mismatch_probe.stats.sequences import Floats, Ints
+from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
+from mismatch_probe.stats.totals import Totals
+
+Metrics = dict[str, float]
+
+_CERTAIN: Final = 1e-3
+_STANDARD_ERRORS: Final = 3.0
+_VARIANCE_OF_ENTROPY: Final = 5.0
+"""Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
+
+_OF_PAIR: Final = {
+    "kl_k1": "kl_k1",
+    "kl_k3": "kl_k3",
+    "abs_logprob_diff": "abs_logprob_diff",
+    "abs_logprob_diff_max": "abs_logprob_diff_max",
+    "abs_logprob_diff_seq": "abs_logprob_diff_seq",
+    "logprob_diff_rms": "logprob_diff_rms",
+    "token_mult_prob_error": "token_mult_prob_error",
+    "prob_abs_diff": "prob_abs_diff",
+    "prob_abs_diff_max": "prob_abs_diff_max",
+    "prob_diff_max": "prob_diff_extremes_max",
+    "prob_diff_min": "prob_diff_extremes_min",
+    "prob_pearson": "prob_pearson",
+    "chi2_token": "chi2_token",
+    "chi2_seq": "chi2_seq",
+    "log_ppl_diff": "log_ppl_diff",
+    "ppl_ratio": "ppl_ratio",
+    "is_ratio_mean": "is_ratio_mean_token",
+    "is_ratio_mean_error": "is_ratio_mean_token_error",
+    "ess_token": "ess_token",
+    "ess_seq": "ess_seq",
+    "kl_entropy_ratio": "kl_entropy_ratio",
+}
+"""Name of a step's metric: name among the pair's."""
+
+_WITH_ENTROPY: Final = ("kl_entropy_ratio",)
+
+
+@dataclass(frozen=True)
+class TemperatureTotals(Totals):
+    """Of fits of T_pi / T_mu to d by `stats.temperature`: each part's own, weighted by the squares of the surprise that
+    the entropies leave. information: these weights; departures: times the coefficient; errors: squares of weight times
+    its standard error.
+    """
+
+    information: float = 0.0
+    departures: float = 0.0
+    errors: float = 0.0
+
+    @classmethod
+    def of(cls, diff: Floats, log_pi: Floats, entropy: Floats) -> Self:
+        """Of tokens [T]; nothing where nothing surprises pi."""
+        if np.std(log_pi + entropy) < _CERTAIN:
+            return cls()
+        fit = LeastSquares(temperature_columns(log_pi, entropy), diff)
+        information = fit.first_information()
+        error = information * fit.first_error()
+        return cls(information, float(information * fit.coefficients[0]), float(error**2))
+
+    @property
+    def ratio(self) -> float:
+        """T_pi / T_mu, three standard errors nearer to 1; 1 where within, and where nothing surprises pi."""
+        if self.information == 0:
+            return 1.0
+        departure = -self.departures / self.information
+        doubt = _STANDARD_ERRORS * math.sqrt(self.errors) / self.information
+        return 1 + math.copysign(max(0.0, abs(departure) - doubt), departure)
+
+
+@dataclass(frozen=True)
+class SurpriseTotals(Totals):
+    """Of log pi + H, the surprise of a token, which is 0 in expectation for tokens drawn from pi, and of H [nats]."""
+
+    tokens: float = 0.0
+    surprise: float = 0.0
+    squares: float = 0.0
+    entropies: float = 0.0
+
+    @classmethod
+    def of(cls, log_pi: Floats, entropy: Floats) -> Self:
+        """Of tokens [T]."""
+        surprise = log_pi + entropy
+        return cls(float(len(surprise)), float(surprise.sum()), float(surprise @ surprise), float(entropy.sum()))
+
+    @property
+    def excess(self) -> float:
+        """How far the mean surprise is from 0, less three standard errors, nats; 0 where within.
+
+        The terms are differences of a martingale, so they do not correlate. Where no unlikely token came up they vary
+        too little; their variance is then taken from the entropy.
+        """
+        variance = max(self.squares, _VARIANCE_OF_ENTROPY * self.entropies) / self.tokens
+        return max(0.0, abs(self.surprise) / self.tokens - _STANDARD_ERRORS * math.sqrt(variance / self.tokens))
+
+
+@dataclass(frozen=True)
+class RewardTotals(Totals):
+    """Of the rewards that are numbers, and of their sums over the responses to each prompt, which one part holds.
+
+    groups: prompts; flat_groups: those whose rewards are all equal. of_prompts: squares of a prompt's sum; sizes:
+    squares of its number of responses; products: one times the other.
+    """
+
+    responses: float = 0.0
+    nonfinite: float = 0.0
+    rewards: float = 0.0
+    squares: float = 0.0
+    highest: float = -math.inf
+    lowest: float = math.inf
+    groups: float = 0.0
+    flat_groups: float = 0.0
+    of_prompts: float = 0.0
+    sizes: float = 0.0
+    products: float = 0.0
+
+    @classmethod
+    def of(cls, rewards: Floats, prompts: Ints | None) -> Self:
+        """Of the rewards of responses [N], which may be NaN, and the number of each one's prompt, from 0 [N]."""
+        if not rewards.size:
+            return cls()
+        numbers = rewards[np.isfinite(rewards)]
+        given = np.where(np.isfinite(rewards), rewards, 0.0)
+        of_group = np.arange(len(rewards)) if prompts is None else prompts
+        sums, sizes = np.bincount(of_group, weights=given), np.bincount(of_group).astype(np.float64)
+        first = rewards[np.unique(of_group, return_index=True)[1]]
+        is_flat = np.bincount(of_group, weights=rewards != first[of_group]) == 0
+        with np.errstate(over="ignore"):
+            return cls(
+                float(len(rewards)),
+                float(len(rewards) - len(numbers)),
+                float(numbers.sum()),
+                float(numbers @ numbers),
+                float(numbers.max(initial=-math.inf)),
+                float(numbers.min(initial=math.inf)),
+                float(len(sizes)) if prompts is not None else 0.0,
+                float(is_flat.sum()) if prompts is not None else 0.0,
+                float(sums @ sums),
+                float(sizes @ sizes),
+                float(sums @ sizes),
+            )
+
+    def metrics(self) -> Metrics:
+        """Nothing without rewards; the shares and errors of groups only where prompts are known."""
+        if not self.responses:
+            return {}
+        metrics = {
+            "reward/mean": self._mean,
+            "reward/largest": max(self.highest, -self.lowest, 0.0),
+            "reward/std": self._std,
+            "reward/nonfinite": self.nonfinite,
+        }
+        if self.groups:
+            metrics |= {
+                "reward/mean_error": self._mean_error,
+                "reward/flat_groups_share": self.flat_groups / self.groups,
+            }
+        return metrics
+
+    @property
+    def _mean(self) -> float:
+        return math.nan if self.nonfinite else self.rewards / self.responses
+
+    @property
+    def _std(self) -> float:
+        if self.nonfinite or self.highest == self.lowest:
+            return math.nan if self.nonfinite else 0.0
+        return float(np.sqrt(np.maximum(self.squares / self.responses - self._mean**2, 0)))
+
+    @property
+    def _mean_error(self) -> float:
+        """As `stats.mean_error`, clustered by prompt."""
+        if self.nonfinite or self.groups < 2:
+            return math.nan
+        if self.highest == self.lowest:
+            return 0.0
+        residual = self.of_prompts - 2 * self._mean * self.products + self._mean**2 * self.sizes
+        return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self.responses)
+
+
+@dataclass(frozen=True)
+class Sums(Totals):
+    """Of a step's responses on one rank, or on all.
+
+    nonfinite: tokens whose log-prob or entropy is missing or no number; missing_mu: without a log-prob of mu. While
+    there is one, nothing else is summed over that part's tokens. with_entropy: tokens whose entropy was given.
+    cut: responses that ended at the length limit, of the `cut_known` that it was told of.
+    """
+
+    tokens: float = 0.0
+    nonfinite: float = 0.0
+    missing_mu: float = 0.0
+    with_entropy: float = 0.0
+    pair: PairTotals = field(default_factory=PairTotals)
+    temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
+    surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
+    rewards: RewardTotals = field(default_factory=RewardTotals)
+    responses: float = 0.0
+    highest_length: float = 0.0
+    cut: float = 0.0
+    cut_known: float = 0.0
+
+    def metrics(self) -> Metrics:
+        """As in `metrics.jsonl`; what was not given is absent.
+
+        `mismatch/drift_per_1000` is the mean of S per 1,000 tokens, which is -1000 kl_k1. Where a log-prob is missing
+        or not finite all of `mismatch/` is NaN but `mismatch/nonfinite_tokens` and `mismatch/missing_mu_tokens`.
+        """
+        metrics = {**self._mismatch(), **self.rewards.metrics()}
+        if self.responses:
+            metrics["response/length_mean"] = self.tokens / self.responses
+            metrics["response/length_max"] = self.highest_length
+        if self.cut_known:
+            metrics["response/truncated_share"] = self.cut / self.cut_known
+        return metrics
+
+    def _mismatch(self) -> Metrics:
+        if not self.tokens:
+            return {}
+        with_entropy = self.with_entropy == self.tokens
+        values = self.pair.values()
+        metrics = {
+            f"mismatch/{name}": values[of_pair]
+            for name, of_pair in _OF_PAIR.items()
+            if with_entropy or name not in _WITH_ENTROPY
+        }
+        metrics["mismatch/drift_per_1000"] = -1000 * values["kl_k1"]
+        if with_entropy:
+            usable = not self.nonfinite
+            metrics["mismatch/temperature_fit"] = self.temperature.ratio
+            metrics["mismatch/surprise_excess"] = self.surprise.excess if usable else math.nan
+            metrics["policy/entropy"] = self.surprise.entropies / self.tokens
+        if self.nonfinite:
+            metrics = dict.fromkeys(metrics, math.nan)
+        counts = {"mismatch/nonfinite_tokens": self.nonfinite, "mismatch/missing_mu_tokens": self.missing_mu}
+        return metrics | counts

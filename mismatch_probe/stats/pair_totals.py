@@ -1,0 +1,181 @@
+"""The metrics of a pair from totals that can be added up: each rank of a trainer sums its own responses.
+
+The terms and the functions of totals are those that `stats.metrics` uses, so the values are the same up to rounding.
+Intervals and quantiles need the responses themselves and are not among them.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.divergence import k3_terms
+from mismatch_probe.stats.effective_share import LOG_BOUND, relative_excess
+from mismatch_probe.stats.intervals import correlation, squared_variation
+from mismatch_probe.stats.sequences import Floats, TokenPair
+from mismatch_probe.stats.totals import Totals
+from mismatch_probe.stats.weights import bounded, weight_excess
+
+_MIDDLE: Final = 0.5
+"""Moments of probabilities are taken about it."""
+
+
+@dataclass(frozen=True)
+class WeightTotals(Totals):
+    """Of weights w = e^x: sums of u = w / c - 1 and of u^2, with c as in `effective_share.relative_excess`."""
+
+    count: float = 0.0
+    excess: float = 0.0
+    squares: float = 0.0
+    highest_log: float = -math.inf
+    lowest_log: float = math.inf
+
+    @classmethod
+    def of(cls, log_ratios: Floats) -> Self:
+        """Of x [K], one or more."""
+        excess = relative_excess(log_ratios)
+        return cls(
+            count=float(len(log_ratios)),
+            excess=float(excess.sum()),
+            squares=float((excess**2).sum()),
+            highest_log=float(log_ratios.max()),
+            lowest_log=float(log_ratios.min()),
+        )
+
+    def __add__(self, other: Self) -> Self:
+        highest, lowest = max(self.highest_log, other.highest_log), min(self.lowest_log, other.lowest_log)
+        log_c = _log_c(highest, lowest)
+        first, second = self._relative_to(log_c), other._relative_to(log_c)
+        count, excess, squares = (mine + theirs for mine, theirs in zip(first, second, strict=True))
+        return type(self)(count, excess, squares, highest, lowest)
+
+    @property
+    def share(self) -> float:
+        """ESS / n; NaN where nothing was counted."""
+        with np.errstate(all="ignore"):
+            totals = np.array([self.count, self.excess, self.squares])
+            return float(1 / (1 + squared_variation(*totals[:, None])[0]))
+
+    def _relative_to(self, log_c: float) -> tuple[float, float, float]:
+        """Count, excess and squares of w over another c."""
+        change = math.expm1(_log_c(self.highest_log, self.lowest_log) - log_c)
+        whole = self.squares + 2 * self.excess + self.count
+        return (
+            self.count,
+            self.excess + change * (self.excess + self.count),
+            self.squares + 2 * change * (self.squares + self.excess) + change**2 * whole,
+        )
+
+
+def _log_c(highest: float, lowest: float) -> float:
+    return highest if math.isfinite(highest) and max(abs(highest), abs(lowest)) > LOG_BOUND else 0.0
+
+
+@dataclass(frozen=True)
+class PairTotals(Totals):
+    """Of a pair's tokens and sequences. Names as in `stats.metrics`, each the sum over tokens or sequences of what the
+    metric is the mean of; about_*: of probabilities about 1/2; entropies: of pi, nats.
+    """
+
+    tokens: float = 0.0
+    sequences: float = 0.0
+    diff: float = 0.0
+    diff_squared: float = 0.0
+    abs_diff: float = 0.0
+    highest_abs_diff: float = 0.0
+    abs_diff_seq: float = 0.0
+    kl_k3: float = 0.0
+    mult_error: float = 0.0
+    prob_abs_diff: float = 0.0
+    highest_prob_diff: float = -math.inf
+    lowest_prob_diff: float = math.inf
+    about_pi: float = 0.0
+    about_mu: float = 0.0
+    about_pi_pi: float = 0.0
+    about_mu_mu: float = 0.0
+    about_pi_mu: float = 0.0
+    excess: float = 0.0
+    excess_squared: float = 0.0
+    chi2_token: float = 0.0
+    chi2_seq: float = 0.0
+    log_ppl_diff: float = 0.0
+    ppl_ratio: float = 0.0
+    entropies: float = 0.0
+    token_weights: WeightTotals = field(default_factory=WeightTotals)
+    sequence_weights: WeightTotals = field(default_factory=WeightTotals)
+
+    @classmethod
+    def of(cls, pair: TokenPair) -> Self:
+        """Of all its tokens."""
+        diff, lengths = pair.diff, pair.sequences.lengths
+        excess = weight_excess(diff)
+        pi, mu = pair.prob_pi - _MIDDLE, pair.prob_mu - _MIDDLE
+        log_ppl_diff = -pair.diff_sums / lengths
+        with np.errstate(over="ignore"):
+            mult_error = float(np.exp(pair.abs_diff).sum())
+        return cls(
+            tokens=float(len(diff)),
+            sequences=float(len(lengths)),
+            diff=float(diff.sum()),
+            diff_squared=float(diff @ diff),
+            abs_diff=float(pair.abs_diff.sum()),
+            highest_abs_diff=float(pair.abs_diff.max()),
+            abs_diff_seq=float((pair.sequences.sum_by_sequence(pair.abs_diff) / lengths).sum()),
+            kl_k3=float(k3_terms(diff).sum()),
+            mult_error=mult_error,
+            prob_abs_diff=float(np.abs(pair.prob_diff).sum()),
+            highest_prob_diff=float(pair.prob_diff.max()),
+            lowest_prob_diff=float(pair.prob_diff.min()),
+            about_pi=float(pi.sum()),
+            about_mu=float(mu.sum()),
+            about_pi_pi=float(pi @ pi),
+            about_mu_mu=float(mu @ mu),
+            about_pi_mu=float(pi @ mu),
+            excess=float(excess.sum()),
+            excess_squared=float(excess @ excess),
+            chi2_token=float(np.expm1(2 * bounded(diff)).sum()),
+            chi2_seq=float(np.expm1(2 * bounded(pair.diff_sums)).sum()),
+            log_ppl_diff=float(log_ppl_diff.sum()),
+            ppl_ratio=float((1 + weight_excess(log_ppl_diff)).sum()),
+            entropies=0.0 if pair.entropy_pi is None else float(pair.entropy_pi.sum(dtype=np.float64)),
+            token_weights=WeightTotals.of(diff),
+            sequence_weights=WeightTotals.of(pair.diff_sums),
+        )
+
+    def values(self) -> dict[str, float]:
+        """Metrics by their canonical names; NaN where one does not exist or is beyond the largest float64, and
+        `prob_pearson` also where the probabilities of a side vary by less than 1e-6.
+
+        `is_ratio_mean_token_error` is the standard error of `is_ratio_mean_token` where that is 1: e^d - 1 of tokens
+        sampled from mu are then differences of a martingale, which do not correlate.
+        """
+        tokens, sequences = np.float64(self.tokens), np.float64(self.sequences)
+        moments = np.array(
+            [self.tokens, self.about_pi, self.about_mu, self.about_pi_pi, self.about_mu_mu, self.about_pi_mu]
+        )
+        with np.errstate(all="ignore"):
+            values = {
+                "kl_k1": -self.diff / tokens,
+                "kl_k3": self.kl_k3 / tokens,
+                "abs_logprob_diff": self.abs_diff / tokens,
+                "abs_logprob_diff_max": self.highest_abs_diff,
+                "abs_logprob_diff_seq": self.abs_diff_seq / sequences,
+                "logprob_diff_rms": np.sqrt(self.diff_squared / tokens),
+                "token_mult_prob_error": self.mult_error / tokens,
+                "prob_abs_diff": self.prob_abs_diff / tokens,
+                "prob_abs_diff_max": max(self.highest_prob_diff, -self.lowest_prob_diff),
+                "prob_diff_extremes_max": self.highest_prob_diff,
+                "prob_diff_extremes_min": self.lowest_prob_diff,
+                "prob_pearson": correlation(*moments[:, None])[0],
+                "is_ratio_mean_token": 1 + self.excess / tokens,
+                "is_ratio_mean_token_error": np.sqrt(self.excess_squared) / tokens,
+                "chi2_token": self.chi2_token / tokens,
+                "chi2_seq": self.chi2_seq / sequences,
+                "log_ppl_diff": self.log_ppl_diff / sequences,
+                "ppl_ratio": self.ppl_ratio / sequences,
+                "ess_token": self.token_weights.share,
+                "ess_seq": self.sequence_weights.share,
+                "kl_entropy_ratio": self.kl_k3 / np.float64(self.entropies),
+            }
+        return {name: float(value) if np.isfinite(value) else math.nan for name, value in values.items()}

@@ -1,0 +1,75 @@
+"""Sums and extremes over a part of the data that can be added up, sent as one array, and added up elsewhere."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any, Final, Self
+
+import numpy as np
+
+from mismatch_probe.stats.sequences import Floats
+
+_EXTREMES: Final[dict[str, Callable[[Any, Any], Any]]] = {"highest": max, "lowest": min}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Numbers of one part of the data. A field is a float, or Totals itself; `highest_` and `lowest_` begin the names
+    of extremes, and every other field is a sum.
+    """
+
+    def __add__(self, other: Self) -> Self:
+        """Of both parts."""
+        return type(self)(
+            **{
+                field.name: _EXTREMES.get(field.name.split("_")[0], operator.add)(
+                    getattr(self, field.name), getattr(other, field.name)
+                )
+                for field in fields(self)
+            }
+        )
+
+    def to_array(self) -> Floats:
+        """Every number [K], float64, in the order of the fields; none of them is NaN."""
+        return np.fromiter(self._numbers(), dtype=np.float64)
+
+    @classmethod
+    def of_array(cls, array: Floats) -> Self:
+        """What `to_array` gave [K].
+
+        Raises:
+            ValueError: the array has another length.
+        """
+        numbers = iter(np.asarray(array, dtype=np.float64).tolist())
+        try:
+            totals = cls._read(numbers)
+        except StopIteration:
+            raise ValueError(f"{cls.__name__} has more than the {len(array)} numbers given") from None
+        if next(numbers, None) is not None:
+            raise ValueError(f"{cls.__name__} has fewer than the {len(array)} numbers given")
+        return totals
+
+    @classmethod
+    def of_arrays(cls, arrays: Iterable[Floats]) -> Self:
+        """The sum of what several parts gave, [R, K] or R arrays [K]."""
+        return reduce(operator.add, map(cls.of_array, arrays))
+
+    def _numbers(self) -> Iterator[float]:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Totals):
+                yield from value._numbers()
+            else:
+                yield float(value)
+
+    @classmethod
+    def _read(cls, numbers: Iterator[float]) -> Self:
+        nothing = cls()
+        return cls(
+            **{
+                field.name: type(default)._read(numbers) if isinstance(default, Totals) else next(numbers)
+                for field in fields(cls)
+                for default in (getattr(nothing, field.name),)
+            }
+        )

@@ -1,0 +1,37 @@
+"""Responses of a policy whose two sides differ by rounding, with everything that a trainer may give of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.decision import GuardEvent
+
+RESPONSES, TOKENS, VOCABULARY = 16, 40, 32
+
+
+def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed: Any) -> Batch:
+    """Padded [16, 40] responses to 4 prompts, drawn from mu; both sides' logits differ by `noise`."""
+    rng = np.random.default_rng(step)
+    logits = 3 * rng.standard_normal((RESPONSES, TOKENS, VOCABULARY))
+    log_pi, log_mu = (
+        scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+        for scaled in (logits, (logits + noise * rng.standard_normal(logits.shape)) / temperature)
+    )
+    drawn = (np.exp(log_mu).cumsum(-1) > rng.random((RESPONSES, TOKENS, 1))).argmax(-1)[..., None]
+    mask = np.arange(TOKENS) < rng.integers(8, TOKENS + 1, RESPONSES)[:, None]
+    whole = Batch(
+        np.where(mask, np.take_along_axis(log_pi, drawn, -1)[..., 0], 0.0),
+        np.where(mask, np.take_along_axis(log_mu, drawn, -1)[..., 0], 0.0),
+        mask,
+        entropy=np.where(mask, -(np.exp(log_pi) * log_pi).sum(-1), 0.0),
+        prompt_ids=np.repeat(np.arange(4), 4),
+        rewards=rng.integers(0, 2, RESPONSES).astype(float),
+        truncated=mask.all(1),
+    )
+    return replace(whole, **changed)
+
+
+def fired(events: tuple[GuardEvent, ...]) -> set[str]:
+    return {event.guard for event in events}

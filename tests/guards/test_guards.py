@@ -1,0 +1,179 @@
+"""The guards in somebody's own loop: what they are given, what they decide, what they remember."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.probe import Probe
+from mismatch_probe.guards.sums import Sums
+from tests.guards.steps import RESPONSES, batch, fired
+
+LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
+REPORTED = {"optim/overflows_in_a_row": 0.0}
+
+
+def probe(step: int) -> Probe:
+    rng = np.random.default_rng(7)
+    log_pi = -rng.exponential(1, 64) - 1e-3 * step * rng.random(64)
+    return Probe(log_pi, log_pi + 1e-3 * np.random.default_rng(step).standard_normal(64))
+
+
+def test_a_loop_that_gives_everything_has_every_guard_on_and_a_clean_run_fires_none() -> None:
+    guards = Guards.default(can={"skip", "stop", "rollback", "resync", "lower_learning_rate", "tighten"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(1, 31):
+            decision = guards.observe(batch(step), probe=probe(step), metrics=REPORTED, **LEARNT)
+            assert (decision.step, decision.events, decision.unsupported) == (step, (), ())
+            assert not (decision.skip or decision.stop or decision.rollback or decision.resync)
+            assert (decision.factor, decision.tighten, decision.diagnosis) == (1.0, 1.0, None)
+    assert {guard.is_on for guard in guards.explain()} == {True}
+
+
+def test_an_absent_input_switches_guards_off_with_one_warning() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    assert {guard.state for guard in guards.explain()} == {"told at the first step"}
+    bare = batch(1, entropy=None, rewards=None, prompt_ids=None, truncated=None)
+    with pytest.warns(UserWarning, match="off here, without probe: .*without entropy: temperature, sampling") as warned:
+        guards.observe(bare)
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guards.observe(bare)
+    lacks = {guard.name: guard.lacks for guard in guards.explain() if not guard.is_on}
+    assert lacks["temperature"] == ("entropy",)
+    assert lacks["learning-rate-jump"] == ("learning_rate",)
+    assert lacks["flat-groups"] == ("grad_norm", "rewards and prompt_ids")
+    assert "mismatch-limit" not in lacks
+    assert "temperature" in str(guards.explain())
+
+
+@pytest.mark.parametrize(
+    ("changed", "guard", "action"),
+    [
+        ({"temperature": 0.7}, "temperature", "skip"),
+        ({"rewards": np.array([1.0, np.nan] * (RESPONSES // 2))}, "reward-nonfinite", "skip"),
+        ({"rewards": ["1.0", "high"] * (RESPONSES // 2)}, "reward-nonfinite", "skip"),
+        ({"rewards": [None, 1.0] * (RESPONSES // 2)}, "reward-nonfinite", "skip"),
+        ({"log_mu": np.zeros((RESPONSES, 40))}, "mismatch-nonfinite", "skip"),
+        ({"noise": 0.6}, "mismatch-limit", "skip"),
+    ],
+    ids=["temperature", "NaN reward", "text as reward", "no reward", "no log-probs", "other weights"],
+)
+def test_a_fault_is_decided_on_before_the_update(changed: dict[str, object], guard: str, action: str) -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    seen: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(1, 4):
+            assert not guards.observe(batch(step), **LEARNT).skip
+        for step in range(4, 6):
+            decision = guards.observe(batch(step, **changed), **LEARNT)
+            seen += [guard] if guard in fired(decision.events) and getattr(decision, action) else []
+    assert seen
+    assert decision.diagnosis is not None
+    assert guard in str(decision)
+
+
+def test_what_the_loop_cannot_do_is_named() -> None:
+    guards = Guards.default()
+    with pytest.warns(UserWarning, match="guards that are off"):
+        decision = guards.observe(batch(1, rewards=[np.nan] * RESPONSES))
+    assert not decision.skip
+    assert decision.gives_up
+    assert [str(action) for action in decision.unsupported] == ["skip_update"]
+    assert "not possible here: skip_update" in str(decision)
+
+
+def test_an_unknown_action_and_a_step_seen_twice_are_refused() -> None:
+    with pytest.raises(UsageError, match="'roll', .*did you mean 'rollback'"):
+        Guards.default(can={"roll"})
+    guards = Guards.default()
+    with pytest.warns(UserWarning, match="off here"):
+        guards.observe(batch(1), step=5)
+    with pytest.raises(UsageError, match="step 5 comes after step 5"):
+        guards.observe(batch(2), step=5)
+
+
+def test_ranks_that_add_up_their_sums_decide_as_one() -> None:
+    whole = batch(3, temperature=0.7)
+    rows = []
+    for rank in range(4):
+        mine = slice(4 * rank, 4 * rank + 4)
+        parts = {name: np.asarray(getattr(whole, name))[mine] for name in Batch.__dataclass_fields__}
+        rows.append(Batch(**parts).measure().to_array())
+    together, alone = Sums.of_arrays(rows).metrics(), whole.measure().metrics()
+    assert together.keys() == alone.keys()
+    for name, value in alone.items():
+        tolerance = 0.03 if name == "mismatch/temperature_fit" else 1e-9
+        assert together[name] == pytest.approx(value, rel=tolerance, nan_ok=True), name
+
+
+def test_a_rank_without_responses_changes_nothing() -> None:
+    whole = batch(3).measure()
+    nothing = Batch(np.zeros((0, 40)), np.zeros((0, 40)), np.zeros((0, 40))).measure()
+    assert (whole + nothing).metrics() == pytest.approx(whole.metrics())
+    assert nothing.metrics() == {}
+
+
+def test_restored_guards_decide_as_those_that_were_not_interrupted() -> None:
+    def run(*, interrupted: bool) -> list[str]:
+        guards, said = Guards.default(can={"skip", "stop"}), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for step in range(1, 12):
+                spoiled = {"rewards": [np.nan] * RESPONSES} if step > 8 else {}
+                said.append(str(guards.observe(batch(step, **spoiled), probe=probe(step), **LEARNT)))
+                if interrupted and step == 9:
+                    state = json.loads(json.dumps(guards.state_dict(), allow_nan=False))
+                    guards = Guards.default(can={"skip", "stop"})
+                    guards.load_state_dict(state)
+        return said
+
+    assert run(interrupted=True) == run(interrupted=False)
+
+
+def test_guards_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "guards.toml"
+    path.write_text(
+        'defaults = false\n[[guard]]\nname = "mine"\nrule = "limit"\nmetric = "loop/lag"\nabove = 3\nactions = ["stop"]\n'
+    )
+    guards = Guards.from_file(path, can={"stop"})
+    assert guards.explain().guards[0].needs == ("metrics['loop/lag']",)
+    assert not guards.observe(metrics={"loop/lag": 1}).stop
+    decision = guards.observe(metrics={"loop/lag": 5})
+    assert decision.stop
+    with pytest.raises(UsageError, match="resume with the same"):
+        Guards.default().load_state_dict(guards.state_dict())
+
+
+def test_an_engine_that_repeats_itself_while_the_policy_moves_is_stale() -> None:
+    guards = Guards.default(can={"skip", "resync"})
+    log_mu = probe(1).log_mu
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decisions = [guards.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
+    assert [decision.resync for decision in decisions] == [False, True, False]
+    assert fired(decisions[1].events) == {"stale-engine"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"log_mu": np.zeros((RESPONSES, 41))}, "log_mu is 16 x 41 and log_pi is 16 x 40"),
+        ({"rewards": [1.0]}, "rewards has 1 values for 16 responses"),
+        ({"prompt_ids": [[1, 2]] * 3}, "prompt_ids has 3 values for 16 responses"),
+        ({"mask": np.full((RESPONSES, 40), 0.5)}, "mask holds something besides 0 and 1"),
+        ({"log_pi": np.full((RESPONSES, 40), 0.5)}, "log_pi lies between 0 and 1, as probabilities do"),
+        ({"log_mu": [["a"] * 40] * RESPONSES}, "log_mu holds something that is no number"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_sentence(given: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        batch(1, **given).measure()
