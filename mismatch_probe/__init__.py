@@ -11,15 +11,17 @@ __version__ = "0.1.0"
 
 _PLACES: Final = {
     "Batch": "mismatch_probe.guards.batch",
+    "Comparison": "mismatch_probe.api.comparison",
     "Decision": "mismatch_probe.guards.loop_decision",
     "Guards": "mismatch_probe.guards.guards",
     "Probe": "mismatch_probe.guards.probe",
     "Sums": "mismatch_probe.guards.sums",
     "MismatchProbeError": "mismatch_probe.errors",
     "UsageError": "mismatch_probe.errors",
+    "compare_logprobs": "mismatch_probe.api.compare_logprobs",
 }
 
-__all__ = ["__version__", *_PLACES]  # noqa: PLE0604
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ class Layout:
                 f"{name} is {_shape(lengths)} and {like} is {_shape(self.row_lengths.tolist())}: give both for the "
                 "same tokens"
             )
-        return np.concatenate([*rows, np.zeros(0)])[self.counted]
+        return np.asarray(np.concatenate([*rows, np.zeros(0)])[self.counted], dtype=np.float64)
 
     def log_probs(self, values: ArrayLike, name: str, like: str) -> Floats:
         """As `flat`.

@@ -19,8 +19,8 @@ class Case:
     checkpoint and no adapter.
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
-    and were found to be the run's own. is_logged: both sides are those of a log. is_of_log: its
-    responses are a log's. log_faults: what makes its numbers mean nothing.
+    and were found to be the run's own. has_run: there is a run that a command can go on from. is_logged: both sides are
+    those of a log. is_of_log: its responses are a log's. log_faults: what makes its numbers mean nothing.
     """
 
     name: tuple[str, str]
@@ -41,6 +41,7 @@ class Case:
     exact_name: tuple[str, str] | None = None
     exact_sides: tuple[str, ...] = ()
     can_be_looked_into: bool = True
+    has_run: bool = True
     is_logged: bool = False
     is_of_log: bool = False
     log_faults: list[Cause] = field(default_factory=list)

@@ -20,6 +20,11 @@ _TRY_CAUSES: Final = (
     "With the checkpoint that sampled these responses, each suspected cause is computed and set against the log"
 )
 
+_SCORE_IN_FP32: Final = (
+    "FP32 against FP32 decides between precision and a bug: score the same token ids in FP32 on both sides, and "
+    "compare these"
+)
+
 _INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Code.STALE_WEIGHTS)
 """Bugs whose place is a module. The others lie in ids, prompts, labels and sampling, where no module is at fault."""
 
@@ -39,6 +44,8 @@ def localize_command(train: str, infer: str) -> str:
 
 
 def _commands(case: Case, verdict: Verdict) -> list[str]:
+    if not case.has_run:
+        return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
     if case.is_logged:
         return [] if verdict.kind in ("clean", "broken") else [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
     if verdict.kind == "undecided" and case.is_of_log:

@@ -47,6 +47,8 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
 
 
 def _what_is_open(case: Case) -> str:
+    if not case.has_run:
+        return "log-probs of these formats alone do not tell rounding from a bug"
     if case.is_logged:
         return "a log alone does not tell rounding from a bug"
     return "without an FP32 pair it may be a bug"

@@ -30,6 +30,12 @@ def test_guards_load_numbers_and_settings_only(name: str) -> None:
     assert "mismatch_probe" in loaded
 
 
+@pytest.mark.parametrize("name", ["compare_logprobs", "Comparison"])
+def test_a_comparison_loads_neither_an_engine_nor_figures(name: str) -> None:
+    loaded = third_party(f"import mismatch_probe as mp; mp.{name}")
+    assert not loaded & {"torch", "transformers", "vllm", "matplotlib", "typer"}
+
+
 def test_every_name_is_there() -> None:
     assert all(getattr(mp, name) is not None for name in mp.__all__)
     assert set(mp.__all__) <= set(dir(mp))

@@ -31,7 +31,7 @@ def test_a_loop_that_gives_everything_has_every_guard_on_and_a_clean_run_fires_n
         for step in range(1, 31):
             decision = guards.observe(batch(step), probe=probe(step), metrics=REPORTED, **LEARNT)
             assert (decision.step, decision.events, decision.unsupported) == (step, (), ())
-            assert not (decision.skip or decision.stop or decision.rollback or decision.resync)
+            assert not any((decision.skip, decision.stop, decision.rollback, decision.resync))
             assert (decision.factor, decision.tighten, decision.diagnosis) == (1.0, 1.0, None)
     assert {guard.is_on for guard in guards.explain()} == {True}
 
@@ -92,7 +92,7 @@ def test_what_the_loop_cannot_do_is_named() -> None:
 
 
 def test_an_unknown_action_and_a_step_seen_twice_are_refused() -> None:
-    with pytest.raises(UsageError, match="'roll', .*did you mean 'rollback'"):
+    with pytest.raises(UsageError, match=r"'roll', .*did you mean 'rollback'"):
         Guards.default(can={"roll"})
     guards = Guards.default()
     with pytest.warns(UserWarning, match="off here"):
@@ -142,7 +142,8 @@ def test_restored_guards_decide_as_those_that_were_not_interrupted() -> None:
 def test_guards_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "guards.toml"
     path.write_text(
-        'defaults = false\n[[guard]]\nname = "mine"\nrule = "limit"\nmetric = "loop/lag"\nabove = 3\nactions = ["stop"]\n'
+        'defaults = false\n[[guard]]\nname = "mine"\nrule = "limit"\nmetric = "loop/lag"\nabove = 3\n'
+        'actions = ["stop"]\n'
     )
     guards = Guards.from_file(path, can={"stop"})
     assert guards.explain().guards[0].needs == ("metrics['loop/lag']",)

@@ -1,5 +1,7 @@
 """The top of the page: the answer, one row a pair, and the two figures that carry it."""
 
+from collections.abc import Sequence
+
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
@@ -12,6 +14,12 @@ from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, T
 
 
 def overview(summary: Summary, manifest: Manifest) -> Overview:
+    """The top of a run's page."""
+    return overview_of(summary, _facts(summary, manifest))
+
+
+def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
+    """The same, with what is known of how it was measured."""
     notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
@@ -19,7 +27,7 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
         model=summary.model,
         headline=summary.headline,
         badge=Badge.of(summary.verdict),
-        facts=_facts(summary, manifest),
+        facts=facts,
         advice=summary.verdict.advice,
         table=pairs_table(summary),
         footnote=footnote,

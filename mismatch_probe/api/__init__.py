@@ -1,0 +1,1 @@
+"""What a person uses from Python besides the guards: comparisons of arrays, and runs opened in a notebook."""

@@ -1,0 +1,128 @@
+"""Arrays compared: the numbers and the verdict of a run, whatever holds them, and one sentence for what cannot be."""
+
+import json
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+import mismatch_probe as mp
+from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+from tests.guards.steps import RESPONSES, batch
+
+STEP = batch(1)
+MASK = np.asarray(STEP.mask)
+LENGTHS = MASK.sum(1)
+PROMPTS = np.repeat(np.arange(4), 4)
+
+
+def rows(values: np.ndarray) -> list[np.ndarray]:
+    return [row[kept] for row, kept in zip(values, MASK, strict=True)]
+
+
+def test_the_estimates_are_those_of_a_run() -> None:
+    pair = TokenPair(
+        Sequences.of_lengths(LENGTHS, PROMPTS), STEP.log_pi[MASK], STEP.log_mu[MASK], entropy_pi=STEP.entropy[MASK]
+    )
+    compared = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, entropy=STEP.entropy, prompt_ids=PROMPTS)
+    estimates, unavailable = pair_metrics(pair)
+    assert compared.metrics == estimates
+    assert compared.unavailable == unavailable
+    assert asdict(compared.length) == asdict(length_law(pair))
+    assert compared.length_budget.value > 0
+    assert compared.metrics["kl_k3"].num_prompts == 4
+
+
+def test_lists_padded_arrays_and_tensors_give_the_same() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    padded = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK).to_dict()
+    ragged = mp.compare_logprobs(rows(STEP.log_pi), rows(STEP.log_mu)).to_dict()
+    tensors = [torch.tensor(np.asarray(values), requires_grad=True) for values in (STEP.log_pi, STEP.log_mu)]
+    assert mp.compare_logprobs(*tensors, torch.tensor(MASK)).to_dict() == padded == ragged
+    halves = [values.detach().to(torch.bfloat16) for values in tensors]
+    assert mp.compare_logprobs(*halves, MASK).metrics["kl_k3"].num_tokens == MASK.sum()
+
+
+def test_prompts_may_be_told_by_their_token_ids() -> None:
+    by_number = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, prompt_ids=PROMPTS)
+    ids = [[7, prompt] for prompt in PROMPTS]
+    for given in (ids, np.array(ids), [str(prompt) for prompt in PROMPTS]):
+        assert mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, prompt_ids=given).metrics == by_number.metrics
+
+
+@pytest.mark.parametrize(
+    ("changed", "dtypes", "kind", "code"),
+    [
+        ({}, ("bf16", "bf16"), "undecided", "unexplained"),
+        ({"noise": 1e-7}, ("fp32", "fp32"), "clean", "clean"),
+        ({"noise": 0.05}, ("fp32", "fp32"), "bug", "unexplained"),
+        ({"temperature": 0.7, "noise": 1e-4}, ("fp32", "fp32"), "bug", "temperature"),
+    ],
+    ids=["BF16", "FP32 that agrees", "FP32 that does not", "one side's temperature"],
+)
+def test_the_verdict_is_that_of_a_run(changed: dict, dtypes: tuple[str, str], kind: str, code: str) -> None:
+    step = batch(2, **changed)
+    compared = mp.compare_logprobs(
+        step.log_pi, step.log_mu, step.mask, entropy=step.entropy, train_dtype=dtypes[0], infer_dtype=dtypes[1]
+    )
+    assert (compared.verdict.kind, compared.verdict.code) == (kind, code)
+    assert not any("RUN" in advice or "mismatch-probe" in advice for advice in compared.verdict.advice)
+
+
+def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
+    compared = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=STEP.log_pi - 1e-4, entropy=STEP.entropy)
+    text = str(compared)
+    assert text.startswith(f"undecided: {compared.verdict.sentence}")
+    assert all(words in text for words in ("kl_k3", "length budget", "16 responses", "Advice: FP32 against FP32"))
+    assert json.loads(compared.to_json()) == compared.to_dict()
+    assert compared.to_dict()["metrics"]["kl_k3"]["value"] == compared.metrics["kl_k3"].value
+    assert "16 responses" in repr(compared)
+    page = compared._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert "What corrections would leave" in page
+    assert {rule.name for rule in compared.corrections} >= {"token_truncate_3", "sequence_mask_3"}
+
+
+SPOILED = np.where(np.arange(MASK.size).reshape(MASK.shape) == 3, np.nan, STEP.log_mu)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"log_mu": STEP.log_mu[:, :-1]}, "log_mu is 16 x 39 and log_pi is 16 x 40"),
+        ({"log_mu": rows(STEP.log_mu)}, "log_mu is 16 rows of .* and log_pi is 16 x 40"),
+        ({"log_mu": SPOILED}, f"log_mu holds no log-prob at 1 of {MASK.sum()} tokens"),
+        ({"log_pi": -STEP.log_pi}, "log_pi reaches .* and no log-prob is above 0"),
+        ({"log_pi": np.exp(STEP.log_pi)}, "log_pi lies between 0 and 1, as probabilities do"),
+        ({"log_mu": np.zeros_like(STEP.log_mu)}, "log_mu is 0 everywhere, so it was not recorded"),
+        ({"mask": np.zeros_like(MASK)}, "no token counts"),
+        ({"log_pi": [], "log_mu": [], "mask": []}, "no token counts"),
+        ({"log_mu": STEP.log_pi}, "log_pi equals log_mu bit for bit"),
+        ({"entropy": -STEP.entropy}, "entropy holds what is no entropy"),
+        ({"train_dtype": "bf17"}, "train_dtype 'bf17' is no number format; did you mean 'bf16'"),
+        ({"level": 95}, "level 95 is none of an interval"),
+        ({"prompt_ids": [1, 2]}, "prompt_ids has 2 values for 16 responses"),
+        ({"log_pi": np.zeros((2, 2, 2))}, "log_pi is no list of responses"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(given: dict[str, object], said: str) -> None:
+    arguments = {"log_pi": STEP.log_pi, "log_mu": STEP.log_mu, "mask": MASK, **given}
+    with pytest.raises(mp.UsageError, match=said) as told:
+        mp.compare_logprobs(**arguments)
+    assert "\n" not in str(told.value)
+
+
+def test_equal_bits_are_believed_where_both_sides_were_computed() -> None:
+    compared = mp.compare_logprobs(STEP.log_pi, STEP.log_pi, MASK, computed_apart=True)
+    assert compared.verdict.kind == "clean"
+    assert math.isclose(compared.metrics["bitwise_equal"].value, 1.0)
+
+
+def test_a_response_without_a_token_is_left_out() -> None:
+    mask = MASK.copy()
+    mask[3] = False
+    compared = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, mask, prompt_ids=PROMPTS)
+    assert compared.metrics["kl_k3"].num_sequences == RESPONSES - 1
