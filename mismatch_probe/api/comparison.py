@@ -50,8 +50,9 @@ class Comparison:
 
     @property
     def length_budget(self) -> Estimate | None:
-        """Tokens of a response until sequence-level importance weights keep an ESS of one half: fitted, or by the closed
-        form ln 2 / (2 KL) where no law could be.
+        """Tokens of a response until sequence-level importance weights keep an ESS of one half.
+
+        Fitted, or by the closed form ln 2 / (2 KL) where no law could be.
         """
         law = self.pair.length
         return None if law is None else law.budget_tokens or law.budget_closed_form

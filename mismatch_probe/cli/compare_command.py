@@ -18,7 +18,8 @@ from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import render_terminal, write_report
+from mismatch_probe.report.page import write_report
+from mismatch_probe.report.terminal import render_terminal
 
 
 def run_compare(

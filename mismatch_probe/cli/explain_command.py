@@ -13,8 +13,8 @@ from mismatch_probe.importing.explaining import MOST_RESPONSES, explain_log
 from mismatch_probe.records.findings import Findings, explain_file, require_absent
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import write_report
 from mismatch_probe.report.findings.explain import render_explanation
+from mismatch_probe.report.page import write_report
 
 _ADAPTER = "adapter_config.json"
 _LONGEST_WAIT_SECONDS = 600.0

@@ -15,8 +15,8 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import write_report
 from mismatch_probe.report.findings import write_findings_report
+from mismatch_probe.report.page import write_report
 
 _LONGEST_WAIT_SECONDS: Final = 600.0
 

@@ -9,7 +9,8 @@ from mismatch_probe.cli.output import print_outcome
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import render_terminal, write_report
+from mismatch_probe.report.page import write_report
+from mismatch_probe.report.terminal import render_terminal
 
 
 def show_run(run: RunDirectory, console: Console, *, json_output: bool) -> ExitCode:

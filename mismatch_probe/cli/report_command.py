@@ -9,8 +9,9 @@ from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.report import render_terminal, write_report
 from mismatch_probe.report.findings import write_findings_report
+from mismatch_probe.report.page import write_report
+from mismatch_probe.report.terminal import render_terminal
 from mismatch_probe.report.training import render_outcome, write_training_report
 
 

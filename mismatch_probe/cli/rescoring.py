@@ -9,7 +9,7 @@ from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.rescoring import open_rescoring, rescore
 from mismatch_probe.errors import MismatchProbeError
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import write_report
+from mismatch_probe.report.page import write_report
 
 
 def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, trust_remote_code: bool) -> RunDirectory:

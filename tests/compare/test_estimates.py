@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.compare.estimates import estimate
 from mismatch_probe.compare.preparation import Preparation
-from mismatch_probe.report import write_report
+from mismatch_probe.report.page import write_report
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
 
 SMALL = Simulation(num_prompts=4, sampling={"max_new_tokens": 300})

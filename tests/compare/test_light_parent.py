@@ -12,7 +12,7 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.report import write_report
+from mismatch_probe.report.page import write_report
 values = {"model": {"path": "demo"}, "prompts": {"source": "sums:easy", "num_prompts": 2}}
 assert len(prepare(parse_settings(CompareSettings, values)).prompts) == 2
 print("LOADED", [name for name in ("torch", "transformers", "vllm", "pandas") if name in sys.modules])

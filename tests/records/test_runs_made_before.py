@@ -14,7 +14,7 @@ from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.gate.run import run_gate
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import write_report
+from mismatch_probe.report.page import write_report
 
 THEN = Path(__file__).parent / "runs_made_before"
 RUNS = ("dtypes", "crossed", "plain")

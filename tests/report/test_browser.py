@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.report import render_html
+from mismatch_probe.report.page import render_html
 from tests.report import samples
 from tests.report.test_hostile import PAYLOADS
 

@@ -10,9 +10,9 @@ from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import render_html, write_report
 from mismatch_probe.report.findings import render_document, write_findings_report
 from mismatch_probe.report.findings.interventions import best_part
+from mismatch_probe.report.page import render_html, write_report
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.test_hostile import PAYLOADS

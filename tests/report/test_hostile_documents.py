@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report import render_html
 from mismatch_probe.report.findings import render_document
+from mismatch_probe.report.page import render_html
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.test_hostile import PAYLOADS

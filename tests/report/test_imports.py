@@ -8,7 +8,7 @@ import sys
 for name in ("torch", "transformers", "vllm", "tokenizers"):
     sys.modules[name] = None
 from tests.report import samples
-from mismatch_probe.report import render_html
+from mismatch_probe.report.page import render_html
 assert len(render_html(samples.summary((("bf16", "bf16"),)), samples.manifest())) > 10_000
 heavy = {"typer", "mismatch_probe.engines", "mismatch_probe.training_path"}
 print(sorted(heavy & set(sys.modules)))

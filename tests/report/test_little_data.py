@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.compare.summarise import summarise
-from mismatch_probe.report import write_report
+from mismatch_probe.report.page import write_report
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 
 LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")

@@ -12,8 +12,8 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report import render_html, write_report
 from mismatch_probe.report.figures.corrections import STYLES
+from mismatch_probe.report.page import render_html, write_report
 from tests.report import samples
 
 MOST_BYTES = 2_500_000

@@ -12,7 +12,8 @@ from rich.console import Console
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_tokens
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report import render_html, render_terminal
+from mismatch_probe.report.page import render_html
+from mismatch_probe.report.terminal import render_terminal
 from tests.report import samples
 
 CROSSED: samples.Pairs = (
