@@ -10,12 +10,13 @@ from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.findings import write_findings_report
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import write_report
 from mismatch_probe.report.terminal import render_terminal
 from mismatch_probe.report.training import render_outcome, write_training_report
 
 
-def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: bool) -> ExitCode:
+def report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:
     """Render a comparison again, its statistics computed anew where asked; the exit code is that of `compare`.
 
     Raises:
@@ -28,13 +29,13 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, json_output: 
             directory.write_summary(summarise(directory, directory.read_manifest()))
     summary = directory.read_summary()
     console = people()
-    path = write_report(directory)
+    path = write_report(directory, plotly_js)
     render_terminal(summary, console, directory.path)
     print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code
 
 
-def report_findings(folder: Path, *, json_output: bool) -> None:
+def report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> None:
     """Render what `headroom` or `localize` found.
 
     Raises:
@@ -43,11 +44,13 @@ def report_findings(folder: Path, *, json_output: bool) -> None:
         StorageError: the disk refused the write.
     """
     findings = Findings(folder)
-    path = write_findings_report(findings)
+    path = write_findings_report(findings, plotly_js)
     print_outcome(people(), path, findings.documents()[0], as_json=json_output)
 
 
-def report_training(directories: Sequence[TrainingDirectory], out: Path | None, *, json_output: bool) -> None:
+def report_training(
+    directories: Sequence[TrainingDirectory], out: Path | None, *, plotly_js: PlotlyJs, json_output: bool
+) -> None:
     """Render one training run, or several on one page.
 
     Raises:
@@ -62,7 +65,7 @@ def report_training(directories: Sequence[TrainingDirectory], out: Path | None, 
         raise UsageError("--json prints what came of one run; give one run, or leave --json out")
     path = directories[0].report_path if out is None else out
     console = people()
-    summaries = write_training_report(directories, path)
+    summaries = write_training_report(directories, path, plotly_js)
     for directory, summary in zip(directories, summaries, strict=True):
         render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")
     print_outcome(console, path, summaries[0], as_json=json_output)

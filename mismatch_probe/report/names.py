@@ -34,6 +34,11 @@ class PairStyle:
     dash: tuple[float, ...]
     marker: str
 
+    @property
+    def group(self) -> str:
+        """What is drawn in this style, for the page to hide and show together."""
+        return "-".join([self.color, *(f"{length:g}" for length in self.dash), self.marker])
+
 
 _DASHES_AND_MARKERS: dict[Dtype, tuple[tuple[float, ...], str]] = {
     Dtype.BF16: ((), "o"),

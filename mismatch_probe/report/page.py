@@ -1,10 +1,9 @@
-"""`report.html`: one file, offline, without JavaScript, from the two records of a run."""
+"""`report.html`: one file, from the two records of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.inert import shortened
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.findings import Document, Findings, file_name
 from mismatch_probe.records.manifest import Manifest
@@ -13,7 +12,7 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.hostile import inert_json
-from mismatch_probe.report.names import DETAILED_PAIRS
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
@@ -29,12 +28,10 @@ from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.steps import steps
 from mismatch_probe.report.sections.verdicts import verdicts
 from mismatch_probe.report.sections.vocabulary import vocabulary
-from mismatch_probe.report.sections.worst import most_tokens, worst
-
-_CONTEXT_CHARACTERS = 200
+from mismatch_probe.report.sections.worst import worst
 
 
-def write_report(run: RunDirectory) -> Path:
+def write_report(run: RunDirectory, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Path:
     """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what is filed beside them.
 
     Raises:
@@ -44,11 +41,16 @@ def write_report(run: RunDirectory) -> Path:
     """
     findings = Findings(run.path).documents()
     summary = with_advice_to_follow(run.read_summary(), run.path, findings)
-    write_text(run.report_path, render_html(summary, run.read_manifest(), findings))
+    write_text(run.report_path, render_html(summary, run.read_manifest(), findings, plotly_js))
     return run.report_path
 
 
-def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Document] = ()) -> str:
+def render_html(
+    summary: Summary,
+    manifest: Manifest,
+    findings: Sequence[Document] = (),
+    plotly_js: PlotlyJs = PlotlyJs.EMBED,
+) -> str:
     """The page, with a section for each result of `headroom`, `localize` and `explain` that was filed in the run; the
     same records give the same bytes.
     """
@@ -72,7 +74,7 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Documen
         reproduce(manifest),
     ]
     return rendered_page(
-        "report.html.j2",
+        plotly_js,
         tool_version=manifest.tool_version,
         overview=overview(summary, manifest),
         sections=[section for section in sections if section is not None],
@@ -82,19 +84,13 @@ def render_html(summary: Summary, manifest: Manifest, findings: Sequence[Documen
 
 
 def _embedded(summary: Summary) -> dict[str, Any]:
-    """The summary as in `summary.json`, cut to what the page shows, numbers to nine significant digits."""
+    """The summary as in `summary.json`, without curves and worst tokens, numbers to nine significant digits."""
     document: dict[str, Any] = _rounded(summary.model_dump(mode="json"))
-    for number, pair in enumerate(document["pairs"]):
-        pair["worst_tokens"] = [_cut(token) for token in pair["worst_tokens"][: most_tokens(summary)]]
-        if number >= DETAILED_PAIRS:
-            _without_curves(pair)
+    for pair in document["pairs"]:
+        pair |= {"scatter": None, "confidence": [], "errors": [], "corrections": [], "worst_tokens": []}
+        if pair["length"]:
+            pair["length"] |= {name: [] for name, value in pair["length"].items() if isinstance(value, list)}
     return document
-
-
-def _without_curves(pair: dict[str, Any]) -> None:
-    pair |= {"scatter": None, "confidence": [], "errors": [], "corrections": []}
-    if pair["length"]:
-        pair["length"] |= {name: [] for name, value in pair["length"].items() if isinstance(value, list)}
 
 
 def _rounded(value: Any) -> Any:
@@ -103,12 +99,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(inner) for inner in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
-
-
-def _cut(token: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: shortened(value, _CONTEXT_CHARACTERS, keep="end" if name == "before" else "start")
-        if isinstance(value, str)
-        else value
-        for name, value in token.items()
-    }

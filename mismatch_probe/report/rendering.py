@@ -1,6 +1,7 @@
 """From sections to HTML: the templates with what they need to show a block."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,13 +11,22 @@ from markupsafe import Markup
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
 from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.interactive import PlotlyJs, packed_figures, scripts
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
-from mismatch_probe.report.view import Badge, Cell
+from mismatch_probe.report.view import Badge, Cell, Figure, Overview, Section
 
 
-def rendered_page(template: str, **values: Any) -> str:
+def rendered_page(plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Section], **values: Any) -> str:
     """A page; the same values give the same bytes."""
-    return _environment().get_template(template).render(**values)
+    blocks = [overview.figure, *(block for section in sections for block in section.blocks)]
+    panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.panels]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            scripts=scripts(plotly_js), figures=packed_figures(panels), overview=overview, sections=sections, **values
+        )
+    )
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -30,7 +31,7 @@ class Table:
     """`rows` are as wide as `columns`, and the first cell of a row is its header.
 
     `reading` tells under the caption how to read it; `text_columns` are set flush left; `folded` tables open on
-    request; `stacked` tables turn each row into a card on a narrow screen.
+    request; `stacked` tables turn each row into a card on a narrow screen. `row_anchors` name the rows, where given.
     """
 
     caption: str
@@ -41,6 +42,7 @@ class Table:
     folded: bool = False
     stacked: bool = False
     anchor: str = ""
+    row_anchors: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,16 @@ class Heading:
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing under its heading."""
+    """One drawing under its heading: plotly's `data` and `layout`, and the height in pixels."""
 
     heading: Heading
-    svg: Markup
+    specification: dict[str, Any]
+    height: int
+
+    @property
+    def is_logarithmic(self) -> bool:
+        layout = self.specification["layout"]
+        return any(layout.get(axis, {}).get("type") == "log" for axis in ("xaxis", "yaxis"))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "vllm", "numpy", "pyarrow", "pydantic", "matplotlib")
+HEAVY = ("torch", "transformers", "vllm", "numpy", "pyarrow", "pydantic", "plotly")
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,46 +1,51 @@
-"""In a real browser: model output that tries to run does not, and the page fits a phone."""
+"""In a real browser: drawings are drawn and answer, what a model wrote does nothing, and the page fits a phone."""
 
-import shutil
-import subprocess
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html
 from tests.report import samples
+from tests.report.browser import Tab, browser_tab, needs_browser
 from tests.report.test_hostile import PAYLOADS
 
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
 MOST_SHEETS = 14
 PROBE = "<script>document.documentElement.dataset.ran = 'yes'</script>"
+IMAGE = "<img src=x onerror=\"document.documentElement.dataset.ran = 'yes'\">"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome to open the page in"),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
-def opened(path: Path, *flags: str) -> str:
-    """What the browser says of a file after everything that runs has run."""
-    assert BROWSER is not None
-    common = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *(f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=3000"),
-    ]
-    command = [BROWSER, *common, *flags, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with browser_tab() as tab:
+        yield tab
 
 
-def dom(page: str, folder: Path) -> str:
-    """The document as the browser has it."""
+def shown(tab: Tab, page: str, folder: Path, width: int = 1280) -> Tab:
     path = folder / "page.html"
     path.write_text(page, encoding="utf-8", errors="backslashreplace")
-    return opened(path, "--window-size=1280,2000", "--dump-dom")
+    tab.console.clear()
+    tab.open(path, width)
+    return tab
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(samples.summary(PAIRS), samples.manifest(PAIRS))
+
+
+@pytest.fixture(scope="module")
+def report(tab: Tab, page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab:
+    shown(tab, page, tmp_path_factory.mktemp("report"))
+    tab.draw_all()
+    return tab
 
 
 def hostile_page(payload: str) -> str:
@@ -48,43 +53,158 @@ def hostile_page(payload: str) -> str:
     return render_html(samples.summary(PAIRS, simulation), samples.manifest(PAIRS, payload))
 
 
-def test_the_browser_runs_nothing_that_a_model_wrote(tmp_path: Path) -> None:
-    page = hostile_page(PROBE + "".join(PAYLOADS.values()))
-    document = dom(page, tmp_path)
-    assert 'data-ran="yes"' not in document
-    assert "<title>pwned" not in document
-    assert document.count("<script") == 1
+def plot(anchor: str) -> str:
+    return f"document.querySelector('#{anchor} .drawing')"
 
 
-def test_the_policy_alone_stops_a_script_that_slipped_through(tmp_path: Path) -> None:
-    page = hostile_page("").replace("</main>", f"{PROBE}<img src=x onerror=\"document.title='pwned'\"></main>")
-    document = dom(page, tmp_path)
-    assert 'data-ran="yes"' not in document
-    assert "<title>pwned" not in document
+def axis(tab: Tab, anchor: str) -> Any:
+    return tab.run(f"JSON.stringify({plot(anchor)}.layout.yaxis.range)")
 
 
-def test_without_policy_and_escaping_the_probe_would_have_run(tmp_path: Path) -> None:
-    assert 'data-ran="yes"' in dom(f"<!doctype html><body>{PROBE}</body>", tmp_path)
+def test_every_drawing_is_drawn_and_the_browser_complains_of_nothing(report: Tab) -> None:
+    assert report.run("document.querySelectorAll('.plot').length") > 10
+    assert report.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
+    assert report.console == []
+
+
+def test_a_point_that_is_pointed_at_says_its_value_interval_and_counts(report: Tab) -> None:
+    drawing = plot("overview-kl")
+    report.run(f"{drawing}.scrollIntoView({{block: 'center'}})")
+    text = report.run(f"{drawing}.data.find((trace) => trace.hovertext).hovertext[1]")
+    place = f"{drawing}.querySelectorAll('.scatterlayer .trace .points path')[1].getBoundingClientRect()"
+    x, y = (report.run(f"{place}.{side} + {place}.{size} / 2") for side, size in (("x", "width"), ("y", "height")))
+    report.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 3, y=y)
+    report.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    report.wait(f"{drawing}.querySelector('.hovertext')")
+    label = report.run(f"{drawing}.querySelector('.hovertext').textContent")
+    assert label == text.replace("<br>", "")
+    assert "BF16" in label
+    assert " responses, " in label
+
+
+def test_the_key_hides_a_pair_in_every_drawing_and_shows_it_again(report: Tab) -> None:
+    visible = f"{plot('length-position')}.data.filter((trace) => trace.visible !== false).length"
+    before = report.run(visible)
+    key = "document.querySelector('#figure-overview .key button')"
+    report.run(f"{key}.click()")
+    report.wait(f"{visible} < {before}")
+    other = "document.querySelector('#figure-length .key button')"
+    assert report.run(f"{other}.getAttribute('aria-pressed')") == "false"
+    report.run(f"{other}.click()")
+    report.wait(f"{visible} === {before}")
+
+
+def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
+    kind = f"{plot('length-position')}.layout.yaxis.type"
+    for wanted in ("linear", "log"):
+        report.run("document.querySelector('#length-position .scale').click()")
+        report.wait(f"{kind} === '{wanted}'")
+
+
+def test_a_drawing_can_be_zoomed_and_reset(report: Tab) -> None:
+    before = axis(report, "length-cumulative")
+    report.run(
+        f"{plot('length-cumulative')}.querySelector('.modebar-btn[data-val=in]').dispatchEvent(new Event('click'))"
+    )
+    report.wait(f"JSON.stringify({plot('length-cumulative')}.layout.yaxis.range) !== '{before}'")
+    report.run(
+        f"{plot('length-cumulative')}.querySelector('.modebar-btn[data-val=reset]').dispatchEvent(new Event('click'))"
+    )
+    report.wait(f"JSON.stringify({plot('length-cumulative')}.layout.yaxis.range) === '{before}'")
+
+
+def test_a_point_of_a_bad_token_leads_to_its_row(report: Tab) -> None:
+    event = json.dumps({"points": [{"customdata": "worst-train-bf16-infer-bf16-7"}]})
+    report.run(f"{plot('scatter-train-bf16-infer-bf16')}.emit('plotly_click', {event})")
+    assert report.run("location.hash") == "#worst-train-bf16-infer-bf16-7"
+    row = "document.getElementById('worst-train-bf16-infer-bf16-7')"
+    assert report.run(f"{row}.tagName") == "TR"
+    assert report.run(f"{row}.closest('details').open")
+
+
+def test_colours_follow_the_theme_that_is_chosen(report: Tab) -> None:
+    color = f"{plot('overview-cumulative')}.layout.template.layout.font.color"
+    light = report.run(color)
+    report.run("document.querySelector('.theme').click()")
+    report.wait(f"{color} !== '{light}'")
+    report.run("document.querySelector('.theme').click()")
+    report.wait(f"{color} === '{light}'")
+
+
+def test_a_table_can_be_sorted_by_a_column_of_numbers(report: Tab) -> None:
+    table = "document.getElementById('worst-train-bf16-infer-bf16')"
+    column = f"[...{table}.tBodies[0].rows].map((row) => Number(row.cells[2].textContent))"
+    report.run(f"{table}.tHead.querySelectorAll('button')[2].click()")
+    values = report.run(column)
+    assert values == sorted(values)
+    report.run(f"{table}.tHead.querySelectorAll('button')[2].click()")
+    assert report.run(column) == values[::-1]
+    assert report.run(f"{table}.tHead.rows[0].cells[2].getAttribute('aria-sort')") == "descending"
+
+
+def test_the_browser_runs_nothing_that_a_model_wrote(tab: Tab, tmp_path: Path) -> None:
+    shown(tab, hostile_page(PROBE + IMAGE + "".join(PAYLOADS.values())), tmp_path).draw_all()
+    assert tab.run("document.documentElement.dataset.ran") is None
+    assert "pwned" not in tab.run("document.title")
+    assert tab.console == []
+
+
+def test_what_a_model_wrote_stays_text_where_it_is_pointed_at(tab: Tab, tmp_path: Path) -> None:
+    shown(tab, hostile_page(f"<b>bold</b>{PROBE}"), tmp_path).draw_all()
+    drawing = plot("scatter-train-bf16-infer-bf16")
+    point = f"{drawing}.data.findIndex((trace) => trace.customdata)"
+    tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: {point}, pointNumber: 0}}])")
+    tab.wait(f"{drawing}.querySelector('.hovertext')")
+    assert "<b>bold</b><script>" in tab.run(f"{drawing}.querySelector('.hovertext').textContent")
+    assert tab.run(f"{drawing}.querySelector('.hovertext b, .hovertext script, .hovertext [style*=bold]')") is None
+    assert tab.run("document.documentElement.dataset.ran") is None
+
+
+def test_the_policy_alone_stops_a_script_that_slipped_through(tab: Tab, page: str, tmp_path: Path) -> None:
+    shown(tab, page.replace("</main>", f"{PROBE}{IMAGE}</main>"), tmp_path)
+    assert tab.run("document.documentElement.dataset.ran") is None
+    assert any("Content Security Policy" in line for line in tab.console)
+
+
+def test_without_policy_and_escaping_the_probe_would_have_run(tab: Tab, tmp_path: Path) -> None:
+    assert shown(tab, f"<!doctype html><body>{PROBE}</body>", tmp_path).run("document.documentElement.dataset.ran")
+
+
+def test_a_page_whose_plotly_was_changed_says_that_it_cannot_draw(tab: Tab, page: str, tmp_path: Path) -> None:
+    start = page.index('id="plotlyjs">') + len('id="plotlyjs">')
+    shown(tab, f"{page[:start]}{'A' * 64}{page[start + 64 :]}", tmp_path)
+    tab.wait("document.documentElement.dataset.figures === 'failed'")
+    assert tab.run("getComputedStyle(document.querySelector('.no-figures')).display") == "block"
+
+
+def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, page: str, tmp_path: Path) -> None:
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        shown(tab, page, tmp_path)
+        assert "drawn by JavaScript" in tab.run("document.querySelector('header').innerText")
+        assert tab.run("getComputedStyle(document.querySelector('.plot')).display") == "none"
+        assert tab.run("document.querySelector('button.theme').checkVisibility()") is False
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_a_page_that_names_plotlys_server_asks_for_nothing_else(tab: Tab, tmp_path: Path) -> None:
+    page = render_html(samples.summary(PAIRS), samples.manifest(PAIRS), plotly_js=PlotlyJs.CDN)
+    shown(tab, page, tmp_path)
+    asked = tab.run("performance.getEntriesByType('resource').map((entry) => new URL(entry.name).host)")
+    assert set(asked) <= {"cdn.plot.ly"}
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_the_page_never_scrolls_sideways(width: int, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(hostile_page("x" * 300), encoding="utf-8")
-    frame = f"""<!doctype html><body style="margin:0"><iframe id="f" src="report.html"
-      style="width:{width}px;height:900px"></iframe><script>
-    const frame = document.getElementById("f");
-    frame.onload = () => {{
-      const root = frame.contentDocument.documentElement;
-      document.body.dataset.overflow = root.scrollWidth - root.clientWidth;
-    }};
-    </script></body>"""
-    path = tmp_path / "frame.html"
-    path.write_text(frame, encoding="utf-8")
-    assert 'data-overflow="0"' in opened(path, "--allow-file-access-from-files", "--dump-dom")
+def test_the_page_never_scrolls_sideways(tab: Tab, width: int, tmp_path: Path) -> None:
+    shown(tab, hostile_page("x" * 300), tmp_path, width).draw_all()
+    assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
 
 
-def test_the_page_prints_on_few_sheets(tmp_path: Path) -> None:
-    path, printed = tmp_path / "report.html", tmp_path / "report.pdf"
-    path.write_text(render_html(samples.summary(PAIRS), samples.manifest(PAIRS)), encoding="utf-8")
-    opened(path, f"--print-to-pdf={printed}")
-    assert 1 < printed.read_bytes().count(b"/Type /Page\n") <= MOST_SHEETS
+def test_the_page_prints_on_few_sheets_with_its_drawings(tab: Tab, page: str, tmp_path: Path) -> None:
+    shown(tab, page, tmp_path)
+    tab.wait("document.querySelector('.main-svg')")
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
+    printed = tab.pdf()
+    assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS

@@ -1,65 +1,138 @@
-"""Drawings carry the data they are given."""
+"""Drawings carry the data they are given, and say exactly what they show."""
 
-import re
+import itertools
+import math
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
-from matplotlib.figure import Figure
 
+from mismatch_probe.records.summary import TokenInContext
 from mismatch_probe.report.figures import scatter
-from mismatch_probe.report.figures.canvas import logarithmic, panel, power_of_ten
+from mismatch_probe.report.figures.canvas import (
+    LEAST_SPAN,
+    band,
+    hover,
+    line,
+    logarithmic,
+    panel,
+    power_of_ten,
+    said,
+    words_inside,
+)
 from mismatch_probe.report.figures.errors import shared_limits
-from mismatch_probe.report.figures.svg import for_page
+from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
+from tests.report.pages import traces
+from tests.report.test_hostile import PAYLOADS
 
 HEADING = Heading("here", "A title with <b>", "A description & more")
+STYLE = PairStyle("bf16", (6, 2), "s")
 
 
 def test_joining_bins_of_a_map_loses_no_token() -> None:
-    found = ProbabilityScatter(100, [(0, 0, 5), (1, 1, 7), (99, 98, 11)])
-    num_bins, cells = scatter.coarser(found, most_bins=64)
+    points = ProbabilityScatter(100, [(0, 0, 5), (1, 1, 7), (99, 98, 11)])
+    num_bins, cells = scatter.coarser(points, most_bins=64)
     assert num_bins == 50
     assert cells == {(0, 0): 12, (49, 49): 11}
 
 
-def test_a_map_draws_one_path_for_each_level_of_counts() -> None:
-    cells = [(x, x, 10 ** (x % 4)) for x in range(16)]
-    svg = scatter.draw(HEADING, ProbabilityScatter(16, cells)).svg
-    levels = set(re.findall(r"var\(--fig-heat-(\d)\)", svg))
-    assert levels == {"1", "3", "5", "7"}
+def test_a_map_holds_every_count_in_its_place() -> None:
+    cells = [(x, 15 - x, 10 ** (x % 4)) for x in range(2, 16)]
+    [counts] = traces(scatter.draw(HEADING, ProbabilityScatter(16, cells)).specification, type="heatmap")
+    seen = {
+        (
+            round((counts["x0"] + x * counts["dx"]) * 16 - 0.5),
+            round((counts["y0"] + y * counts["dy"]) * 16 - 0.5),
+        ): count
+        for y, row in enumerate(counts["z"])
+        for x, count in enumerate(row)
+        if count is not None
+    }
+    assert seen == {(x, y): count for x, y, count in cells}
 
 
-def test_a_drawing_is_named_and_its_name_is_escaped() -> None:
-    svg = panel(HEADING, lambda axes: axes.plot([0, 1], [0, 1])).svg
-    assert '<title id="here-title">A title with &lt;b&gt;</title>' in svg
-    assert '<desc id="here-desc">A description &amp; more</desc>' in svg
+@pytest.mark.parametrize("most", [1, 2, 1000, 10**9])
+def test_each_colour_of_a_map_stands_for_a_constant_factor(most: int) -> None:
+    drawn = scatter.draw(HEADING, ProbabilityScatter(4, [(0, 0, 1), (3, 3, most)]))
+    stops = [place for place, _ in traces(drawn.specification, type="heatmap")[0]["colorscale"]]
+    assert stops[0] == 0
+    assert stops[-1] == 1
+    assert stops == sorted(stops)
+    factors = [right / left for left, right in itertools.pairwise(stops[1:])]
+    assert factors == pytest.approx([most ** (1 / 6)] * 6, rel=1e-4)
 
 
-def test_markers_of_a_curve_are_styled_once() -> None:
-    svg = panel(HEADING, lambda axes: axes.plot([0, 1, 2], [0, 1, 4], "o", color="#123456")).svg
-    assert svg.count("<use") == 3
-    assert len(re.findall(r'<g[^>]* style="fill: #123456[^"]*">(<use[^>]*>){3}</g>', svg)) == 1
-    assert not re.search("<use[^>]*style", svg)
+def test_the_worst_tokens_are_points_that_lead_to_their_rows() -> None:
+    token = TokenInContext(
+        sequence_id="sums-1/0",
+        position=4,
+        before="<b>2+2=",
+        token="5",
+        after="$x$",
+        log_pi=math.log(0.25),
+        log_mu=math.log(0.75),
+        log_ref=None,
+    )
+    drawn = scatter.draw(HEADING, ProbabilityScatter(4, [(3, 1, 9)]), worst=[(token, "worst-1")])
+    [points] = traces(drawn.specification, customdata=["worst-1"])
+    assert (points["x"], points["y"]) == ([pytest.approx(0.75)], [pytest.approx(0.25)])
+    assert points["hovertext"] == [
+        "token 5 of sums-1/0<br>&lt;b&gt;2+2=[5]$x$<br>d = -1.10 nats; click for its row",
+    ]
 
 
-def test_a_style_that_is_not_inherited_stays_where_it_is() -> None:
-    """Two half-transparent areas under one half-transparent group would not darken where they overlap."""
-    area = '<path style="fill: #123456; opacity: 0.5" d="M 0 0 L 1.25 1 L 0 1 z"/>'
-    document = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><g>{area}{area}</g></svg>'
-    svg = for_page(document.encode(), HEADING, {})
-    assert svg.count('<path style="fill: #123456; opacity: 0.5" d="M0 0L1.2 1L0 1z" />') == 2
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
+def test_plotly_is_fed_no_markup_but_its_own_line_breaks(payload: str) -> None:
+    assert not set("<>") & set(said(payload))
+    assert not set("<>") & set(hover(payload, payload).replace("<br>", ""))
+    assert "\n" not in said(payload)
 
 
-def test_text_in_a_drawing_is_text_and_keeps_its_digits() -> None:
-    svg = panel(HEADING, lambda axes: axes.text(0, 0, "2.34567e-6")).svg
-    assert ">2.34567e-6</text>" in svg
+def test_a_point_says_what_it_was_given() -> None:
+    figure = go.Figure()
+    line(figure, [1.0, 2.0], [3.0, 4.0], STYLE, [hover("BF16", "token 1"), hover("BF16", "token 2")])
+    [curve] = panel(HEADING, lambda empty: empty.add_traces(figure.data)).specification["data"]
+    assert curve["hovertext"] == ["BF16<br>token 1", "BF16<br>token 2"]
+    assert curve["line"]["dash"] == "6px,2px"
+    assert curve["marker"]["symbol"] == "square"
+    assert curve["legendgroup"] == STYLE.group
 
 
-def test_two_drawings_on_one_page_share_no_id() -> None:
-    first, second = (panel(Heading(name, "t", "d"), lambda axes: axes.plot([0, 1], [0, 1], "o")).svg for name in "ab")
-    ids = [set(re.findall(r'id="([^"]+)"', svg)) for svg in (first, second)]
-    assert not ids[0] & ids[1]
-    assert set(re.findall(r"url\(#([^)]+)\)", first)) <= ids[0]
+def test_what_is_drawn_alike_is_hidden_together_and_nothing_else() -> None:
+    groups = {PairStyle(color, dash, marker).group for color in "ab" for dash in ((), (6, 2)) for marker in "os"}
+    assert len(groups) == 8
+
+
+def test_a_band_is_broken_where_a_bound_is_missing() -> None:
+    def draw(figure: go.Figure) -> None:
+        band(figure, [1.0, 2.0, 3.0, 4.0], [0.0, None, 0.0, 0.0], [1.0, 1.0, math.inf, 1.0], STYLE, 0.2)
+        band(figure, [1.0, 2.0], [None, None], [1.0, 1.0], STYLE, 0.2)
+        band(figure, [1.0, 2.0], [0.0, 0.5], [1.0, 1.5], STYLE, 0.2)
+
+    areas = panel(HEADING, draw).specification["data"]
+    assert [(area["x"], area["y"]) for area in areas] == [
+        ([1.0, 1.0], [0.0, 1.0]),
+        ([4.0, 4.0], [0.0, 1.0]),
+        ([1.0, 2.0, 2.0, 1.0], [0.0, 0.5, 1.5, 1.0]),
+    ]
+
+
+def test_numbers_keep_their_digits_and_what_is_not_finite_is_a_gap() -> None:
+    values = [2.345671e-6, math.nan, math.inf, 123456.7]
+    [curve] = panel(HEADING, lambda figure: line(figure, [1, 2, 3, 4], values, STYLE)).specification["data"]
+    assert curve["y"] == [2.345671e-6, None, None, 123456.7]
+
+
+def test_an_empty_drawing_says_so() -> None:
+    nothing = panel(HEADING, lambda figure: None).specification
+    assert "Nothing to draw" in nothing["layout"]["annotations"][0]["text"]
+
+
+def test_words_in_a_drawing_are_no_markup() -> None:
+    drawn = panel(HEADING, lambda figure: words_inside(figure, "<i>2.34567e-6</i>", 0, 0)).specification
+    assert drawn["layout"]["annotations"][0]["text"] == "&lt;i&gt;2.34567e-6&lt;/i&gt;"
 
 
 def test_tails_that_hold_next_to_nothing_do_not_stretch_the_axis() -> None:
@@ -77,11 +150,25 @@ def test_ticks_between_two_powers_are_told_apart() -> None:
     assert [power_of_ten(value) for value in (3e-7, 3.5e-7, 4e-7)] == ["3·10⁻⁷", "3.5·10⁻⁷", "4·10⁻⁷"]
 
 
+def log_axis(values: list[float | None], least_span: float = LEAST_SPAN) -> dict[str, Any]:
+    figure = go.Figure()
+    logarithmic(figure, "y", values, least_span)
+    return figure.layout.yaxis.to_plotly_json()  # type: ignore[no-any-return]
+
+
 def test_what_hardly_differs_is_drawn_as_hardly_different() -> None:
-    axes = Figure().add_subplot()
-    axes.plot([1.190e-4, 1.191e-4])
-    logarithmic(axes, "y")
-    low, high = axes.get_ylim()
-    assert high / low == pytest.approx(5)
-    labels = [power_of_ten(value) for value in axes.get_yticks() if low <= value <= high]
-    assert len(labels) == len(set(labels)) > 1
+    low, high = log_axis([1.190e-4, 1.191e-4])["range"]
+    assert 10 ** (high - low) >= LEAST_SPAN
+    assert 10**low < 1.19e-4 < 10**high
+
+
+def test_an_axis_shows_every_value_that_it_can_and_ignores_what_it_cannot() -> None:
+    low, high = log_axis([1e-9, 0.0, -1.0, None, math.inf, 1e-2])["range"]
+    assert low < -9
+    assert -2 < high < -1
+
+
+def test_a_long_axis_has_few_ticks() -> None:
+    axis = log_axis([1e-30, 1.0])
+    low, high = axis["range"]
+    assert (high - low) / axis["dtick"] < 9

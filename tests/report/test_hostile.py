@@ -10,6 +10,7 @@ from mismatch_probe.inert import shortened
 from mismatch_probe.report.hostile import inert_json, visible
 from mismatch_probe.report.page import render_html
 from tests.report import samples
+from tests.report.pages import SCRIPTS, drawings, words
 
 PAYLOADS = {
     "script": "<script>document.title='pwned'</script>",
@@ -35,7 +36,7 @@ ALLOWED_TAGS = {
     *("html", "head", "meta", "title", "style", "body", "a", "div", "nav", "p", "ol", "ul", "li", "main", "header"),
     *("section", "footer", "h1", "h2", "h3", "h4", "table", "caption", "thead", "tbody", "tr", "th", "td", "figure"),
     *("figcaption", "details", "summary", "span", "code", "pre", "b", "i", "small", "mark", "bdi", "script"),
-    *("svg", "g", "path", "use", "defs", "text", "tspan", "clippath", "rect", "desc"),
+    *("svg", "path", "button", "noscript"),
 }
 
 
@@ -59,12 +60,13 @@ class Inspector(HTMLParser):
 def test_hostile_text_anywhere_in_the_records_stays_inert(payload: str) -> None:
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
     simulation = samples.Simulation(num_responses=16, longest=64, hostile=payload, model=f"demo{payload}")
-    page = render_html(samples.undrawn(samples.summary(pairs, simulation)), samples.manifest(pairs, payload))
+    page = render_html(samples.summary(pairs, simulation), samples.manifest(pairs, payload))
     inspector = Inspector()
     inspector.feed(page)
     inspector.close()
     assert set(inspector.tags) <= ALLOWED_TAGS
-    assert inspector.scripts == ["application/json"]
+    assert inspector.scripts == list(SCRIPTS.values())
+    assert not set("<>") & set(words(drawings(page)).replace("<br>", "").replace("<extra></extra>", ""))
     assert not [name for name, _ in inspector.attributes if name.startswith("on")]
     assert not [value for name, value in inspector.attributes if name in ("href", "src") and not value.startswith("#")]
     assert not [character for character in "\u202e\u2066\u2028\u2029\x1b\x00\ufeff" if character in page]

@@ -7,6 +7,7 @@ import pytest
 
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.report.page import write_report
+from tests.report.pages import drawings, words
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 
 LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")
@@ -15,9 +16,7 @@ LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")
 @pytest.mark.parametrize("num_prompts", [1, 3, 7])
 def test_a_run_of_few_responses_has_a_page(tmp_path: Path, num_prompts: int) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=num_prompts), with_summary=True)
-    page = write_report(run).read_text()
-    assert "too few responses" in page
-    assert "too few responses" in panel(page, "overview-cumulative")
+    assert "too few responses" in words(drawings(write_report(run).read_text())["overview-cumulative"])
 
 
 def test_a_run_without_a_usable_response_says_so_in_place_of_its_divergence(tmp_path: Path) -> None:
@@ -27,12 +26,7 @@ def test_a_run_without_a_usable_response_says_so_in_place_of_its_divergence(tmp_
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=4))
     edit_leg(run, "train-bf16", lost)
     run.write_summary(summarise(run, run.read_manifest()))
-    assert "Nothing to draw" in panel(write_report(run).read_text(), "overview-kl")
-
-
-def panel(page: str, anchor: str) -> str:
-    """One drawing of the page, with what is written in it."""
-    return page.partition(f'<div class="panel" id="{anchor}">')[2].partition("</svg>")[0]
+    assert "Nothing to draw" in words(drawings(write_report(run).read_text())["overview-kl"])
 
 
 def test_sides_that_agree_to_the_last_bit_have_a_page(tmp_path: Path) -> None:
@@ -43,4 +37,4 @@ def test_sides_that_agree_to_the_last_bit_have_a_page(tmp_path: Path) -> None:
     for leg in LEGS:
         edit_leg(run, leg, certain)
     run.write_summary(summarise(run, run.read_manifest()))
-    assert "no deviation" in write_report(run).read_text()
+    assert "no deviation" in words(drawings(write_report(run).read_text()))

@@ -1,5 +1,7 @@
 """The page: whole, deterministic, offline, small, and usable without a mouse or colours."""
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -8,15 +10,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.figures.corrections import STYLES
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html, write_report
 from tests.report import samples
+from tests.report.pages import SCRIPTS, drawings, scripts_of, traces, words
 
 MOST_BYTES = 2_500_000
+MOST_BYTES_OF_MANY_PAIRS = 3_200_000
+"""plotly.js takes 2 MB of each."""
 VOID = {"meta", "br", "img", "hr", "link", "input", "wbr"}
 SECTIONS = (
     *("answer", "verdicts", "dtypes", "scatter", "length", "errors", "vocabulary", "confidence", "corrections"),
@@ -39,7 +46,7 @@ class Structure(HTMLParser):
         self.elements.append((tag, found))
         if found.get("id"):
             self.ids.append(str(found["id"]))
-        for name in ("href", "aria-labelledby"):
+        for name in ("href", "aria-labelledby", "aria-describedby"):
             self.links += [part.removeprefix("#") for part in str(found.get(name) or "").split()]
         if tag not in VOID:
             self.open.append(tag)
@@ -94,31 +101,66 @@ def test_anchors_are_stable(structure: Structure) -> None:
     assert {"figure-overview", "figure-length", "worst-train-bf16-infer-bf16", "summary"} <= set(structure.ids)
 
 
-def test_nothing_is_loaded_and_nothing_runs(page: str, structure: Structure) -> None:
-    scripts = [attributes for tag, attributes in structure.elements if tag == "script"]
-    assert [script.get("type") for script in scripts] == ["application/json"]
+def test_nothing_is_loaded_and_nothing_runs_but_the_page_and_plotly(page: str, structure: Structure) -> None:
+    assert scripts_of(page) == SCRIPTS
     assert not [tag for tag, _ in structure.elements if tag in ("img", "iframe", "link", "object", "embed")]
     assert not re.search(r"https?://|@import|url\((?!#)", page)
-    policy = next(a["content"] for _, a in structure.elements if a.get("http-equiv") == "Content-Security-Policy")
+    plotly, own = (digest(script) for script in (get_plotlyjs(), re.findall(r"<script>(.*?)</script>", page, re.S)[0]))
+    assert policy_of(structure) == (
+        f"default-src 'none'; script-src '{own}' '{plotly}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_a_page_for_a_repository_fetches_one_checked_version_of_plotly_and_is_small() -> None:
+    page = render_html(samples.summary(), samples.manifest(), plotly_js=PlotlyJs.CDN)
+    url = f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"
+    tag = f'<script src="{url}" integrity="{digest(get_plotlyjs())}" crossorigin="anonymous"></script>'
+    assert tag in page
+    assert re.findall(r"https?://[^\"' ;]+", page) == [url, url]
+    assert f" {url}; style-src" in policy_of(parsed(page))
+    assert len(page) < 700_000
+
+
+def digest(script: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def policy_of(structure: Structure) -> str:
+    policies = [a["content"] for _, a in structure.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    [policy] = policies
     assert policy is not None
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+    return policy
 
 
 def test_every_drawing_can_be_heard_and_every_header_has_a_scope(structure: Structure) -> None:
-    plots = [a for tag, a in structure.elements if tag == "svg" and a.get("class") == "plot"]
+    plots = [a for _, a in structure.elements if a.get("class") == "plot"]
     assert len(plots) > 10
-    assert all(plot.get("role") == "img" and plot.get("aria-labelledby") for plot in plots)
+    assert all(plot.get("aria-labelledby") and plot.get("aria-describedby") for plot in plots)
     assert all(a.get("scope") in ("row", "col") for tag, a in structure.elements if tag == "th")
     assert ("a", {"class": "skip", "href": "#answer"}) in structure.elements
 
 
 def test_every_drawing_takes_its_colours_from_the_page(page: str) -> None:
-    drawings = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
-    assert "var(--fig-" in drawings
-    assert not re.search(r"#[0-9a-f]{6}\b", drawings)
-    assert "font-family" not in drawings
-    used = set(re.findall(r"var\((--[\w-]+)\)", page))
+    drawn = words(drawings(page))
+    assert "var(--fig-" in drawn
+    assert not re.search(r"#[0-9a-f]{6}\b|rgb", drawn)
+    assert '"family"' not in drawn
+    used = set(re.findall(r"var\((--[\w-]+)\)", page + drawn))
     assert used <= set(re.findall(r"(--[\w-]+):", page))
+
+
+def test_every_drawing_has_its_specification_and_its_place(page: str, structure: Structure) -> None:
+    panels = [a["id"] for _, a in structure.elements if a.get("class") == "panel"]
+    assert list(drawings(page)) == panels
+
+
+def test_whoever_hides_a_pair_hides_it_wherever_it_is_drawn(page: str) -> None:
+    groups = set(re.findall(r'data-group="([^"]+)"', page))
+    drawn = drawings(page)
+    named = {trace.get("legendgroup") for drawing in drawn.values() for trace in drawing["data"]} - {None}
+    assert groups <= named
+    assert len([anchor for anchor, drawing in drawn.items() if traces(drawing, legendgroup="bf16-o")]) >= 8
 
 
 def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str) -> None:
@@ -129,6 +171,10 @@ def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str) -> Non
     bodies = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
     without_table = [name for name, body in zip(figures, bodies, strict=True) if "<table" not in body]
     assert without_table == []
+
+
+def test_the_page_of_three_dtypes_is_small(page: str) -> None:
+    assert len(page.encode()) <= MOST_BYTES
 
 
 def test_the_summary_is_embedded(page: str) -> None:
@@ -153,8 +199,8 @@ def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text
         summary.model_copy(update={"verdict": summary.verdict.model_copy(update={"advice": advice})}),
         samples.manifest(((Dtype.BF16, Dtype.BF16),)),
     )
-    words = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
-    assert f"<li>See: <code>{words.strip()}</code></li>" in page
+    command = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
+    assert f"<li>See: <code>{command.strip()}</code></li>" in page
     assert "<li><code><span>&lt;script&gt;</span></code> is text</li>" in page
 
 
@@ -172,8 +218,8 @@ def test_parts_that_could_not_be_had_are_told_in_words() -> None:
         update={"length": None, "blame": None, "scatter": None, "confidence": [], "errors": [], "worst_tokens": []}
     )
     page = render_html(summary.model_copy(update={"pairs": [bare]}), samples.manifest())
-    for words in ("no length law", "No reference was scored", "no probabilities to draw", "no token deviates"):
-        assert words in page
+    for sentence in ("no length law", "No reference was scored", "no probabilities to draw", "no token deviates"):
+        assert sentence in page
     assert parsed(page).open == []
 
 
@@ -203,8 +249,8 @@ def test_floors_stand_beside_the_blame(page: str) -> None:
 def test_the_whole_vocabulary_checks_every_sampled_estimator(page: str) -> None:
     section = _section(page, "vocabulary")
     assert section.count(">yes<") == 4 * len(samples.summary().pairs)
-    for words in ("KL by k1", "KL by k2", "KL by k3", "total variation"):
-        assert words in section
+    for name in ("KL by k1", "KL by k2", "KL by k3", "total variation"):
+        assert name in section
     assert "does not hold 0" not in section
 
 
@@ -243,7 +289,7 @@ def test_one_rule_of_each_kind_is_drawn_against_length_and_every_rule_is_in_the_
         assert f"{name} (" in figure[: figure.index("</ul>")]
         assert f"var(--fig-{style.color})" in figure
     drawing, tables = figure.split("The numbers behind it")
-    assert drawing.count('<svg class="plot"') == 3
+    assert drawing.count('<div class="plot"') == 3
     for rule in samples.summary().pairs[0].corrections:
         assert tables.count(f"<code>{rule.name}</code>") == 6
 
@@ -259,7 +305,7 @@ def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(num_responses=8))
     section = _section(render_html(summary, samples.manifest()), "corrections")
     assert "Too few responses are long enough for a drawing." in section
-    assert '<svg class="plot"' not in section
+    assert '<div class="plot"' not in section
     assert "<code>sequence_weight</code>" in section
 
 
@@ -276,7 +322,7 @@ def test_the_page_of_the_largest_run_stays_small() -> None:
     simulation = samples.Simulation(num_responses=120, longest=32_768, hostile=hostile)
     summary = samples.summary(pairs, simulation)
     assert sum(pair.counts.num_tokens for pair in summary.pairs) > 10_000_000
-    assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES
+    assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES_OF_MANY_PAIRS
 
 
 def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:

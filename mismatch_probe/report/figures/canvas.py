@@ -1,116 +1,211 @@
-"""Drawing with matplotlib in the page's style. Colours are stand-ins that become the page's CSS variables."""
+"""Drawing with plotly: curves, bands, marks and words, in the styles of the page."""
 
-import io
 import math
-import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any, Literal
 
-import matplotlib
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+import plotly.graph_objects as go
 
-from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import plain
-from mismatch_probe.report.figures.svg import for_page
-from mismatch_probe.report.names import OTHER_COLORS, PairStyle
+from mismatch_probe.notation import write_count, write_estimate
+from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
+from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
+from mismatch_probe.stats.results import Estimate
 
-NUM_HEAT_LEVELS = 7
-WIDE = (5.6, 3.5)
-SMALL = (4.3, 3.2)
-"""Width and height in inches of a drawing that shares its row with one other, or with two."""
+Values = Sequence[float | None]
 
-
-_ROLES = (
-    "ink",
-    "muted",
-    "grid",
-    "truncate",
-    "mask",
-    "reject",
-    *Dtype,
-    *OTHER_COLORS,
-    *(f"heat-{level}" for level in range(1, NUM_HEAT_LEVELS + 1)),
-)
-_STAND_INS = {role: f"#f0{number:02x}0d" for number, role in enumerate(_ROLES)}
 _MARKERS_A_LINE = 10
-_FEW_POWERS = 100.0
-_LEAST_SPAN = 5.0
+LEAST_SPAN = 5.0
 """Highest over lowest of a logarithmic y axis: what hardly differs is drawn so, and two of its ticks are in sight."""
+_ROOM = 1.12
+_FEW_DECADES, _MOST_TICKS = 2, 7
 _NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DIGITS = 7
 
 
-def color(role: str) -> str:
-    """The stand-in for the page's `--fig-ROLE`."""
-    return _STAND_INS[role]
+def panel(heading: Heading, draw: Callable[[go.Figure], object], height: int = WIDE) -> Panel:
+    """What `draw` puts into a figure, or words where that is nothing; the same drawing gives the same bytes."""
+    figure = go.Figure()
+    draw(figure)
+    if not figure.data:
+        figure.update_xaxes(visible=False)
+        figure.update_yaxes(visible=False)
+        words_inside(figure, _NOTHING_DRAWN, 0.02, 0.5)
+    specification = figure.to_plotly_json()
+    specification["layout"].pop("template", None)
+    return Panel(heading, _short(specification), height)
 
 
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mismatch-probe",
-    "font.size": 11.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.edgecolor": color("muted"),
-    "axes.labelcolor": color("muted"),
-    "axes.labelsize": 11.5,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": color("grid"),
-    "grid.linewidth": 0.8,
-    "xtick.color": color("muted"),
-    "ytick.color": color("muted"),
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "text.color": color("ink"),
-    "text.parse_math": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-}
+def said(text: str) -> str:
+    """`text` as plotly shows it letter by letter: no markup, no line break, nothing unseen."""
+    return escape(plain(text))
 
 
-def panel(heading: Heading, draw: Callable[[Axes], object], size: tuple[float, float] = WIDE) -> Panel:
-    """What `draw` puts on one pair of axes, as inline SVG, or words where that is nothing; the same drawing gives the
-    same bytes. What a stranger wrote is inert, and no formula.
+def hover(*lines: str) -> str:
+    """What a point says when it is pointed at, line by line."""
+    return "<br>".join(map(said, lines))
+
+
+def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") -> str:
+    """Whose value it is, where, its interval and what it rests on."""
+    count = f"{write_count(estimate.num_sequences)} responses, {write_count(estimate.num_tokens)} tokens"
+    return hover(name, place, f"{write_estimate(estimate)} {unit}".strip(), count)
+
+
+def line(
+    figure: go.Figure,
+    x: Sequence[float],
+    y: Values,
+    style: PairStyle,
+    texts: Sequence[str] | None = None,
+) -> None:
+    """A curve: colour, dash and markers together; nothing where it has no point. `texts` are what its points say."""
+    if not len(x):
+        return
+    every = max(1, len(x) // _MARKERS_A_LINE)
+    sizes = [6 if number % every == 0 else 0 for number in range(len(x))]
+    marker = {"symbol": symbol(style.marker), "size": sizes, "line": {"width": 0}}
+    figure.add_scatter(
+        x=list(x),
+        y=list(y),
+        mode="lines+markers" if style.marker else "lines",
+        line={"color": color(style.color), "width": 1.8, "dash": dashes(style.dash)},
+        marker=marker if style.marker else None,
+        legendgroup=style.group,
+        **_says(texts),
+    )
+
+
+def thin_line(figure: go.Figure, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
+    """A fitted or secondary curve, which says nothing of its own."""
+    figure.add_scatter(
+        x=list(x),
+        y=list(y),
+        mode="lines",
+        line={"color": color(style.color), "width": 1, "dash": dash},
+        legendgroup=style.group,
+        hoverinfo="skip",
+    )
+
+
+def marks(
+    figure: go.Figure,
+    x: Sequence[float],
+    y: Values,
+    style: PairStyle,
+    texts: Sequence[str] | None = None,
+    *,
+    size: float = 9,
+    hollow: bool = False,
+    low: Values = (),
+    high: Values = (),
+) -> None:
+    """Single points, with intervals where `low` and `high` are given."""
+    error = None
+    if len(low):
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [_distance(end, value) for end, value in zip(high, y, strict=True)],
+            "arrayminus": [_distance(value, end) for end, value in zip(low, y, strict=True)],
+            "thickness": 1,
+            "width": 0,
+            "color": color(style.color),
+        }
+    figure.add_scatter(
+        x=list(x),
+        y=list(y),
+        mode="markers",
+        marker={
+            "symbol": symbol(style.marker) + ("-open" if hollow else ""),
+            "size": size,
+            "color": color(style.color),
+        },
+        error_y=error,
+        legendgroup=style.group,
+        **_says(texts),
+    )
+
+
+def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
+    """The area between two curves; where a bound is missing it is broken."""
+    for start, end in _whole_stretches(low, high):
+        there = slice(start, end)
+        figure.add_scatter(
+            x=[*x[there], *reversed(x[there])],
+            y=[*low[there], *reversed(high[there])],
+            mode="lines",
+            line={"width": 0},
+            fill="toself",
+            fillcolor=color(style.color),
+            opacity=alpha,
+            legendgroup=style.group,
+            hoverinfo="skip",
+        )
+
+
+def at_height(figure: go.Figure, x: Sequence[float], height: float, shape: str, role: str, text: str = "") -> None:
+    """Marks at one height of the drawing (0 to 1), whatever its scale; `shape` is plotly's name of a symbol."""
+    if not len(x):
+        return
+    figure.add_scatter(
+        x=list(x),
+        y=[height] * len(x),
+        yaxis="y2",
+        mode="markers",
+        marker={"symbol": shape, "size": 8, "color": color(role), "line": {"color": color(role), "width": 1.4}},
+        cliponaxis=False,
+        **_says([said(text)] * len(x) if text else None),
+    )
+    figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True})
+
+
+def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: bool = False) -> None:
+    """A few muted words at a fraction of the drawing's size."""
+    figure.add_annotation(
+        text=said(text),
+        x=x,
+        y=y,
+        xref="paper",
+        yref="paper",
+        showarrow=False,
+        xanchor="right" if right else "left",
+        yanchor="bottom",
+    )
+
+
+def limit_line(figure: go.Figure, value: float, *, role: str = "muted", upright: bool = False) -> None:
+    """A dotted line across, or upright, below the curves."""
+    add = figure.add_vline if upright else figure.add_hline
+    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="below")
+
+
+def titles(figure: go.Figure, x: str, y: str) -> None:
+    figure.update_xaxes(title_text=said(x))
+    figure.update_yaxes(title_text=said(y))
+
+
+def logarithmic(figure: go.Figure, axis: Literal["x", "y"], values: Values = (), least_span: float = 1.0) -> None:
+    """Make `axis` logarithmic. Its range is that of those `values` that are positive, where they are given, so that a
+    band that reaches over many powers of ten does not squeeze the curves; it spans a factor of `least_span` or more.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes)
-        if not axes.has_data():
-            words_inside(axes, _NOTHING_DRAWN, 0.02, 0.5)
-        for words in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts):
-            words.set_text(plain(words.get_text()))
-        buffer = io.BytesIO()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the browser has its own fonts
-            FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)  # type: ignore[no-untyped-call]
-    colors = {stand_in: f"var(--fig-{role})" for role, stand_in in _STAND_INS.items()}
-    return Panel(heading, Markup(for_page(buffer.getvalue(), heading, colors)))
-
-
-def logarithmic(axes: Axes, axis: str, write: Callable[[float], str] | None = None) -> None:
-    """Make `axis` ("x" or "y") logarithmic once everything is drawn; `write` writes its ticks, by default as `10⁻³`."""
-    getattr(axes, f"set_{axis}scale")("log")
-    chosen = axes.xaxis if axis == "x" else axes.yaxis
-    low, high = sorted(chosen.get_view_interval())
-    if axis == "y" and high / low < _LEAST_SPAN:
-        middle, room = math.sqrt(low * high), math.sqrt(_LEAST_SPAN)
-        chosen.set_view_interval(middle / room, middle * room, ignore=True)
-    if high / low < _FEW_POWERS:
-        chosen.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    chosen.set_minor_locator(NullLocator())
-    chosen.set_major_formatter(FuncFormatter(lambda value, _: (write or power_of_ten)(value)))
+    update = figure.update_xaxes if axis == "x" else figure.update_yaxes
+    update(type="log")
+    positive = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
+    if not positive:
+        return
+    low, high = min(positive), max(positive)
+    if high / low < least_span:
+        middle, room = math.sqrt(low * high), math.sqrt(least_span)
+        low, high = middle / room, middle * room
+    room = max(_ROOM, (high / low) ** 0.06)
+    decades = math.log10(high / low)
+    update(range=[math.log10(low / room), math.log10(high * room)])
+    if decades > _FEW_DECADES:
+        update(dtick=math.ceil(decades / _MOST_TICKS))
 
 
 def power_of_ten(value: float) -> str:
@@ -126,33 +221,32 @@ def superscript(number: int) -> str:
     return str(number).translate(_SUPERSCRIPTS)
 
 
-def line(axes: Axes, x: list[float], y: list[float], style: PairStyle) -> None:
-    """A pair's curve: colour, dash and marker together; nothing where it has no point."""
-    if not x:
-        return
-    axes.plot(
-        x,
-        y,
-        color=color(style.color),
-        linestyle=(0, style.dash) if style.dash else "-",
-        marker=style.marker,
-        markeredgewidth=0,
-        markevery=max(1, len(x) // _MARKERS_A_LINE),
-    )
+def _says(texts: Sequence[str] | None) -> dict[str, Any]:
+    return {"hoverinfo": "skip"} if texts is None else {"hovertext": list(texts), "hoverinfo": "text"}
 
 
-def big_marker(axes: Axes, x: float, y: float, style: PairStyle) -> None:
-    axes.plot([x], [y], color=color(style.color), marker=style.marker, markersize=7.5, markeredgewidth=0)
+def _distance(larger: float | None, smaller: float | None) -> float:
+    return 0.0 if larger is None or smaller is None else max(0.0, larger - smaller)
 
 
-def band(axes: Axes, x: list[float], low: list[float], high: list[float], style: PairStyle, alpha: float) -> None:
-    if not x:
-        return
-    axes.fill_between(x, low, high, color=color(style.color), alpha=alpha, linewidth=0)
+def _whole_stretches(low: Values, high: Values) -> list[tuple[int, int]]:
+    """Starts and ends of the stretches in which both bounds are there."""
+    whole = [
+        lower is not None and upper is not None and math.isfinite(lower) and math.isfinite(upper)
+        for lower, upper in zip(low, high, strict=True)
+    ]
+    edges = [
+        number for number in range(len(whole) + 1) if (number and whole[number - 1]) != (whole[number:] or [False])[0]
+    ]
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def words_inside(axes: Axes, text: str, x: float, y: float, *, right: bool = False) -> None:
-    """A few muted words at a fraction of the axes' size."""
-    axes.text(
-        x, y, text, transform=axes.transAxes, color=color("muted"), fontsize=10.5, ha="right" if right else "left"
-    )
+def _short(value: Any) -> Any:
+    """Numbers to seven digits; what is not finite is a gap."""
+    if isinstance(value, dict):
+        return {name: _short(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
+import plotly.graph_objects as go
 
-from mismatch_probe.notation import write_percent, write_token_tick
-from mismatch_probe.report.figures.canvas import SMALL, color, line, logarithmic, panel, words_inside
+from mismatch_probe.notation import write_count, write_percent
+from mismatch_probe.report.figures.canvas import hover, limit_line, line, logarithmic, panel, titles, words_inside
+from mismatch_probe.report.figures.theme import SMALL
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult
@@ -32,16 +33,28 @@ def share_left(at: CorrectionAtLength) -> float:
 def draw(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
     """The share each drawn rule leaves on the first T tokens, against T; a dotted line at `enough`."""
 
-    def on(axes: Axes) -> None:
-        axes.set_xlabel("first T tokens of a response")
-        axes.set_ylabel("share of the sample left")
+    def on(figure: go.Figure) -> None:
+        titles(figure, "first T tokens of a response", "share of the sample left")
         for rule in rules:
             if rule.name in STYLES and rule.by_length:
                 lengths = [float(bin_.num_tokens) for bin_ in rule.by_length]
-                line(axes, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name])
-        axes.axhline(enough, color=color("muted"), linewidth=1, linestyle=(0, (2, 3)), zorder=0)
-        axes.set_ylim(0, _TOP)
-        words_inside(axes, write_percent(enough), 0.995, enough / _TOP + 0.02, right=True)
-        logarithmic(axes, "x", write_token_tick)
+                texts = [_text(rule, bin_) for bin_ in rule.by_length]
+                line(figure, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name], texts)
+        if not figure.data:
+            return
+        limit_line(figure, enough)
+        figure.update_yaxes(range=[0, _TOP])
+        words_inside(figure, write_percent(enough), 0.995, enough / _TOP, right=True)
+        logarithmic(figure, "x", [bin_.num_tokens for rule in rules for bin_ in rule.by_length])
+        figure.update_xaxes(exponentformat="SI")
 
     return panel(heading, on, SMALL)
+
+
+def _text(rule: CorrectionResult, at: CorrectionAtLength) -> str:
+    return hover(
+        rule.name,
+        f"first {write_count(at.num_tokens)} tokens",
+        f"{write_percent(share_left(at))} left",
+        f"{write_count(at.num_sequences)} responses",
+    )

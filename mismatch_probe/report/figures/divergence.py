@@ -3,16 +3,18 @@
 import math
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
+import plotly.graph_objects as go
 
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import PairSummary
-from mismatch_probe.report.figures.canvas import WIDE, big_marker, color, logarithmic, panel, words_inside
+from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, words_inside
+from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import pair_label, pair_style
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
 
-_ROW_INCHES = 0.62
+_ROW, _FRAME = 62, 90
+"""Pixels of a pair's row, and of what is around the rows."""
 _LIMIT = 1e-3
 _LIMIT_NAME = "NeMo-RL's limit"
 _ROOM = 6.0
@@ -22,35 +24,54 @@ def draw(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> Panel:
     """Pairs without a positive value of `metric` get their label and no mark."""
     shown = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
 
-    def on(axes: Axes) -> None:
+    def on(figure: go.Figure) -> None:
         if not shown:
-            axes.set_axis_off()
             return
         bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
         numbers = [_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
-        axes.set_xlim(left, right)
-        axes.set_ylim(len(shown) - 0.4, -0.75)
-        axes.set_yticks([])
-        axes.set_xlabel(f"{metric}, nats per token")
-        axes.axvline(_LIMIT, color=color("muted"), linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+        logarithmic(figure, "x")
+        figure.update_xaxes(range=[math.log10(left), math.log10(right)], title_text=f"{metric}, nats per token")
+        figure.update_yaxes(range=[len(shown) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
+        limit_line(figure, _LIMIT, upright=True)
         place = math.log(_LIMIT / left) / math.log(right / left)
-        words_inside(axes, f"{_LIMIT_NAME} {_LIMIT:g}", place, 1.015, right=place > 0.5)
+        words_inside(figure, f"{_LIMIT_NAME} {_LIMIT:g}", place, 1.0, right=place > 0.5)
         for row, (pair, estimate) in enumerate(shown):
-            _row(axes, row, pair, estimate, left)
-        logarithmic(axes, "x")
+            _row(figure, row, pair, estimate, left)
 
-    return panel(heading, on, (WIDE[0], max(WIDE[1], 0.9 + _ROW_INCHES * len(shown))))
+    return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
 
 
-def _row(axes: Axes, row: int, pair: PairSummary, estimate: Estimate, left: float) -> None:
+def _row(figure: go.Figure, row: int, pair: PairSummary, estimate: Estimate, left: float) -> None:
     style = pair_style(pair)
-    label = f"{pair_label(pair)}   {write_estimate(estimate)}"
-    axes.text(0, row - 0.3, label, transform=axes.get_yaxis_transform(), fontsize=11.5)
+    label = said(f"{pair_label(pair)}   {write_estimate(estimate)}")
+    figure.add_annotation(
+        text=label,
+        x=0,
+        xref="paper",
+        y=row - 0.32,
+        showarrow=False,
+        xanchor="left",
+        font={"size": 12, "color": color("ink")},
+    )
     if estimate.high is not None and estimate.high > 0:
         low = max(estimate.low or left, left)
-        axes.plot([low, estimate.high], [row, row], color=color(style.color), linewidth=3, solid_capstyle="round")
-    if estimate.value > 0:
-        dash = (0, style.dash) if style.dash else "-"
-        axes.plot([left, estimate.value], [row, row], color=color(style.color), linewidth=1, linestyle=dash, alpha=0.55)
-        big_marker(axes, estimate.value, row, style)
+        figure.add_scatter(
+            x=[low, estimate.high],
+            y=[row, row],
+            mode="lines",
+            line={"color": color(style.color), "width": 3},
+            legendgroup=style.group,
+            hoverinfo="skip",
+        )
+    value = estimate.value if estimate.value > 0 else None
+    figure.add_scatter(
+        x=[left, value],
+        y=[row, row],
+        mode="lines+markers",
+        line={"color": color(style.color), "width": 1, "dash": dashes(style.dash)},
+        marker={"symbol": symbol(style.marker), "size": [0, 10], "line": {"width": 0}},
+        legendgroup=style.group,
+        hovertext=["", hover_estimate(pair_label(pair), "", estimate, "nats per token")],
+        hoverinfo="text",
+    )

@@ -6,11 +6,24 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+import numpy.typing as npt
+import plotly.graph_objects as go
 
 from mismatch_probe.notation import write_percent, write_seconds
-from mismatch_probe.report.figures.canvas import SMALL, band, color, line, logarithmic, panel
+from mismatch_probe.report.figures.canvas import (
+    LEAST_SPAN,
+    at_height,
+    band,
+    hover,
+    limit_line,
+    line,
+    logarithmic,
+    panel,
+    said,
+    thin_line,
+    titles,
+)
+from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.sequences import Floats
@@ -24,8 +37,9 @@ Scale = Literal["linear", "log", "share"]
 _BAND_ALPHA, _THIN_BAND_ALPHA = 0.2, 0.09
 _SHARE_LIMITS = (-0.02, 1.04)
 _FOOT, _HEAD = 0.02, 0.98
-_PHASE_NAME, _BAR = 0.34, 0.26
-"""Inches of height."""
+_FRAME, _PHASE, _BAR = 70, 8, 20
+"""Pixels around the bars, between phases, and of a bar."""
+_EACH_STEP = 7
 _ROOM_FOR_WORDS = 1.6
 
 
@@ -33,19 +47,28 @@ _ROOM_FOR_WORDS = 1.6
 class Curve:
     """Values [steps] of one metric of one run; a secondary metric is drawn thin."""
 
+    name: str
     steps: Floats
     values: Floats
     style: PairStyle
     thin: bool = False
 
 
+class Fired(NamedTuple):
+    """A guard that fired: at which step, at which value of the metric, and what it said."""
+
+    step: int
+    value: float
+    words: str
+
+
 @dataclass(frozen=True)
 class Events:
-    """What happened to one run: step and value of each firing on the drawn metric, steps at which any guard changed the
-    run, steps whose update was skipped because its gradients were not finite.
+    """What happened to one run: the firings on the drawn metric, steps at which any guard changed the run, steps whose
+    update was skipped because its gradients were not finite.
     """
 
-    firings: Sequence[tuple[float, float]] = ()
+    firings: Sequence[Fired] = ()
     changes: Sequence[float] = ()
     skipped: Sequence[float] = ()
 
@@ -87,7 +110,7 @@ def draw(
     y_label: str,
     scale: Scale,
     last_step: int,
-    size: tuple[float, float],
+    height: int,
 ) -> Panel:
     """Curves over steps 1 to `last_step`: running means inside their range.
 
@@ -96,79 +119,71 @@ def draw(
     are not above 0.
     """
 
-    def on(axes: Axes) -> None:
+    def on(figure: go.Figure) -> None:
         margin = max(0.5, 0.02 * last_step)
-        axes.set_xlim(1 - margin, last_step + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-        axes.set_xlabel("step")
-        axes.set_ylabel(y_label)
-        drawn = [_draw_curve(axes, curve, logarithmic=scale == "log") for curve in curves]
-        if scale == "log" and any(drawn):
-            logarithmic(axes, "y")
-        if scale == "linear":
-            axes.ticklabel_format(axis="y", useOffset=False)
+        figure.update_xaxes(range=[1 - margin, last_step + margin])
+        if last_step <= _EACH_STEP:
+            figure.update_xaxes(dtick=1)
+        titles(figure, "step", y_label)
+        for curve in curves:
+            _draw_curve(figure, curve, y_label, above_zero=scale == "log")
+        if scale == "log" and figure.data:
+            logarithmic(figure, "y", [value for curve in curves for value in curve.values.tolist()], LEAST_SPAN)
         if scale == "share":
-            axes.set_ylim(*_SHARE_LIMITS)
+            figure.update_yaxes(range=_SHARE_LIMITS)
         for event in events:
-            _draw_events(axes, event)
+            _draw_events(figure, event)
 
-    return panel(heading, on, size)
+    return panel(heading, on, height)
 
 
-def _draw_curve(axes: Axes, curve: Curve, *, logarithmic: bool) -> bool:
-    """Whether anything of it can be drawn."""
+def _draw_curve(figure: go.Figure, curve: Curve, y_label: str, *, above_zero: bool) -> None:
     if not len(curve.steps):
-        return False
-    shown = curve.values if not logarithmic else np.where(curve.values > 0, curve.values, np.nan)
+        return
+    shown = curve.values if not above_zero else np.where(curve.values > 0, curve.values, np.nan)
     points = smoothed(curve.steps, shown)
-    x = points.steps.tolist()
-    band(
-        axes, x, points.low.tolist(), points.high.tolist(), curve.style, _THIN_BAND_ALPHA if curve.thin else _BAND_ALPHA
-    )
-    if curve.thin:
-        axes.plot(x, points.mean, color=color(curve.style.color), linewidth=0.9, alpha=0.75)
-    else:
-        line(axes, x, points.mean.tolist(), curve.style)
-    _row(axes, curve.steps[~np.isfinite(curve.values)], _HEAD, "x", "reject")
-    if logarithmic:
-        _row(axes, curve.steps[curve.values <= 0], _FOOT, "o", curve.style.color)
-    return bool(np.isfinite(points.mean).any())
+    mean, low, high = map(_gaps, points[1:])
+    if any(value is not None for value in mean):
+        band(figure, points.steps.tolist(), low, high, curve.style, _THIN_BAND_ALPHA if curve.thin else _BAND_ALPHA)
+        more = {"opacity": 0.75} if curve.thin else {}
+        draw_line = thin_line if curve.thin else line
+        draw_line(figure, points.steps.tolist(), mean, curve.style)
+        figure.data[-1].update(hoverinfo="all", hovertemplate=_says(curve, y_label), **more)
+    at_height(figure, _steps(curve, ~np.isfinite(curve.values)), _HEAD, "x-thin-open", "reject", "not finite")
+    if above_zero:
+        zeros = _steps(curve, curve.values <= 0)
+        at_height(figure, zeros, _FOOT, "circle-open", curve.style.color, "not above 0")
 
 
-def _draw_events(axes: Axes, events: Events) -> None:
+def _says(curve: Curve, y_label: str) -> str:
+    """Plotly's template of what a point says; the names in it are no template."""
+    name, label = (said(text).replace("%{", "% {") for text in (curve.name, y_label))
+    return f"{name}<br>step %{{x}}<br>{label} %{{y:.4g}}<extra></extra>"
+
+
+def _gaps(column: Floats) -> list[float | None]:
+    """NaN and infinities as gaps."""
+    return [value if math.isfinite(value) else None for value in column.tolist()]
+
+
+def _steps(curve: Curve, chosen: npt.NDArray[np.bool_]) -> list[float]:
+    steps: list[float] = curve.steps[chosen].tolist()
+    return steps
+
+
+def _draw_events(figure: go.Figure, events: Events) -> None:
     for step in events.changes:
-        axes.axvline(step, color=color("reject"), linewidth=0.9, alpha=0.6, linestyle=(0, (3, 2)), zorder=0)
-    _row(axes, np.array(events.skipped, dtype=float), _FOOT, "|", "mask")
+        limit_line(figure, step, role="reject", upright=True)
+    at_height(figure, events.skipped, _FOOT, "line-ns-open", "mask", "update skipped: gradients not finite")
     if not events.firings:
         return
-    axes.plot(
-        [step for step, _ in events.firings],
-        [value for _, value in events.firings],
-        linestyle="none",
-        marker="D",
-        markersize=6,
-        markerfacecolor="none",
-        markeredgecolor=color("reject"),
-        markeredgewidth=1.4,
-        zorder=3,
-    )
-
-
-def _row(axes: Axes, steps: Floats, height: float, marker: str, role: str) -> None:
-    """Marks at one height of the axes, whatever their scale."""
-    if not len(steps):
-        return
-    axes.plot(
-        steps,
-        np.full(len(steps), height),
-        transform=axes.get_xaxis_transform(),
-        linestyle="none",
-        marker=marker,
-        markersize=6,
-        markerfacecolor="none",
-        markeredgecolor=color(role),
-        markeredgewidth=1.3,
-        clip_on=False,
+    figure.add_scatter(
+        x=[firing.step for firing in events.firings],
+        y=[firing.value for firing in events.firings],
+        mode="markers",
+        marker={"symbol": "diamond-open", "size": 9, "color": color("reject"), "line": {"width": 1.6}},
+        hovertext=[hover(f"step {firing.step}", firing.words) for firing in events.firings],
+        hoverinfo="text",
     )
 
 
@@ -177,27 +192,25 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
     longest phase first.
     """
     phases = sorted({phase for _, seconds, _ in runs for phase in seconds}, key=lambda phase: -runs[0][1][phase])
-    height = _PHASE_NAME + len(runs) * _BAR
 
-    def on(axes: Axes) -> None:
-        axes.set_yticks([])
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel("seconds")
-        axes.set_xlim(0, _ROOM_FOR_WORDS * max(max(seconds.values()) for _, seconds, _ in runs))
-        axes.set_ylim(len(phases) * height, 0)
-        for row, phase in enumerate(phases):
-            axes.text(0, row * height + 0.75 * _PHASE_NAME, phase, transform=axes.get_yaxis_transform())
-            for number, (style, seconds, whole) in enumerate(runs):
-                middle = row * height + _PHASE_NAME + (number + 0.5) * _BAR
-                axes.barh(middle, seconds[phase], height=0.8 * _BAR, color=color(style.color), linewidth=0)
-                words = f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}"
-                axes.annotate(
-                    words,
-                    (seconds[phase], middle),
-                    (4, 0),
-                    textcoords="offset points",
-                    va="center",
-                    color=color("muted"),
-                )
+    def on(figure: go.Figure) -> None:
+        for style, seconds, whole in runs:
+            words = [f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}" for phase in phases]
+            figure.add_bar(
+                orientation="h",
+                x=[seconds[phase] for phase in phases],
+                y=[said(phase) for phase in phases],
+                marker={"color": color(style.color)},
+                text=words,
+                textposition="outside",
+                cliponaxis=False,
+                hovertext=[hover(phase, text) for phase, text in zip(phases, words, strict=True)],
+                hoverinfo="text",
+                legendgroup=style.group,
+            )
+        longest = max(max(seconds.values()) for _, seconds, _ in runs)
+        figure.update_xaxes(title_text="seconds", range=[0, _ROOM_FOR_WORDS * longest])
+        figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", fixedrange=True)
+        figure.update_layout(barmode="group")
 
-    return panel(heading, on, (SMALL[0], max(SMALL[1], 0.8 + len(phases) * height)))
+    return panel(heading, on, max(SMALL, _FRAME + len(phases) * (_PHASE + _BAR * len(runs))))

@@ -1,31 +1,44 @@
-"""Curves over the layers of a model, or over loss scales, with limits and spans marked on them."""
+"""Curves over the layers of a model, over steps or over loss scales, with limits and spans marked on them."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+import plotly.graph_objects as go
 
-from mismatch_probe.report.figures.canvas import WIDE, band, color, line, logarithmic, panel, words_inside
+from mismatch_probe.notation import write_number
+from mismatch_probe.report.figures.canvas import (
+    Values,
+    at_height,
+    band,
+    hover,
+    limit_line,
+    line,
+    logarithmic,
+    panel,
+    titles,
+    words_inside,
+)
+from mismatch_probe.report.figures.theme import color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 
 _BAND_ALPHA, _SPAN_ALPHA = 0.18, 0.1
 _HEAD = 0.97
 _LEAST_RANGE = 10.0
+"""At least a power of ten, so that noise does not look like a trend and ticks are told apart."""
+_MOST_TICKS = 9
 
 
 @dataclass(frozen=True)
 class Series:
     """One curve; points without a value are left out. `low` and `high` bound its interval where it has one."""
 
+    name: str
     x: Sequence[float]
-    y: Sequence[float | None]
+    y: Values
     style: PairStyle
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
+    low: Values = ()
+    high: Values = ()
 
 
 @dataclass(frozen=True)
@@ -46,64 +59,54 @@ def draw(
     *,
     marks: Marks = Marks(),
     write_x: Callable[[float], str] = "{:g}".format,
-    size: tuple[float, float] = WIDE,
 ) -> Panel:
     """Curves on a logarithmic scale; what is not above 0 is left out."""
 
-    def on(axes: Axes) -> None:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_x(value)))
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        drawn = [_draw_series(axes, curve) for curve in series]
-        if any(drawn) or marks.crosses:
-            _draw_marks(axes, marks)
-        if any(drawn):
-            logarithmic(axes, "y")
-            _widen(axes)
+    def on(figure: go.Figure) -> None:
+        titles(figure, x_label, y_label)
+        for curve in series:
+            _draw_series(figure, curve, x_label, write_x)
+        drawn = bool(figure.data)
+        if drawn or marks.crosses:
+            _draw_marks(figure, marks)
+            places = sorted({x for curve in series for x in curve.x})
+            ticks = places[:: 1 + len(places) // _MOST_TICKS]
+            figure.update_xaxes(tickvals=ticks, ticktext=[write_x(tick) for tick in ticks])
+        if drawn:
+            limit = () if marks.limit is None else (marks.limit[0],)
+            logarithmic(figure, "y", [*(value for curve in series for value in curve.y), *limit], _LEAST_RANGE)
 
-    return panel(heading, on, size)
-
-
-def _widen(axes: Axes) -> None:
-    """At least a power of ten, so that noise does not look like a trend and ticks are told apart."""
-    low, high = axes.get_ylim()
-    if high / low < _LEAST_RANGE:
-        middle, half = math.sqrt(low * high), math.sqrt(_LEAST_RANGE)
-        axes.set_ylim(middle / half, middle * half)
+    return panel(heading, on)
 
 
-def _draw_series(axes: Axes, series: Series) -> bool:
-    """Whether anything of it can be drawn."""
-    points = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None and y > 0]
-    line(axes, [x for x, _ in points], [y for _, y in points], series.style)
-    bounds = [
-        (x, low, high)
-        for x, low, high in zip(series.x, series.low or (), series.high or (), strict=False)
-        if low is not None and high is not None and low > 0
+def _draw_series(figure: go.Figure, series: Series, x_label: str, write_x: Callable[[float], str]) -> None:
+    bounds = list(zip(series.low, series.high, strict=True)) or [(None, None)] * len(series.x)
+    positive = [(low, high) if low is not None and low > 0 else (None, None) for low, high in bounds]
+    band(figure, series.x, [low for low, _ in positive], [high for _, high in positive], series.style, _BAND_ALPHA)
+    points = [
+        (x, y, hover(series.name, f"{x_label} {write_x(x)}", _value(y, *bound)))
+        for x, y, bound in zip(series.x, series.y, bounds, strict=True)
+        if y is not None and y > 0
     ]
-    x, low, high = ([bound[place] for bound in bounds] for place in range(3))
-    band(axes, x, low, high, series.style, _BAND_ALPHA)
-    return bool(points)
+    line(figure, [x for x, _, _ in points], [y for _, y, _ in points], series.style, [text for _, _, text in points])
 
 
-def _draw_marks(axes: Axes, marks: Marks) -> None:
+def _value(value: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return write_number(value)
+    return f"{write_number(value)} [{write_number(low)}, {write_number(high)}]"
+
+
+def _draw_marks(figure: go.Figure, marks: Marks) -> None:
     if marks.span is not None:
-        axes.axvspan(marks.span[0] - 0.5, marks.span[1] + 0.5, color=color("fp32"), alpha=_SPAN_ALPHA, linewidth=0)
+        first, last = marks.span
+        figure.add_vrect(
+            first - 0.5, last + 0.5, fillcolor=color("fp32"), opacity=_SPAN_ALPHA, line_width=0, layer="below"
+        )
     for place in marks.places:
-        axes.axvline(place, color=color("reject"), linewidth=0.9, alpha=0.7, linestyle=(0, (3, 2)), zorder=0)
+        limit_line(figure, place, role="reject", upright=True)
     if marks.limit is not None:
         value, words = marks.limit
-        axes.axhline(value, color=color("reject"), linewidth=1.1, linestyle=(0, (2, 3)), zorder=0)
-        words_inside(axes, words, 0.0, 1.015)
-    if marks.crosses:
-        axes.plot(
-            marks.crosses,
-            np.full(len(marks.crosses), _HEAD),
-            transform=axes.get_xaxis_transform(),
-            linestyle="none",
-            marker="x",
-            markersize=6,
-            markeredgecolor=color("reject"),
-            markeredgewidth=1.3,
-        )
+        limit_line(figure, value, role="reject")
+        words_inside(figure, words, 0.0, 1.0)
+    at_height(figure, marks.crosses, _HEAD, "x-thin-open", "reject")

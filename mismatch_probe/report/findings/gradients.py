@@ -61,8 +61,18 @@ def underflow_panel(findings: GradientFindings, trial: Trial | None) -> Panel:
         "Share of the gradients that FP16 would make zero, by loss scale.",
     )
     series = [
-        Series(exponents, [underflow.activations_flushed for underflow in findings.underflow], _ACTIVATIONS),
-        Series(exponents, [underflow.parameters_flushed for underflow in findings.underflow], _WEIGHTS),
+        Series(
+            "gradients of activations",
+            exponents,
+            [underflow.activations_flushed for underflow in findings.underflow],
+            _ACTIVATIONS,
+        ),
+        Series(
+            "gradients of weights",
+            exponents,
+            [underflow.parameters_flushed for underflow in findings.underflow],
+            _WEIGHTS,
+        ),
     ]
     return draw(heading, series, _AXIS, "share that becomes zero", marks=Marks(span=_span(trial)), write_x=_power)
 
@@ -116,7 +126,7 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
         span=_span(plain),
         crosses=[scale.exponent for scale in plain.scales if scale.relative_error is None],
     )
-    series = [Series(exponents, [scale.relative_error for scale in plain.scales], _WEIGHTS)]
+    series = [Series("FP16", exponents, [scale.relative_error for scale in plain.scales], _WEIGHTS)]
     return draw(heading, series, _AXIS, "relative error", marks=marks, write_x=_power)
 
 

@@ -145,7 +145,7 @@ def _layers_panel(layers: Sequence[LayerRange]) -> Panel:
     )
     return draw(
         heading,
-        [Series(places, values, style) for values, style in zip(curves, _LINES.values(), strict=True)],
+        [Series(name, places, values, style) for values, (name, style) in zip(curves, _LINES.items(), strict=True)],
         "layer",
         "largest magnitude",
         marks=Marks(limit=(Dtype.FP16.largest, "65,504: FP16 ends here")),

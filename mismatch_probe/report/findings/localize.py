@@ -161,7 +161,7 @@ def _errors(localization: Localization, marks: Marks, what: str, heading: Headin
     for side, style in STYLES.items():
         estimates = [getattr(getattr(block, side), what) for block in localization.blocks]
         low, high = ([getattr(estimate, end) for estimate in estimates] for end in ("low", "high"))
-        series.append(Series(layers, [estimate.value for estimate in estimates], style, low, high))
+        series.append(Series(SIDES[side], layers, [estimate.value for estimate in estimates], style, low, high))
     return draw(heading, series, "layer", "relative error", marks=marks)
 
 

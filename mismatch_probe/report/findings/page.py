@@ -20,11 +20,12 @@ from mismatch_probe.report.findings.headroom import headroom_overview, headroom_
 from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
 from mismatch_probe.report.findings.settings import made
 from mismatch_probe.report.hostile import inert_json
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.view import Block, Finding, Overview, Section
 
 
-def write_findings_report(findings: Findings) -> Path:
+def write_findings_report(findings: Findings, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Path:
     """Write the page of a folder from its one document.
 
     Raises:
@@ -39,15 +40,15 @@ def write_findings_report(findings: Findings) -> Path:
             "each a folder of its own, or file them in a run with --run"
         )
     path = findings.folder / "report.html"
-    write_text(path, render_document(documents[0]))
+    write_text(path, render_document(documents[0], plotly_js))
     return path
 
 
-def render_document(document: Headroom | Localization) -> str:
+def render_document(document: Headroom | Localization, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of one document; the same document gives the same bytes."""
     answer = _Answer.of(document)
     return rendered_page(
-        "report.html.j2",
+        plotly_js,
         tool_version=document.tool_version,
         overview=answer.overview,
         sections=[*answer.sections, made(document)],

@@ -4,6 +4,7 @@ from mismatch_probe.notation import write_count, write_estimate, write_share
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import scatter as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label
+from mismatch_probe.report.sections.worst import most_tokens, worst_anchor
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import ProbabilityScatter
 
@@ -14,7 +15,7 @@ def scatter(summary: Summary) -> Section:
         Note(f"{pair_label(pair)}: no probabilities to draw.") for pair in summary.pairs if not pair.scatter
     ]
     if shown:
-        blocks.insert(0, _figure(shown))
+        blocks.insert(0, _figure(shown, most_tokens(summary)))
     return Section(
         "scatter",
         "Token probabilities, training against inference",
@@ -24,7 +25,7 @@ def scatter(summary: Summary) -> Section:
     )
 
 
-def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]]) -> Figure:
+def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]], most: int) -> Figure:
     panels = [
         drawing.draw(
             Heading(
@@ -35,6 +36,7 @@ def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]]) -> Figure:
             ),
             points,
             drawing.MOST_BINS if len(shown) <= DETAILED_PAIRS else drawing.MOST_BINS // 2,
+            [(token, worst_anchor(pair, number)) for number, token in enumerate(pair.worst_tokens[:most])],
         )
         for pair, points in shown
     ]
@@ -52,8 +54,8 @@ def _figure(shown: list[tuple[PairSummary, ProbabilityScatter]]) -> Figure:
     return Figure(
         "figure-scatter",
         "How to read it: tokens on the dashed diagonal are equally likely under both; the farther from it, the "
-        "larger the mismatch. Stronger colour means more tokens, by a constant factor a step. A cloud on one side "
-        "of the diagonal means one policy is sharper than the other.",
+        "larger the mismatch. Stronger colour means more tokens, by a constant factor a step; circles are the worst "
+        "tokens. A cloud on one side of the diagonal means one policy is sharper than the other.",
         panels,
         [Table("Agreement of the probabilities", columns, rows)],
         dense=True,

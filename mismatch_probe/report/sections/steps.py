@@ -58,6 +58,7 @@ def _curve(pair: PairSummary, name: str) -> drawing.Series:
     rows = [row for row in newest.values() if name in row.metrics]
     estimates = [row.metrics[name] for row in rows]
     return drawing.Series(
+        pair_label(pair),
         [float(row.step or 0) for row in rows],
         [estimate.value for estimate in estimates],
         pair_style(pair),

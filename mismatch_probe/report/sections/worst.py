@@ -32,6 +32,11 @@ def worst(summary: Summary, *, has_text: bool = True) -> Section:
     )
 
 
+def worst_anchor(pair: PairSummary, number: int) -> str:
+    """Of the row of a pair's worst token, counted from 0."""
+    return f"worst-{pair_key(pair)}-{number + 1}"
+
+
 def most_tokens(summary: Summary) -> int:
     """How many tokens of each pair the page shows: fewer where there are many pairs."""
     return max(_AT_ONCE, _MOST_ON_PAGE // max(1, len(summary.pairs)))
@@ -42,16 +47,19 @@ def _tables(pair: PairSummary, most: int) -> list[Block]:
     tokens = pair.worst_tokens[:most]
     if not tokens:
         return [Note(f"{pair_label(pair)}: no token deviates.")]
+    anchors = [worst_anchor(pair, number) for number in range(len(tokens))]
     tables: list[Block] = [
-        _table(f"Worst tokens of {pair_label(pair)}", tokens[:_AT_ONCE], anchor=f"worst-{pair_key(pair)}")
+        _table(f"Worst tokens of {pair_label(pair)}", tokens[:_AT_ONCE], anchors, anchor=f"worst-{pair_key(pair)}")
     ]
     if tokens[_AT_ONCE:]:
         rest = tokens[_AT_ONCE:]
-        tables.append(_table(f"{len(rest)} more of {pair_label(pair)}", rest, folded=True))
+        tables.append(_table(f"{len(rest)} more of {pair_label(pair)}", rest, anchors[_AT_ONCE:], folded=True))
     return tables
 
 
-def _table(caption: str, tokens: list[TokenInContext], *, anchor: str = "", folded: bool = False) -> Table:
+def _table(
+    caption: str, tokens: list[TokenInContext], anchors: list[str], *, anchor: str = "", folded: bool = False
+) -> Table:
     rows: list[list[Cell]] = [
         [
             _in_context(token),
@@ -67,7 +75,16 @@ def _table(caption: str, tokens: list[TokenInContext], *, anchor: str = "", fold
         for token in tokens
     ]
     columns = ["token in its context", "d", "p under pi", "p under mu", "p under ref", "token number", "response"]
-    return Table(caption, columns, rows, text_columns=frozenset({6}), folded=folded, stacked=True, anchor=anchor)
+    return Table(
+        caption,
+        columns,
+        rows,
+        text_columns=frozenset({6}),
+        folded=folded,
+        stacked=True,
+        anchor=anchor,
+        row_anchors=anchors[: len(rows)],
+    )
 
 
 def _in_context(token: TokenInContext) -> Markup:

@@ -6,8 +6,8 @@ import numpy as np
 
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import over_steps as drawing
-from mismatch_probe.report.figures.canvas import SMALL, WIDE
-from mismatch_probe.report.figures.over_steps import Curve, Events
+from mismatch_probe.report.figures.over_steps import Curve, Events, Fired
+from mismatch_probe.report.figures.theme import SMALL, WIDE
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.phases import phases
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
@@ -27,11 +27,11 @@ def figure(anchor: str, caption: str, plots: Sequence[Plot], courses: Sequence[C
     """Drawings of some metrics of every run that has them, in one figure."""
     names = [name for plot in plots for name in plot.metrics]
     dense = len(plots) + len(extra) > 2
-    size = SMALL if dense else WIDE
+    height = SMALL if dense else WIDE
     return Figure(
         f"figure-{anchor}",
         f"How to read it: {' '.join([caption, *_smoothing(courses)])}",
-        [*(_panel(plot, courses, size) for plot in plots), *extra],
+        [*(_panel(plot, courses, height) for plot in plots), *extra],
         [_numbers(course, names) for course in courses],
         key=[(course.label, course.style) for course in courses],
         dense=dense,
@@ -65,9 +65,9 @@ def _constant(plot: Plot, courses: Sequence[Course]) -> float | None:
     return float(values[0]) if len(values) and (values == values[0]).all() else None
 
 
-def _panel(plot: Plot, courses: Sequence[Course], size: tuple[float, float]) -> Panel:
+def _panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
     curves = [
-        Curve(course.steps, course.metric(name), course.style, thin=name != plot.metrics[0])
+        Curve(course.label, course.steps, course.metric(name), course.style, thin=name != plot.metrics[0])
         for course in courses
         for name in plot.metrics
         if course.has(name)
@@ -77,7 +77,7 @@ def _panel(plot: Plot, courses: Sequence[Course], size: tuple[float, float]) -> 
         f"plot-{plot.anchor}", plot.title, _description(plot, courses), " ".join([plot.reading, *_legend(curves, plot)])
     )
     last = max((int(course.steps[-1]) for course in courses if len(course.steps)), default=1)
-    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, size)
+    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, height)
 
 
 def _events(plot: Plot, course: Course) -> Events:
@@ -88,7 +88,7 @@ def _events(plot: Plot, course: Course) -> Events:
         course.steps[course.metric(OVERFLOW) > 0] if any(name.startswith("optim/") for name in plot.metrics) else ()
     )
     return Events(
-        firings=[(firing.step, firing.value) for firing in shown],
+        firings=[Fired(firing.step, firing.value, f"{firing.guard}: {firing.sentence}") for firing in shown],
         changes=sorted({firing.step for firing in course.firings if firing.changed_the_run}),
         skipped=list(skipped),
     )

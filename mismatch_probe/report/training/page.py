@@ -6,6 +6,7 @@ from pathlib import Path
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.hostile import inert_json
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.training.course import Course, read_courses
 from mismatch_probe.report.training.details import guards, metrics, provenance, reproduce, settings
@@ -16,7 +17,9 @@ from mismatch_probe.report.training.summarise import summarise_course
 _SOURCES = ["manifest.json", "metrics.jsonl", "events.jsonl"]
 
 
-def write_training_report(directories: Sequence[TrainingDirectory], path: Path) -> list[TrainingSummary]:
+def write_training_report(
+    directories: Sequence[TrainingDirectory], path: Path, plotly_js: PlotlyJs = PlotlyJs.EMBED
+) -> list[TrainingSummary]:
     """Write the page of some runs, finished or not, to `path`; returns what came of each.
 
     Raises:
@@ -26,7 +29,7 @@ def write_training_report(directories: Sequence[TrainingDirectory], path: Path) 
     """
     courses = read_courses(directories)
     runs = [(course, summarise_course(course, str(path))) for course in courses]
-    write_text(path, render_training(runs))
+    write_text(path, render_training(runs, plotly_js))
     return [summary for _, summary in runs]
 
 
@@ -36,11 +39,11 @@ def summarise_training(directory: TrainingDirectory) -> TrainingSummary:
     return summarise_course(course, str(directory.report_path))
 
 
-def render_training(runs: Sequence[tuple[Course, TrainingSummary]]) -> str:
+def render_training(runs: Sequence[tuple[Course, TrainingSummary]], plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page; the same records give the same bytes."""
     courses = [course for course, _ in runs]
     return rendered_page(
-        "report.html.j2",
+        plotly_js,
         tool_version=courses[0].manifest.tool_version,
         overview=overview(runs),
         sections=[

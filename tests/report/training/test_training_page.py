@@ -23,6 +23,7 @@ from mismatch_probe.report.training import summarise_training, write_training_re
 from mismatch_probe.report.training.course import read_courses
 from mismatch_probe.report.training.overview import overview
 from mismatch_probe.report.training.summarise import summarise_course
+from tests.report.pages import SCRIPTS, drawings, scripts_of, traces, words
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not
 from tests.report.test_page import parsed
@@ -79,10 +80,8 @@ def headline(page: str) -> str:
     return re.sub(r"<[^>]+>", "", found[1])
 
 
-def svg(page: str, anchor: str) -> str:
-    found = re.search(rf'<div class="panel" id="plot-{anchor}">.*?</svg>', page, re.DOTALL)
-    assert found is not None
-    return found[0]
+def drawing(page: str, anchor: str) -> dict[str, Any]:
+    return drawings(page)[f"plot-{anchor}"]
 
 
 @pytest.mark.parametrize("page", ["clean", "collapsed", "pair"])
@@ -96,7 +95,7 @@ def test_the_page_is_well_formed_and_leads_somewhere(page: str, request: pytest.
 @pytest.mark.parametrize("page", ["clean", "collapsed", "pair"])
 def test_nothing_is_loaded_and_nothing_runs(page: str, request: pytest.FixtureRequest) -> None:
     text = request.getfixturevalue(page)
-    assert re.findall(r"<script[^>]*>", text) == ['<script type="application/json" id="summary">']
+    assert scripts_of(text) == SCRIPTS
     assert not re.search(r"https?://|@import|url\((?!#)|<img|<link", text)
     assert "default-src 'none'" in text
 
@@ -126,7 +125,7 @@ def test_a_clean_run_says_so_first(clean: str) -> None:
         headline(clean),
     )
     assert "No guard fired." in clean
-    assert "var(--fig-reject)" not in "".join(re.findall(r"<svg.*?</svg>", clean, re.DOTALL))
+    assert "var(--fig-reject)" not in words(drawings(clean))
 
 
 def test_a_stopped_run_says_why_and_which_guards_fired(collapsed: str) -> None:
@@ -146,7 +145,7 @@ def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=0, outcome="unfinished"))
     assert headline(page) == "No step is recorded yet."
     assert parsed(page).open == []
-    assert "Nothing to draw" in page
+    assert "Nothing to draw" in words(drawings(page))
 
 
 def test_a_run_of_one_step_has_a_page(tmp_path: Path) -> None:
@@ -154,21 +153,21 @@ def test_a_run_of_one_step_has_a_page(tmp_path: Path) -> None:
 
 
 def test_firings_are_marked_on_the_curve_of_their_metric_and_nowhere_else(collapsed: str) -> None:
-    diamonds = re.compile(r"stroke: var\(--fig-reject\)[^>]*>((?:<use[^>]*>)+)")
-    [in_a_row] = diamonds.findall(svg(collapsed, "kl"))
-    assert in_a_row.count("<use") == 2
-    assert diamonds.findall(svg(collapsed, "entropy")) == []
+    [fired] = traces(drawing(collapsed, "kl"), marker__symbol="diamond-open")
+    assert len(fired["x"]) == 2
+    assert all(re.match(r"step \d+<br>mismatch-(drift|limit): ", text) for text in fired["hovertext"])
+    assert traces(drawing(collapsed, "entropy"), marker__symbol="diamond-open") == []
 
 
 def test_only_guards_that_changed_the_run_draw_a_line(collapsed: str, clean: str) -> None:
-    line = re.compile(r"stroke-dasharray[^>]*stroke: var\(--fig-reject\)")
-    assert len(line.findall(svg(collapsed, "entropy"))) == 2
-    assert line.findall(svg(clean, "entropy")) == []
+    assert len(drawing(collapsed, "entropy")["layout"]["shapes"]) == 2
+    assert "shapes" not in drawing(clean, "entropy")["layout"]
 
 
 def test_skipped_updates_are_marked_and_counted(collapsed: str, clean: str) -> None:
-    assert svg(collapsed, "gradient").count("var(--fig-mask)") >= 2
-    assert "var(--fig-mask)" not in svg(clean, "gradient")
+    [skipped] = traces(drawing(collapsed, "gradient"), marker__color="var(--fig-mask)")
+    assert skipped["x"] == [20, 21]
+    assert traces(drawing(clean, "gradient"), marker__color="var(--fig-mask)") == []
     assert summary_of(collapsed)[0]["skipped_updates"] == 2
 
 
@@ -191,9 +190,8 @@ def test_the_cost_of_watching_is_told(clean: str) -> None:
 
 def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> None:
     for anchor in ("reward", "kl", "extremes", "gradient"):
-        drawing = svg(pair, anchor)
-        assert "var(--fig-fp16)" in drawing
-        assert "var(--fig-bf16)" in drawing
+        for dtype in ("fp16", "bf16"):
+            assert traces(drawing(pair, anchor), line__color=f"var(--fig-{dtype})")
     assert '<ul class="key"' in pair
     assert re.search(r"What differs between the runs.*train_dtype.*fp16.*bf16", pair, re.DOTALL)
     ratio = re.search(r"kl_k3 of BF16 is (\S+) times that of FP16 \(median over 60 shared steps", pair)
@@ -245,8 +243,8 @@ def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, ch
 
 def test_runs_of_the_same_dtypes_are_told_apart_by_folder_and_style(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(), TrainingSample(seed=1))
-    assert {"0", "1"} <= set(re.findall(r"</svg>(\w+)</li>", page))
-    assert "var(--fig-bf16)" in svg(page, "reward")
+    assert {"0", "1"} <= set(re.findall(r"</svg>(\w+)</button>", page))
+    assert traces(drawing(page, "reward"), line__color="var(--fig-bf16)")
 
 
 def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
@@ -255,7 +253,6 @@ def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
     sample = TrainingSample(model=model, firings=(firing(3, ["warn"], sentence=hostile, guard=hostile),))
     page = page_of(tmp_path, sample)
     assert_acts_not(page)
-    assert page.count("<script") == 1
 
 
 def test_the_summary_is_embedded_and_is_the_one_of_json(tmp_path: Path) -> None:
@@ -272,7 +269,7 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
-    assert len(page.encode()) < 500_000
+    assert len(page.encode()) < 2_500_000
 
 
 def summary_of(page: str) -> list[dict[str, object]]:

@@ -1,0 +1,73 @@
+"""What makes the figures of a page interactive: their specifications, plotly.js, the page's own script, and the policy
+that admits these two scripts alone.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup
+
+from mismatch_probe.report.figures.theme import theme
+from mismatch_probe.report.view import Panel
+
+_OWN_SCRIPT = "page.js"
+_CDN = "https://cdn.plot.ly/plotly-{version}.min.js"
+
+
+class PlotlyJs(StrEnum):
+    """Where a page has plotly.js from: compressed in the page, which then needs no network, or plotly's own server."""
+
+    EMBED = "embed"
+    CDN = "cdn"
+
+
+@dataclass(frozen=True)
+class Scripts:
+    """`sources` is the policy's list of what may run; plotly.js is `packed`, or fetched from `url` and checked."""
+
+    sources: str
+    own: Markup
+    packed: str = ""
+    url: str = ""
+    integrity: str = ""
+
+
+@cache
+def scripts(plotly_js: PlotlyJs) -> Scripts:
+    """The same installed plotly gives the same bytes."""
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+    own = files("mismatch_probe.report").joinpath("templates", _OWN_SCRIPT).read_text(encoding="utf-8")
+    source: str = get_plotlyjs()
+    integrity = _digest(source)
+    if plotly_js is PlotlyJs.CDN:
+        url = _CDN.format(version=get_plotlyjs_version())
+        return Scripts(f"'{_digest(own)}' {url}", Markup(own), url=url, integrity=integrity)
+    return Scripts(f"'{_digest(own)}' '{integrity}'", Markup(own), packed=_packed(source))
+
+
+def packed_figures(panels: Iterable[Panel]) -> Markup:
+    """The specifications of a page's drawings by their anchors, with the theme that they share."""
+    figures: dict[str, Any] = {panel.heading.anchor: panel.specification for panel in panels}
+    return _packed(json.dumps({"theme": theme(), "figures": figures}, allow_nan=False, separators=(",", ":")))
+
+
+def unpacked(text: str) -> str:
+    """What was packed into a page."""
+    return gzip.decompress(base64.b64decode(text)).decode("utf-8")
+
+
+def _packed(text: str) -> Markup:
+    return Markup(base64.b64encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii"))
+
+
+def _digest(script: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}"

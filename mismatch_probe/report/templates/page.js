@@ -1,0 +1,203 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const plots = [...document.querySelectorAll(".plot")];
+  const hidden = new Set();
+  const linear = new Set();
+  const CONFIG = {
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: "hover",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  };
+
+  async function unpacked(id) {
+    const packed = document.getElementById(id).textContent;
+    const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  // What draws is unpacked once, when the first drawing comes into view.
+  let drawings;
+  let loading;
+  const ready = () => (loading ??= load());
+  async function load() {
+    drawings = JSON.parse(await unpacked("figures"));
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = await unpacked("plotlyjs");
+    document.head.append(script);
+    if (!window.Plotly) throw new Error("plotly.js did not start");
+  }
+
+  // Colours and fonts are the page's CSS variables, as they are in the present theme.
+  const probe = document.body.appendChild(document.createElement("span"));
+  const variable = (name) => {
+    if (!name.startsWith("--fig-")) return getComputedStyle(root).getPropertyValue(name).trim();
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  };
+  function themed(value) {
+    if (typeof value === "string") return value.replace(/^var\((--[\w-]+)\)$/, (_, name) => variable(name));
+    if (Array.isArray(value)) return value.map(themed);
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, themed(inner)]));
+    }
+    return value;
+  }
+
+  function draw(plot) {
+    const { data, layout } = themed(drawings.figures[plot.parentElement.id]);
+    layout.template = themed(drawings.theme);
+    for (const trace of data) trace.visible = !hidden.has(trace.legendgroup);
+    if (linear.has(plot)) {
+      for (const axis of [layout.xaxis, layout.yaxis]) {
+        if (axis?.type === "log") Object.assign(axis, { type: "linear", autorange: true, range: null });
+      }
+    }
+    const drawing = plot.querySelector(".drawing") ?? plot.appendChild(newDrawing());
+    const isNew = !plot.dataset.drawn;
+    plot.dataset.drawn = "yes";
+    window.Plotly.react(drawing, data, layout, CONFIG);
+    if (isNew) drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
+  }
+
+  function newDrawing() {
+    const drawing = document.createElement("div");
+    drawing.className = "drawing";
+    return drawing;
+  }
+
+  function follow(anchor) {
+    const row = typeof anchor === "string" && document.getElementById(anchor);
+    if (!row) return;
+    row.closest("details")?.setAttribute("open", "");
+    location.hash = anchor;
+  }
+
+  const drawn = () => plots.filter((plot) => plot.dataset.drawn);
+  const redraw = () => drawn().forEach(draw);
+  function failed(error) {
+    root.dataset.figures = "failed";
+    console.error(error);
+  }
+
+  const watcher = new IntersectionObserver(
+    (entries) => {
+      const seen = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
+      if (!seen.length) return;
+      seen.forEach((plot) => watcher.unobserve(plot));
+      ready().then(() => seen.forEach(draw)).catch(failed);
+    },
+    { rootMargin: "600px" },
+  );
+  plots.forEach((plot) => watcher.observe(plot));
+
+  // What is not drawn yet is drawn for paper, in light colours.
+  addEventListener("beforeprint", () => {
+    root.dataset.printed = root.dataset.theme ?? "";
+    root.dataset.theme = "light";
+    if (drawings && window.Plotly) plots.forEach(draw);
+  });
+  addEventListener("afterprint", () => {
+    setTheme(root.dataset.printed);
+    delete root.dataset.printed;
+  });
+
+  // The key hides and shows one style in every drawing of the page.
+  const keys = [...document.querySelectorAll(".key button")];
+  for (const key of keys) {
+    key.addEventListener("click", () => {
+      const group = key.dataset.group;
+      hidden.has(group) ? hidden.delete(group) : hidden.add(group);
+      for (const other of keys) other.setAttribute("aria-pressed", String(!hidden.has(other.dataset.group)));
+      redraw();
+    });
+  }
+
+  for (const button of document.querySelectorAll(".scale")) {
+    const plot = button.closest(".panel").querySelector(".plot");
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      linear.has(plot) ? linear.delete(plot) : linear.add(plot);
+      button.setAttribute("aria-pressed", String(linear.has(plot)));
+      if (plot.dataset.drawn) draw(plot);
+    });
+  }
+
+  // Light, dark, or as the system is.
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const theme = document.querySelector("button.theme");
+  function setTheme(name) {
+    if (name) root.dataset.theme = name;
+    else delete root.dataset.theme;
+    theme.textContent = isDark() ? "Light" : "Dark";
+    redraw();
+  }
+  theme.hidden = false;
+  theme.addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  dark.addEventListener("change", () => setTheme(root.dataset.theme));
+  setTheme(root.dataset.theme);
+
+  // Commands are copied, tables are sorted.
+  for (const command of document.querySelectorAll("pre.block")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      const range = document.createRange();
+      range.selectNodeContents(command.querySelector("code"));
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      await navigator.clipboard?.writeText(range.toString()).then(() => (button.textContent = "Copied"), () => {});
+    });
+    command.append(button);
+  }
+
+  const number = (cell) => {
+    const found = cell.textContent.replaceAll(",", "").match(/^\s*[<>~]?\s*([-+−]?\d[\d.]*(?:e[-+]?\d+)?)/i);
+    return found ? Number(found[1].replace("−", "-")) : NaN;
+  };
+  function sort(table, column, heading) {
+    const ascending = heading.getAttribute("aria-sort") !== "ascending";
+    const body = table.tBodies[0];
+    const rows = [...body.rows].map((row) => [row, number(row.cells[column]), row.cells[column].textContent.trim()]);
+    const numeric = rows.filter(([, value]) => !Number.isNaN(value)).length * 2 > rows.length;
+    rows.sort(([, a, left], [, b, right]) => {
+      const order = numeric ? (Number.isNaN(a) ? 1 : Number.isNaN(b) ? -1 : a - b) : left.localeCompare(right);
+      return ascending ? order : -order;
+    });
+    body.append(...rows.map(([row]) => row));
+    for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+    heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+  }
+  for (const table of document.querySelectorAll("table")) {
+    if (table.tBodies[0]?.rows.length < 3) continue;
+    [...table.tHead.rows[0].cells].forEach((heading, column) => {
+      if (!heading.textContent.trim()) return;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...heading.childNodes);
+      heading.append(button);
+      button.addEventListener("click", () => sort(table, column, heading));
+    });
+  }
+
+  // The section in view is marked in the contents.
+  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+  const inView = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries.filter((each) => each.isIntersecting)) {
+        for (const link of links.values()) link.removeAttribute("aria-current");
+        links.get(entry.target.id)?.setAttribute("aria-current", "true");
+      }
+    },
+    { rootMargin: "-10% 0px -80% 0px" },
+  );
+  for (const id of links.keys()) {
+    const section = document.getElementById(id);
+    if (section) inView.observe(section);
+  }
+})();

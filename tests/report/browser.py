@@ -1,0 +1,131 @@
+"""A real browser that tests can steer, through its debugging protocol."""
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome to open the page in")
+
+_FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-port=0"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+    "--allow-file-access-from-files",
+)
+_PATIENCE_SECONDS = 90.0
+
+
+class Tab:
+    """One page in the browser; `console` collects what it printed and what it threw."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._number = 0
+        self.console: list[str] = []
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to one command of the protocol; raises AssertionError where the browser refuses it."""
+        self._number += 1
+        self._connection.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._connection.recv(timeout=_PATIENCE_SECONDS))
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]  # type: ignore[no-any-return]
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.console.append(json.dumps(message["params"]["exceptionDetails"]))
+        if message.get("method") == "Log.entryAdded":
+            self.console.append(message["params"]["entry"]["text"])
+        if message.get("method") == "Runtime.consoleAPICalled":
+            self.console.append(json.dumps(message["params"]["args"]))
+
+    def open(self, path: Path, width: int = 1280, height: int = 1000) -> None:
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript expression, a promise's where it is one."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def wait(self, condition: str) -> None:
+        """Until a JavaScript expression holds."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not self.run(f"Boolean({condition})"):
+            assert time.monotonic() < end, f"never: {condition}; console: {self.console}"
+            time.sleep(0.05)
+
+    def draw_all(self) -> None:
+        """Scroll through the page until every drawing of it is there."""
+        self.run("document.querySelectorAll('.plot').forEach((plot) => plot.scrollIntoView())")
+        condition = "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not self.run(condition):
+            assert time.monotonic() < end, f"not drawn; console: {self.console}"
+            self.run("document.querySelector('.plot:not([data-drawn])')?.scrollIntoView()")
+            time.sleep(0.05)
+
+    def pdf(self) -> bytes:
+        return base64.b64decode(self.call("Page.printToPDF")["data"])
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page."""
+        height = self.run("document.documentElement.scrollHeight")
+        width = self.run("document.documentElement.clientWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def browser_tab() -> Iterator[Tab]:
+    """A fresh browser with one empty page, gone with its profile at the end."""
+    assert BROWSER is not None
+    with TemporaryDirectory(prefix="mismatch-probe-browser-", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [BROWSER, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with connect(_address(Path(profile)), max_size=None) as connection:
+                browser = Tab(connection)
+                [page] = [
+                    target for target in browser.call("Target.getTargets")["targetInfos"] if target["type"] == "page"
+                ]
+                port = connection.remote_address[1]
+            with connect(f"ws://127.0.0.1:{port}/devtools/page/{page['targetId']}", max_size=None) as connection:
+                yield Tab(connection)
+        finally:
+            process.terminate()
+            process.wait(timeout=_PATIENCE_SECONDS)
+
+
+def _address(profile: Path) -> str:
+    file = profile / "DevToolsActivePort"
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while not file.exists() or len(file.read_text().split()) < 2:
+        assert time.monotonic() < end, "the browser did not start"
+        time.sleep(0.05)
+    port, path = file.read_text().split()
+    return f"ws://127.0.0.1:{port}{path}"
