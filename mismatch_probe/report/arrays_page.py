@@ -2,6 +2,7 @@
 
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.hostile import inert_json
+from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
@@ -18,7 +19,7 @@ def render_arrays(summary: Summary) -> str:
     parts = (verdicts, dtypes, scatter, length, errors, confidence, corrections)
     sections = [part(summary) for part in parts]
     return rendered_page(
-        "report.html.j2",
+        PlotlyJs.EMBED,
         tool_version=summary.tool_version,
         overview=overview_of(summary, []),
         sections=[section for section in sections if section is not None],

@@ -7,7 +7,7 @@ import pytest
 
 import mismatch_probe as mp
 
-HEAVY = ("torch", "transformers", "vllm", "matplotlib", "typer", "pyarrow", "pandas", "rich", "jinja2")
+HEAVY = ("torch", "transformers", "vllm", "plotly", "typer", "pyarrow", "pandas", "rich", "jinja2")
 
 
 def third_party(code: str) -> set[str]:
@@ -33,7 +33,7 @@ def test_guards_load_numbers_and_settings_only(name: str) -> None:
 @pytest.mark.parametrize("name", ["compare_logprobs", "Comparison"])
 def test_a_comparison_loads_neither_an_engine_nor_figures(name: str) -> None:
     loaded = third_party(f"import mismatch_probe as mp; mp.{name}")
-    assert not loaded & {"torch", "transformers", "vllm", "matplotlib", "typer"}
+    assert not loaded & {"torch", "transformers", "vllm", "plotly", "typer"}
 
 
 def test_every_name_is_there() -> None:
