@@ -79,18 +79,19 @@ def side_values(
     """The pairs that the dtype flags ask for, or the sides that --train and --infer give, each against each.
 
     Raises:
-        UsageError: the flags contradict each other, one side is missing, or a side is not written as one.
+        UsageError: the flags contradict each other, or a side is not written as one.
     """
     pairs = pairs_of(dtypes, train_dtypes, infer_dtypes)
     if not (train or infer):
         return {"pairs": pairs}
     if pairs is not None:
         raise UsageError("--train and --infer say what is compared; leave --dtype, --train-dtype and --infer-dtype out")
-    if not (train and infer):
-        raise UsageError("--train and --infer go together; give both, or --dtype for the same on both sides")
     from mismatch_probe.config.side_text import parse_side
 
-    sides = {kind: [parse_side(kind, text) for text in given] for kind, given in (("train", train), ("infer", infer))}
+    given = (("train", train), ("infer", infer))
+    sides = {kind: [parse_side(kind, text) for text in texts] for kind, texts in given if texts}
+    if len(sides) == 1:
+        return sides
     return sides | {"pairs": [(side["name"], other["name"]) for side in sides["train"] for other in sides["infer"]]}
 
 

@@ -56,6 +56,8 @@ def _time(outlook: Outlook) -> list[str]:
         lines.append(
             f"      and the start of a compiling engine, {len(time.unknown_starts)} times, which no earlier run tells"
         )
+    if time.of_servers:
+        lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here tells")
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:
         lines.append(f"      if responses have {tokens} tokens, their limit; it takes less if they end before")

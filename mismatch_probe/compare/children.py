@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from mismatch_probe.children import start
 from mismatch_probe.compare.events import AnyEvent, parse
-from mismatch_probe.compare.plan import TRAINING_PATH, PlannedJob
+from mismatch_probe.compare.plan import PlannedJob
 from mismatch_probe.records.run_directory import RunDirectory
 
 _WHEN_KILLED: Final = "lower --max-new-tokens, training.batch_tokens or the engine's cache, then continue with --resume"
@@ -21,7 +21,7 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
         name=job.name,
         function="mismatch_probe.compare.worker:run_recorded",
         arguments=(str(run.path.absolute()), job.name),
-        preload="training" if job.name == TRAINING_PATH else "engine",
+        preload="engine" if job.starts_engine else "training",
         when_killed=_WHEN_KILLED,
         log=run.log_path(job.name),
     )

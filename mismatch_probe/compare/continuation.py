@@ -17,6 +17,7 @@ _OF_SIDES: Final = ("checkpoint ", "adapter ")
 """Beginnings of the content keys of what single sides load."""
 
 _HARMLESS_SETTINGS: Final = (
+    "asked.",
     "bounded_by_probe.kv_cache_memory_bytes",
     "chosen_by_probe",
     "chunked_head_difference",
@@ -24,6 +25,7 @@ _HARMLESS_SETTINGS: Final = (
     "kv_cache_memory_bytes",
     "max_model_len",
     "num_kv_blocks",
+    "standing_answer.",
 )
 """Beginnings of effective settings that follow free memory or a part's own prompts, say who chose another setting, are
 measured anew, or are held to elsewhere.

@@ -57,6 +57,9 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: S
         seed=settings.sampling.seed,
     ) as engine:
         effective = engine.effective_settings()
+        for recorded in (manifest.stages[stage.name].effective_settings for stage in job.stages):
+            if recorded:
+                engine.require_same_policy(recorded)
         for stage in job.stages:
             if manifest.stages[stage.name].state == "skipped":
                 continue

@@ -38,6 +38,12 @@ class PlannedJob:
     name: str
     stages: tuple[Stage, ...]
 
+    @property
+    def starts_engine(self) -> bool:
+        """Whether it holds an engine in this machine's memory; a server is only asked."""
+        engine = self.stages[0].side.engine
+        return engine is not None and not engine.is_remote
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -81,14 +87,14 @@ def make_plan(settings: CompareSettings) -> Plan:
         stages: tuple[Stage, ...] = (SampleStage(mu),)
         if mu.engine.prefill and not mu.logged:
             stages += (ReplayStage(mu),)
-            if settings.floors.num_sequences:
+            if settings.floors.num_sequences and mu.is_computed_here:
                 stages += (EngineFloorStage(mu, "alone"),)
                 stages += (EngineFloorStage(mu, "cached"),) if mu.engine.prefix_caching else ()
         if settings.floors.num_sequences and not mu.logged:
             stages += (DecodeAloneStage(mu),)
-        if settings.experts.num_sequences and not mu.logged:
+        if settings.experts.num_sequences and mu.is_computed_here:
             stages += (EngineRoutingStage(mu),)
-        if settings.full_vocabulary.positions and not mu.logged:
+        if settings.full_vocabulary.positions and mu.is_computed_here:
             stages += (DistributionsStage(mu),)
         jobs.append(PlannedJob(mu.job, stages))
     jobs.append(PlannedJob(TRAINING_PATH, tuple(_training_stages(settings))))
@@ -106,8 +112,8 @@ def _training_stages(settings: CompareSettings) -> list[TrainingStage]:
         if pi.logged:
             continue
         if settings.full_vocabulary.positions:
-            stages += [FullVocabularyStage(pi, mu) for mu in engines if not mu.logged]
-        computed = tuple(mu for mu in engines if not mu.logged)
+            stages += [FullVocabularyStage(pi, mu) for mu in engines if mu.is_computed_here]
+        computed = tuple(mu for mu in engines if mu.is_computed_here)
         if settings.experts.num_sequences and computed:
             stages.append(RoutingStage(pi, computed))
         if settings.floors.num_sequences:

@@ -17,7 +17,8 @@ from mismatch_probe.compare.side_checks import check_sides, with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ExpertSettings
 from mismatch_probe.config.spelling import with_one_spelling
-from mismatch_probe.engines.rehearsal import check_room, rehearsal
+from mismatch_probe.engines.rehearsal import check_room, reach, rehearsal
+from mismatch_probe.engines.start import packages_of
 from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra, UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
@@ -59,27 +60,31 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         MissingExtra: a needed package is not installed.
         EngineError: the engine does not support the checkpoint, or cannot be configured here.
     """
-    _require_packages()
+    _require_packages(settings)
     if not responses_are_given:
         _require_computed(settings)
     settings = with_one_spelling(with_typed_engines(settings))
     check_sides(settings)
+    for mu in settings.infer_sides:
+        if mu.engine is not None and mu.engine.is_remote:
+            reach(mu.engine)
     folder = resolve_model(settings.model)
     folders = {settings.model.path: folder, **_folders(settings)}
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
+    starts = [
+        (str(folders[mu.model.path]), mu.dtype, mu.engine)
+        for mu in settings.infer_sides
+        if mu.engine is not None and mu.is_computed_here
+    ]
     engine_configured = rehearsal(
-        [
-            (str(folders[mu.model.path]), mu.dtype, mu.engine)
-            for mu in settings.infer_sides
-            if mu.engine is not None and not mu.logged
-        ],
+        starts,
         settings.sampling,
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
     )
     adapters = adapter_keys(side.adapter for side in (*settings.infer_sides, *settings.train_sides))
-    with engine_configured if rehearsed else nullcontext():
+    with engine_configured if rehearsed and starts else nullcontext():
         identities = {path: _identity(path, there) for path, there in folders.items()}
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
@@ -168,8 +173,10 @@ def _require_computed(settings: CompareSettings) -> None:
         )
 
 
-def _require_packages() -> None:
-    absent = [package for package in ("torch", "transformers", "vllm") if find_spec(package) is None]
+def _require_packages(settings: CompareSettings) -> None:
+    engines = {mu.engine.name for mu in settings.infer_sides if mu.engine is not None and not mu.logged}
+    needed = ["torch", "transformers", *(package for name in sorted(engines) for package in packages_of(name))]
+    absent = [package for package in needed if find_spec(package) is None]
     if absent:
         raise MissingExtra(
             f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run {INSTALL_ENGINES}"

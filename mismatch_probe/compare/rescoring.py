@@ -89,9 +89,24 @@ def _settings(first: Manifest, second: Manifest, responses: Path, settings_of: P
                 f"probabilities by intent; give two runs with the same {name}"
             )
     engine = second.settings.engine.model_copy(update={"prefill": True})
-    return second.settings.model_copy(
-        update={"prompts": first.settings.prompts, "sampling": first.settings.sampling, "engine": engine}
+    settings = second.settings.model_copy(
+        update={
+            "prompts": first.settings.prompts,
+            "sampling": first.settings.sampling,
+            "engine": engine,
+            "infer": tuple(
+                side if side.url is not None else side.model_copy(update={"prefill": None})
+                for side in second.settings.infer
+            ),
+        }
     )
+    for mu in settings.infer_sides:
+        if mu.engine is not None and not mu.engine.prefill:
+            raise UsageError(
+                f"the side {mu.name} of {settings_of} is a server that was not asked for prompt log-probs, so it "
+                f"scores no responses of another run; make {settings_of} again with prefill=true there"
+            )
+    return settings
 
 
 def _source(first: Manifest, mu: Side, responses: RunDirectory) -> Side:

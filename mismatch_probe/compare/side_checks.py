@@ -25,10 +25,10 @@ def with_typed_engines(settings: CompareSettings) -> CompareSettings:
     One that is given as the engine has it anyway is none: a side is not another for it. It stays where it stands
     against another of the run's own.
     """
-    name = settings.engine.name
-    engine = without_defaults(with_typed_arguments(settings.engine, name), name)
+    engine = without_defaults(with_typed_arguments(settings.engine, settings.engine.name), settings.engine.name)
     infer = []
     for side in settings.infer:
+        name = side.over(engine).name
         try:
             infer.append(without_defaults(with_typed_arguments(side, name), name, over=engine.args))
         except UsageError as error:
@@ -45,7 +45,8 @@ def check_sides(settings: CompareSettings) -> None:
         MissingExtra: the attention is not installed.
     """
     for mu in settings.infer_sides:
-        check_engine(mu.dtype, settings.sampling, settings.engine.name)
+        assert mu.engine is not None
+        check_engine(mu.dtype, settings.sampling, mu.engine)
     for pi in settings.train_sides:
         assert pi.training is not None
         _check_training(pi.dtype, pi.training)

@@ -85,6 +85,10 @@ class CompareSettings(Settings):
             _require_declared(kind, declared, used)
         for side in self.train:
             side.over(self.training)
+        if self.engine.is_remote:
+            raise ValueError(
+                "a server is a side of its own, not the run's engine; write --infer NAME:url=http://HOST:PORT"
+            )
         for kind in ("train", "infer"):
             object.__setattr__(self, kind, tuple(side for side in getattr(self, kind) if side.name not in tuple(Dtype)))
         return self
@@ -174,7 +178,9 @@ class CompareSettings(Settings):
         return all(not side.logged and side.model == self.model and side.adapter is None for side in sides)
 
     def exact_sides(self, pair: PairName) -> tuple[DeclaredSide, DeclaredSide]:
-        """The sides of a pair as they would be declared in FP32, under names of their own."""
+        """The sides of a pair as they would be declared in FP32, under names of their own; for a server, which serves
+        one dtype, the engine in this process.
+        """
         train = next((side for side in self.train if side.name == pair[0]), None)
         infer = next((side for side in self.infer if side.name == pair[1]), None)
         return _in_fp32(train) or TrainSide(name=FP32, dtype=FP32), _in_fp32(infer) or InferSide(name=FP32, dtype=FP32)
@@ -187,7 +193,9 @@ class CompareSettings(Settings):
 
 
 def _in_fp32(side: Declared | None) -> Declared | None:
-    return None if side is None else side.model_copy(update={"name": f"{side.name}-{FP32}", "dtype": FP32})
+    if side is None or (isinstance(side, InferSide) and side.url is not None):
+        return None
+    return side.model_copy(update={"name": f"{side.name}-{FP32}", "dtype": FP32})
 
 
 def _names(declared: Any) -> list[Any] | None:

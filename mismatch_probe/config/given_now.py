@@ -1,8 +1,10 @@
-"""What runs code is not taken from a run directory, which a stranger may have made: it counts when it is given now."""
+"""What runs code, and where prompts and keys are sent, is not taken from a run directory, which a stranger may have
+made: it counts when it is given now.
+"""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +34,8 @@ def going_on(run: Path, recorded: Mapping[str, Any], given: Mapping[str, Any]) -
     missing = [word for place, words in _code(recorded).items() if _at(given, place) is None for word in words]
     if missing:
         raise UsageError(
-            f"{run} was made with {words_line(*missing)}: what runs code is not taken from a run directory; give it "
-            "again if you trust it"
+            f"{run} was made with {words_line(*missing)}: what runs code is not taken from a run directory, nor is "
+            "a server's address; give it again if you trust it"
         )
     return merged(recorded, given)
 
@@ -46,12 +48,23 @@ def going_on_comparing(run: Path, recorded: CompareSettings, given: Mapping[str,
             cannot be used.
     """
     before = recorded.model_dump(mode="json")
-    if any(name in given for name in _SIDES):
+    if set(_SIDES) & {name for name in given if given[name]} == {"infer"}:
+        given = {**given, "infer": _confirmed(before["infer"], given["infer"])}
+    elif any(name in given for name in _SIDES):
         before = {name: value for name, value in before.items() if name not in _SIDES}
     _require_same_sides(run, recorded, now := parse_settings(CompareSettings, merged(before, given)))
     going_on(run, recorded.model_dump(mode="json"), given)
     grown = recorded.with_more(now.pairs, now.infer, now.train)
     return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})
+
+
+def _confirmed(recorded: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Recorded sides with those in their places that are given again under the same names, and any others."""
+    names = [side.get("name") for side in recorded]
+    again = {side.get("name"): side for side in given if isinstance(side, Mapping)}
+    return [again.get(side.get("name"), side) for side in recorded] + [
+        side for side in given if not isinstance(side, Mapping) or side.get("name") not in names
+    ]
 
 
 def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettings) -> None:
@@ -65,12 +78,12 @@ def _require_same_sides(run: Path, recorded: CompareSettings, now: CompareSettin
 
 
 def code_flags(settings: Mapping[str, Any]) -> list[str]:
-    """What of the settings runs code, as it is given on the command line."""
+    """What of the settings runs code or is sent something, as it is given on the command line."""
     return [word for words in _code(settings).values() for word in words]
 
 
 def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
-    """Where settings run code of a checkpoint or name code, and the words that give them."""
+    """Where settings run code of a checkpoint, name code, or name a server; and the words that give them."""
     flags: dict[Place, list[str]] = {}
     trusted = ("model", "trust_remote_code")
     if _at(settings, trusted):
@@ -85,7 +98,7 @@ def _code(settings: Mapping[str, Any]) -> dict[Place, list[str]]:
     for kind in ("infer", "train"):
         for side in settings.get(kind) or ():
             runs_code = not all(map(_is_harmless, (side.get("args") or {}).values()))
-            if runs_code or (side.get("checkpoint") and trusted in flags):
+            if runs_code or side.get("url") or (side.get("checkpoint") and trusted in flags):
                 flags[kind, side["name"]] = [f"--{kind}", write_side(side)]
     return flags
 

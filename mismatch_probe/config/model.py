@@ -36,7 +36,7 @@ ListAsTuple = Field(strict=False)
 
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 CorrectionName = Literal["none", "token-tis", "icepop", "seq-is", "seq-tis", "seq-mis"]
-EngineName = Literal["vllm"]
+EngineName = Literal["vllm", "server"]
 """Each has a folder of its name below `mismatch_probe.engines`."""
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 
@@ -81,7 +81,10 @@ class SamplingSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """The inference engine (mu); `args` go to the engine unchanged. adapter: the folder of a LoRA adapter it serves."""
+    """The inference engine (mu); `args` go to the engine unchanged. adapter: the folder of a LoRA adapter it serves.
+
+    prefill: whether responses are scored again by prefill.
+    """
 
     name: EngineName = "vllm"
     prefix_caching: bool = False
@@ -89,6 +92,11 @@ class EngineSettings(Settings):
     prefill: bool = True
     adapter: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it runs elsewhere and is asked over HTTP."""
+        return self.name == "server"
 
 
 class TrainingPathSettings(Settings):

@@ -26,13 +26,13 @@ _NO_SETTINGS: Final = {
 def parse_side(kind: str, text: str) -> dict[str, Any]:
     """The settings of a side of a kind (`infer`, `train`); what an engine's side does not know goes to its engine.
 
-    Without a dtype, the name is one.
+    Without a dtype, the name is one; a server need not say its dtype.
 
     Raises:
         UsageError: a part is not written as key=value, given twice, or no setting of this kind of side.
     """
     name, colon, rest = text.partition(":")
-    said = f"--{kind} {text!r}"
+    said = f"--{kind} {text!r}" if "://" not in text else f"--{kind} {name}"
     if not name:
         raise UsageError(f"{said} begins without a name; write NAME:dtype=bf16,key=value")
     own, others = (_KINDS[side_kind].model_fields.keys() - {"logged"} for side_kind in (kind, _OTHER[kind]))
@@ -52,7 +52,7 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
         else:
             near = did_you_mean(key, own) or "; an engine's arguments belong to --infer"
             raise UsageError(f"{said}: a training side has no setting {key}{near}")
-    if "dtype" not in side:
+    if "dtype" not in side and "url" not in side:
         side = {"name": name, "dtype": _dtype_in(name, said, rest), **side}
     parse_settings(_KINDS[kind], side, said)
     return side | ({"args": args} if args else {})

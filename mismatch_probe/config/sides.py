@@ -8,8 +8,9 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from mismatch_probe.config.model import (
     Attention,
@@ -46,6 +47,27 @@ SideName = Annotated[str, AfterValidator(_as_name)]
 Place = Annotated[str, Field(min_length=1)]
 
 
+def _as_address(text: str) -> str:
+    """A server's address in one spelling; what is no such address, or holds a secret, is not repeated."""
+    try:
+        address = urlsplit(text)
+        port = address.port
+    except ValueError as error:
+        raise ValueError("it is no address; write url=http://HOST:PORT") from error
+    if address.username is not None or address.password is not None or address.query or address.fragment:
+        raise ValueError(
+            "a server's address is http://HOST:PORT and a path at most: a run records it, so a key belongs into the "
+            "environment"
+        )
+    if address.scheme not in ("http", "https") or not address.hostname or "*" in address.hostname:
+        raise ValueError("a server's address begins with http:// or https:// and a host; write url=http://HOST:PORT")
+    host = f"[{address.hostname}]" if ":" in address.hostname else address.hostname
+    return f"{address.scheme}://{host}{'' if port is None else f':{port}'}{address.path.rstrip('/')}"
+
+
+Address = Annotated[str, AfterValidator(_as_address)]
+
+
 class DeclaredSide(Settings):
     """A side as a user says it; what is left out is as the run's own settings say.
 
@@ -61,15 +83,34 @@ class DeclaredSide(Settings):
 
 
 class InferSide(DeclaredSide):
-    """An engine's side; `args` are added to the run's engine arguments and stand before them."""
+    """An engine's side; `args` are added to the run's engine arguments and stand before them.
 
+    url: of a server that samples instead of an engine in this process; its `args` are what the server is asked with.
+    prefill: unset, as the run's engine does; of a server not, since prompt log-probs can end it.
+    """
+
+    url: Address | None = None
     prefix_caching: bool | None = None
+    prefill: bool | None = None
     args: dict[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_server(cls, values: Any) -> Any:
+        """Servers rarely say their dtype, and vLLM and SGLang serve most checkpoints in BF16."""
+        if isinstance(values, dict) and values.get("url") is not None:
+            return {"dtype": Dtype.BF16, **values}
+        return values
+
     def over(self, engine: EngineSettings) -> EngineSettings:
-        """The run's engine settings with this side's own."""
-        given = self.model_dump(include={"prefix_caching", "adapter"}, exclude_none=True)
-        return engine.model_copy(update={"args": engine.args | self.args, **given})
+        """The run's engine settings with this side's own; of a server, only what it is asked with."""
+        given = self.model_dump(include={"prefix_caching", "prefill", "adapter"}, exclude_none=True)
+        if self.url is None:
+            return engine.model_copy(update={"args": engine.args | self.args, **given})
+        asked = {"prefix_caching": True, "prefill": False, "adapter": engine.adapter, **given}
+        return EngineSettings(
+            name="server", batch_sequences=engine.batch_sequences, args={"url": self.url, **self.args}, **asked
+        )
 
 
 class TrainSide(DeclaredSide):
@@ -113,6 +154,11 @@ class Side:
         """The folder of the LoRA adapter that it computes with."""
         settings = self.engine or self.training
         return None if settings is None else settings.adapter
+
+    @property
+    def is_computed_here(self) -> bool:
+        """Whether a process of this run computes it, which can be asked for whole distributions and experts."""
+        return not (self.logged or (self.engine is not None and self.engine.is_remote))
 
     @property
     def sampler(self) -> str:

@@ -124,6 +124,14 @@ class Engine(Closing):
         """
         return []
 
+    def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
+        """Hold the engine to the effective settings that an earlier process recorded of it, beyond what equal settings
+        say; one that loads a checkpoint itself is held to its files.
+
+        Raises:
+            EngineError: it holds other weights now.
+        """
+
     @abstractmethod
     def effective_settings(self) -> dict[str, Any]:
         """What the running engine reports of itself, as plain JSON values."""

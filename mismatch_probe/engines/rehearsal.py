@@ -26,6 +26,8 @@ def with_typed_arguments(holder: Holder, engine: str) -> Holder:
         MissingExtra: the engine's library is not installed.
         UsageError: the engine has no such argument, or none that takes such a value.
     """
+    if not holder.args:
+        return holder
     arguments = engine_part(engine, "arguments")
     return holder.model_copy(update={"args": arguments.engine_arguments(holder.args, arguments.known_arguments())})
 
@@ -46,20 +48,40 @@ def without_defaults(holder: Holder, engine: str, over: Mapping[str, Any] | None
     return holder.model_copy(update={"args": kept})
 
 
-def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: str) -> None:
+def check_engine(dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
     """Refuse at once what needs no checkpoint to be seen.
 
     Raises:
-        UsageError: the engine has no such dtype, or cannot sample so.
+        UsageError: the engine has no such dtype, cannot sample so, or cannot do what its settings ask for.
     """
-    engine_part(engine, "limits").check_limits(dtype, sampling)
+    engine_part(engine.name, "limits").check_limits(dtype, sampling, engine)
+
+
+def reach(engine: EngineSettings) -> int | None:
+    """Ask an engine that runs elsewhere whether it is there; the longest sequence that it holds, in tokens, where it
+    says so.
+
+    Raises:
+        UsageError: what answers is no server that can be asked, wants a key, or serves another model.
+        EngineError: nothing answers.
+    """
+    longest: int | None = engine_part(engine.name, "rehearse").reach(engine)
+    return longest
 
 
 def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> None:
     """
     Raises:
-        UsageError: the engine arguments leave the prompt no room for a response and the token that a replay adds.
+        UsageError: the engine leaves the prompt no room for a response and the token that a replay adds.
     """
+    if engine.is_remote:
+        longest = reach(engine)
+        if longest is not None and longest < num_prompt_tokens + 2:
+            raise UsageError(
+                f"the server at {engine.args['url']} holds {longest} tokens, which leaves {label} of "
+                f"{num_prompt_tokens} tokens no room for a response; shorten it, or raise the server's limit"
+            )
+        return
     given = with_typed_arguments(engine, engine.name).args.get("max_model_len")
     if given is not None and given != _UNLIMITED and given < num_prompt_tokens + 2:
         raise UsageError(

@@ -48,6 +48,12 @@ def start_engine(
     )
 
 
+def packages_of(name: str) -> tuple[str, ...]:
+    """What has to be installed for an engine besides the training path's packages."""
+    packages: tuple[str, ...] = engine_part(name).PACKAGES
+    return packages
+
+
 def engine_part(name: str, part: str = "") -> Any:
     """The folder of an engine, or a file of it; every engine has `start`, `arguments`, `limits` and `rehearse`."""
     return import_module(".".join(filter(None, (__package__, name, part))))

@@ -134,7 +134,7 @@ def test_dtype_flags_and_sides_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="leave --dtype"):
         side_values(["bf16"], None, None, ["bf16"], ["bf16"])
     with pytest.raises(UsageError, match="go together"):
-        side_values(None, None, None, ["bf16"], None)
+        settings(**side_values(None, None, None, ["bf16"], None))
 
 
 def test_a_side_without_settings_of_its_own_is_the_runs_and_makes_the_names_of_a_dtype() -> None:
@@ -286,3 +286,89 @@ def test_a_sides_engine_argument_that_runs_code_counts_only_when_it_is_given_now
         going_on_comparing(tmp_path, recorded, {})
     given = {"infer": [evil], "pairs": [["bf16", "fp8kv"]]}
     assert going_on_comparing(tmp_path, recorded, given) == recorded
+
+
+PROD = "prod:url=http://127.0.0.1:8000/,model=policy,concurrency=4"
+
+
+def test_a_server_is_a_side_with_an_address() -> None:
+    side = parse_side("infer", PROD)
+    assert side == {"name": "prod", "url": "http://127.0.0.1:8000/", "args": {"model": "policy", "concurrency": "4"}}
+    given = with_typed_engines(settings(infer=[side], pairs=[["bf16", "prod"]], engine={"args": {"block_size": 32}}))
+    mu = given.mu("prod")
+    assert mu.engine == EngineSettings(
+        name="server",
+        prefix_caching=True,
+        prefill=False,
+        args={"url": "http://127.0.0.1:8000", "model": "policy", "concurrency": 4},
+    )
+    assert (mu.dtype, mu.is_computed_here) == ("bf16", False)
+    stages = [stage.name for stage in make_plan(given).stages]
+    assert not {"replay-prod", "distributions-prod", "compare-full-bf16-prod", "replay-infer-prod-alone"} & {*stages}
+    assert {"sample-prod", "sample-infer-prod-alone"} <= {*stages}
+
+
+def test_a_server_is_asked_for_its_prefill_only_where_that_is_said() -> None:
+    given = settings(infer=[parse_side("infer", f"{PROD},prefill=true")], pairs=[["bf16", "prod"]])
+    stages = [stage.name for stage in make_plan(given).stages]
+    assert "replay-prod" in stages
+    assert "replay-infer-prod-alone" not in stages
+    assert settings(infer=[parse_side("infer", "x:dtype=bf16,prefill=false")], pairs=[["bf16", "x"]]).mu(
+        "x"
+    ).engine == (EngineSettings(prefill=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prod:url=http://me:hunter2@host:1", "a key belongs into the environment"),
+        ("prod:url=http://host:1/?key=hunter2", "a key belongs into the environment"),
+        ("prod:url=ftp://hunter2", "begins with http:// or https://"),
+        ("prod:url=http://hunter2:99999", "it is no address"),
+        ("prod:url=http://", "begins with http:// or https://"),
+    ],
+)
+def test_what_is_no_address_is_refused_and_not_repeated(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        parse_side("infer", text)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"api_key": "hunter2"}, "^--infer prod: api_key cannot be given: .*MISMATCH_PROBE_SERVER_KEY"),
+        ({"key_variable": "hunter2"}, "key_variable.*name of an environment variable"),
+        ({"concurrency": "0"}, "concurrency.*greater than 0"),
+        ({"protocol": "grpc"}, "protocol.*'vllm', 'completions' or 'sglang'"),
+        ({"modle": "x"}, "'modle' is unknown; did you mean 'model'"),
+    ],
+)
+def test_arguments_of_a_server_are_checked_and_no_key_is_among_them(args: dict[str, str], words: str) -> None:
+    prod = {"name": "prod", "url": "http://host", "args": args}
+    with pytest.raises(UsageError, match=words) as refused:
+        with_typed_engines(settings(infer=[prod], pairs=[["bf16", "prod"]]))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_server_is_no_engine_of_the_whole_run() -> None:
+    with pytest.raises(UsageError, match="a server is a side of its own"):
+        settings(engine={"name": "server", "args": {"url": "http://host"}})
+
+
+def test_a_server_has_no_counterpart_in_fp32_but_the_engine_here() -> None:
+    given = settings(infer=[parse_side("infer", PROD)], pairs=[["bf16", "prod"], ["fp32", "fp32"]])
+    assert given.exact_counterpart(("bf16", "prod")) is None
+    assert [side.name for side in given.exact_sides(("bf16", "prod"))] == ["fp32", "fp32"]
+
+
+def test_an_address_is_given_again_when_a_run_goes_on() -> None:
+    recorded = settings(infer=[parse_side("infer", PROD), FP8KV], pairs=[["bf16", "prod"], ["bf16", "fp8kv"]])
+    [flag, said] = code_flags(recorded.model_dump(mode="json"))
+    assert flag == "--infer"
+    with pytest.raises(UsageError, match="nor is a server's address; give it again if you trust it"):
+        going_on_comparing(Path("run"), recorded, {})
+    assert going_on_comparing(Path("run"), recorded, {"infer": [parse_side("infer", said)]}) == recorded
+    moved = parse_side("infer", PROD.replace("8000", "9000"))
+    with pytest.raises(UsageError, match="another side of the name prod"):
+        going_on_comparing(Path("run"), recorded, {"infer": [moved]})

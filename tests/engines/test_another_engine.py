@@ -33,6 +33,7 @@ FILES = {
             def effective_settings(self): return {"dtype": "fp64"}
             def close(self): pass
 
+        PACKAGES = ()
         def start(checkpoint, dtype, engine, sampling, **more): return Uniform()
     """,
     "arguments": """
@@ -42,7 +43,7 @@ FILES = {
     """,
     "limits": """
         from mismatch_probe.errors import UsageError
-        def check_limits(dtype, sampling):
+        def check_limits(dtype, sampling, engine):
             if dtype != "fp64": raise UsageError("uniform knows fp64 alone")
     """,
 }
@@ -63,9 +64,9 @@ def uniform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineS
 
 def test_an_engine_is_found_by_its_folder(uniform: EngineSettings) -> None:
     assert with_typed_arguments(uniform, uniform.name).args == {"size": 4}
-    check_engine(Dtype.FP64, SamplingSettings(), uniform.name)
+    check_engine(Dtype.FP64, SamplingSettings(), uniform)
     with pytest.raises(UsageError, match="fp64 alone"):
-        check_engine(Dtype.BF16, SamplingSettings(), uniform.name)
+        check_engine(Dtype.BF16, SamplingSettings(), uniform)
     with start_engine("none", Dtype.FP64, uniform, SamplingSettings(), max_model_len=8) as engine:
         [scored] = engine.replay([TokenSequence("a", [1], [2, 3])])
     assert scored.logprobs == pytest.approx([-1.386294, -1.386294])

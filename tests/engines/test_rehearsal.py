@@ -80,7 +80,7 @@ def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
 )
 def test_a_distribution_that_it_cannot_give_is_refused_at_once(dtype: Dtype, temperature: float, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_engine(dtype, SamplingSettings(temperature=temperature), "vllm")
+        check_engine(dtype, SamplingSettings(temperature=temperature), EngineSettings())
 
 
 @pytest.mark.parametrize(

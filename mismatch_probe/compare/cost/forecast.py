@@ -44,7 +44,8 @@ class StageForecast(BaseModel):
 
 class Forecast(BaseModel):
     """ready: until everything is imported and checked. summary: statistics and report. total: of all that is known;
-    unknown_starts names the stages whose start is not in it.
+    unknown_starts names the stages whose start is not in it, of_servers those of which nothing is: how fast a server is
+    cannot be measured here.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,6 +55,7 @@ class Forecast(BaseModel):
     summary: Span
     total: Span
     unknown_starts: list[str]
+    of_servers: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def _share(side: Side) -> float:
 
 def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Forecast:
     """Needs a `pace` with a calibration."""
-    expected = [_of_stage(stage, workload, pace, starting) for stage in stages]
+    here = [stage for stage in stages if what_of(stage).process != "server"]
+    expected = [_of_stage(stage, workload, pace, starting) for stage in here]
     ready = Span.within(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
     known = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
@@ -100,6 +103,7 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
         summary=summary,
         total=sum((ready, *known, summary), start=NO_TIME),
         unknown_starts=[stage.stage for stage in expected if stage.start is None],
+        of_servers=[stage.name for stage in stages if stage not in here],
     )
 
 
@@ -116,6 +120,6 @@ def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting) 
 def _summary(workload: Workload, pace: Pace) -> Span:
     tokens = workload.sequences * workload.responses.mean_tokens
     each = _SUMMARY_OPERATIONS + _SUMMARY_TOKEN_OPERATIONS * tokens
-    mu, *_ = workload.settings.infer_sides
-    rates = pace.rates_of("engine", mu.dtype)
+    pi, *_ = workload.settings.train_sides
+    rates = pace.rates_of("training", pi.dtype)
     return Span.within(rates.seconds(Work(operations=len(workload.settings.pairs) * each)), FROM_RATES)

@@ -47,10 +47,12 @@ class ProcessMemory(BaseModel):
 
 
 def process_memory(plan: Plan, workload: Workload, calibration: Calibration) -> list[ProcessMemory]:
-    """An estimate for each job of the plan; none for a training path that is spread over devices by a map."""
+    """An estimate for each job of the plan; none for a server, nor for a training path spread over devices by a map."""
     spread = workload.settings.training.device_map is not None
     return [
-        _of_job(job, workload, calibration) for job in plan.jobs if job.stages[0].side.engine is not None or not spread
+        _of_job(job, workload, calibration)
+        for job in plan.jobs
+        if job.starts_engine or (job.stages[0].side.engine is None and not spread)
     ]
 
 

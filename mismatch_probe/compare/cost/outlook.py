@@ -51,7 +51,7 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     earlier = earlier_runs(runs, manifest, own)
     workload = expected_workload(preparation, architectures, earlier)
     plan = make_plan(settings)
-    asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, plan.stages))
+    asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, plan.stages) if what.process != "server")
     calibration = measure_rates(own, list(asked), settings.training.device)
     pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
     on_cpu = all(rate.device == "cpu" for rate in calibration.rates if rate.process == "engine")

@@ -48,11 +48,14 @@ class Pace:
     def span(self, what: What, work: Work) -> Span | None:
         """How long a stage takes without its start; None where nothing measured tells."""
         size = self.rates_of(what.process, what.dtype).seconds(work)
-        of_kind = [stage for stage in self.measured if stage.what.kind == what.kind]
+        of_process = [
+            stage for stage in self.measured if (stage.what.process == "server") == (what.process == "server")
+        ]
+        of_kind = [stage for stage in of_process if stage.what.kind == what.kind]
         levels = [([stage for stage in of_kind if stage.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
         if self.calibration is None:
             alike = next(kinds for kinds in _ALIKE if what.kind in kinds)
-            levels.append(([stage for stage in self.measured if stage.what.kind in alike], FROM_ANOTHER_KIND))
+            levels.append(([stage for stage in of_process if stage.what.kind in alike], FROM_ANOTHER_KIND))
         for known, factor in levels:
             sizes = [
                 (stage, self.rates_of(stage.what.process, stage.what.dtype).seconds(stage.work)) for stage in known

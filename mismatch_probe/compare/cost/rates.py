@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.dtypes import Dtype
 
-Process = Literal["engine", "training"]
+Process = Literal["engine", "training", "server"]
 
 
 @dataclass(frozen=True)

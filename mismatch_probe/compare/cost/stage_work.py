@@ -152,7 +152,13 @@ def what_of(stage: Stage) -> What:
     settings = side.engine.args if side.engine is not None else side.training
     if isinstance(settings, TrainingPathSettings):
         settings = {"role": side.role, **settings.model_dump(mode="json", exclude={"batch_tokens"})}
-    return What(kind, "training" if side.engine is None else "engine", side.dtype, repr(settings))
+    return What(kind, _process(side), side.dtype, repr(settings))
+
+
+def _process(side: Side) -> Process:
+    if side.engine is None:
+        return "training"
+    return "server" if side.engine.is_remote else "engine"
 
 
 def loads_model(stage: Stage) -> bool:

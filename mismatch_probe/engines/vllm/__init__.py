@@ -1,12 +1,14 @@
 """vLLM as mu, in process."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra
 
 if TYPE_CHECKING:
     from mismatch_probe.engines.vllm.engine import VllmEngine
+
+PACKAGES: Final = ("vllm",)
 
 
 def start(*args: Any, **settings: Any) -> "VllmEngine":

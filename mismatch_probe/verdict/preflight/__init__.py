@@ -22,6 +22,7 @@ from mismatch_probe.verdict.preflight.numerics import (
 )
 from mismatch_probe.verdict.preflight.quantization import quantized_sources, quantized_weights
 from mismatch_probe.verdict.preflight.sampling import defaults_picked_up, prompt_starts, supports, temperatures
+from mismatch_probe.verdict.preflight.server import server
 from mismatch_probe.verdict.preflight.sides import Sides
 
 RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
@@ -44,6 +45,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     rounded_outputs,
     inexact_fp32,
     prompt_starts,
+    server,
 )
 
 

@@ -1,0 +1,108 @@
+"""What a server is asked and what it answers, whichever protocol carries them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.stats.sequences import is_missing
+
+Candidates = dict[int, float]
+"""Log-probs (nats) of a few tokens at one position, by their ids."""
+
+
+class NoAnswer(Exception):  # noqa: N818 - what came is not an answer
+    """What came is no answer of this protocol; the text says why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request. top: candidates wanted at each position beside the sampled token. count: responses to the prompt.
+
+    cache_salt: what stands in the prefix cache under another is not read. prefill: the log-probs of the prompt's own
+    tokens are wanted too.
+    """
+
+    prompt_ids: list[int]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    ignore_eos: bool = False
+    top: int = 1
+    count: int = 1
+    cache_salt: str | None = None
+    prefill: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response. logprobs: [T] (nats), NaN where none was given. candidates: [T]. prompt_ids: as the server echoes
+    them, None where it does not. prompt_candidates: of each prompt token, None where the server gives none. versions:
+    of the weights that sampled it, in order; empty where the server does not say.
+    """
+
+    token_ids: list[int]
+    logprobs: npt.NDArray[np.float32]
+    candidates: list[Candidates]
+    finish_reason: str
+    prompt_ids: list[int] | None = None
+    prompt_candidates: list[Candidates | None] | None = None
+    versions: tuple[str, ...] = field(default=())
+
+
+def member(content: Any, name: str, kind: type | tuple[type, ...]) -> Any:
+    """`content[name]`.
+
+    Raises:
+        NoAnswer: it is missing, or of another kind.
+    """
+    if not isinstance(content, dict) or name not in content:
+        raise NoAnswer(f"it has no {name}")
+    if not isinstance(content[name], kind) or (isinstance(content[name], bool) and kind is int):
+        raise NoAnswer(f"its {name} is no {getattr(kind, '__name__', 'such value')}")
+    return content[name]
+
+
+def whole_numbers(values: Any, name: str) -> list[int]:
+    """Token ids.
+
+    Raises:
+        NoAnswer: something else is among them.
+    """
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**31 for value in values):
+        raise NoAnswer(f"its {name} are no token ids")
+    return values
+
+
+def log_prob(value: Any) -> float:
+    """A log-prob, NaN where it is missing (null, NaN, or vLLM's floor).
+
+    Raises:
+        NoAnswer: it is no number.
+    """
+    if value is None:
+        return float("nan")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise NoAnswer("a log-prob is no number")
+    return float("nan") if is_missing(np.asarray([value], dtype=np.float64))[0] else float(value)
+
+
+def as_logprobs(values: Sequence[Any]) -> npt.NDArray[np.float32]:
+    """Log-probs [T] in nats, NaN where one is missing. Raises as `log_prob`."""
+    return np.asarray([log_prob(value) for value in values], dtype=np.float32)
+
+
+def versions_of(spans: Any) -> tuple[str, ...]:
+    """The names in a list of spans, each a table or a list that begins with its version."""
+    names = []
+    for span in spans if isinstance(spans, list) else []:
+        version = (
+            span.get("version") if isinstance(span, dict) else span[0] if isinstance(span, list) and span else None
+        )
+        if version is not None:
+            names.append(str(version))
+    return tuple(dict.fromkeys(names))

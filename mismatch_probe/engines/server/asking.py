@@ -1,0 +1,186 @@
+"""What a server can do, found by asking it: a few tiny requests on one made-up prompt, each beside another that should
+be answered alike.
+"""
+
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.engines.server.answers import Answer, Question
+from mismatch_probe.engines.server.client import Client
+from mismatch_probe.engines.server.connection import Refused
+from mismatch_probe.engines.server.goodness import sampled_as_said
+from mismatch_probe.errors import EngineError
+
+UNLABELLED: Final = "default"
+"""What vLLM and SGLang call weights that nobody has given a version."""
+
+_PROMPT_TOKENS: Final = 160
+"""More than a block of any prefix cache that is known, 128 tokens at most."""
+_RESPONSE_TOKENS: Final = 8
+_CROWD: Final = 16
+_DRAWS: Final = (16, 16)
+"""Requests, and responses to each: a server takes no more in one than it computes at once."""
+_SHARES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
+"""Of the made-up prompt, where a token is looked for that the model is not sure of."""
+_TOP: Final = 5
+_SEED: Final = 20260101
+_LEAST_CHANGE: Final = 1e-3
+"""Of a log-prob, in nats, by half the temperature, where it is one after temperature."""
+_TOO_SURE: Final = 0.99
+"""A token as likely as this is as likely at any temperature."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """None where it could not be told.
+
+    echoes_prompt_ids: and so lets them be checked. log_probs: `before temperature` or `after temperature`. again,
+    in_a_crowd, behind_the_cache: how far (nats) the log-probs of one response move when it is asked for a second time,
+    among others, and where its prompt is cached; 0 means the same bits. same_tokens: whether one seed gives the same
+    tokens each time. refuses_unknown_ids: that of the checkpoint's first token id which is none. weight_version: that
+    it labels its weights with. sampled_as_said: p-value of many draws of one token under the log-probs it gives, where
+    those are of what is sampled from.
+    """
+
+    echoes_prompt_ids: bool
+    log_probs: str | None
+    again: float | None
+    in_a_crowd: float | None
+    behind_the_cache: float | None
+    same_tokens: bool
+    refuses_unknown_ids: bool | None
+    weight_version: str | None
+    sampled_as_said: float | None
+
+    @property
+    def own_noise(self) -> float:
+        """Nats by which one log-prob of this server moves when nothing changes that should matter."""
+        return max(value for value in (0.0, self.again, self.in_a_crowd, self.behind_the_cache) if value is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
+    """Token ids that any checkpoint of this vocabulary knows, and that no cache holds but for this."""
+    length = max(1, min(_PROMPT_TOKENS, longest // 2))
+    return [(7 * place + place * place) % vocabulary for place in range(1, length + 1)]
+
+
+def find_out(client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int) -> Findings:
+    """Ask; `prompt` as `made_up_prompt` makes it.
+
+    Raises:
+        EngineError: an answer is none, or not one to its question.
+    """
+    room = max(1, min(_RESPONSE_TOKENS, client.longest - len(prompt) - 1))
+    question = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP)
+    salted = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())
+    takes_salt, first = _salted(client, salted, question)
+    cold = client.ask(_salt(question)) if takes_salt else None
+    warm = [client.ask(question) for _ in range(2)]
+    crowd = client.ask_all([question, *(_other(question, number) for number in range(1, _CROWD))])[0]
+    uncertain = _uncertain(client, prompt)
+    log_probs = _log_probs(client, uncertain)
+    is_raw = log_probs == "before temperature" and sampling.temperature != 1
+    versions = [version for answer in (first, *warm, crowd) for version in answer.versions]
+    return Findings(
+        echoes_prompt_ids=first.prompt_ids is not None,
+        log_probs=log_probs,
+        again=_moved(first, cold) if cold is not None else _moved(*warm),
+        in_a_crowd=_moved(warm[1], crowd),
+        behind_the_cache=_moved(first, warm[1]) if takes_salt else None,
+        same_tokens=all(answer.token_ids == first.token_ids for answer in (*warm, crowd)),
+        refuses_unknown_ids=_refuses(client, prompt, vocabulary),
+        weight_version=versions[-1] if versions else None,
+        sampled_as_said=None if is_raw else _draws(client, sampling, uncertain),
+    )
+
+
+def _salted(client: Client, salted: Question, plain: Question) -> tuple[bool, Answer]:
+    """Whether a cache salt is taken, and the first answer; a server that refuses one is asked without."""
+    try:
+        return True, client.ask(salted)
+    except Refused:
+        return False, client.ask(plain)
+
+
+def _salt(question: Question) -> Question:
+    return Question(
+        question.prompt_ids, question.max_tokens, question.seed, ignore_eos=True, top=_TOP, cache_salt=_fresh()
+    )
+
+
+def _fresh() -> str:
+    return secrets.token_hex(16)
+
+
+def _other(question: Question, number: int) -> Question:
+    """Another prompt of another length, so that a batch is not of one shape."""
+    ids = question.prompt_ids
+    return Question([*ids[number:], ids[0]][: max(1, len(ids) - number)], question.max_tokens, number, ignore_eos=True)
+
+
+def _moved(first: Answer, second: Answer) -> float | None:
+    """The largest difference (nats) on the tokens that both begin with and the one behind them that both name."""
+    same = 0
+    while same < min(len(first.token_ids), len(second.token_ids)) and first.token_ids[same] == second.token_ids[same]:
+        same += 1
+    parts = [np.abs(first.logprobs[:same] - second.logprobs[:same]).tolist()]
+    for mine, its in zip(first.candidates[: same + 1], second.candidates[: same + 1], strict=False):
+        parts.append([abs(mine[token_id] - its[token_id]) for token_id in mine.keys() & its.keys()])
+    values = [value for part in parts for value in part if np.isfinite(value)]
+    return float(max(values)) if values else None
+
+
+def _uncertain(client: Client, prompt: list[int]) -> list[int]:
+    """Of a few beginnings of the prompt the one behind which the likeliest token is the least likely."""
+    lengths = sorted({max(1, round(len(prompt) * share)) for share in _SHARES})
+    beginnings = [prompt[:length] for length in lengths]
+    answers = client.ask_all([Question(ids, 1, _SEED, ignore_eos=True, top=_TOP) for ids in beginnings])
+    likeliest = [np.nanmax([*answer.candidates[0].values(), -np.inf]) for answer in answers]
+    return beginnings[int(np.argmin(likeliest))]
+
+
+def _log_probs(client: Client, prompt: list[int]) -> str | None:
+    """From one token's log-prob at two temperatures: the likeliest one, which is the likeliest at any."""
+    whole, half = client.ask_all(
+        [Question(prompt, 1, _SEED, temperature, ignore_eos=True, top=_TOP) for temperature in (1.0, 0.5)]
+    )
+    first, second = whole.candidates[0], half.candidates[0]
+    best = max(first, key=lambda token_id: first[token_id], default=None)
+    if best is None or best not in second or not np.isfinite([first[best], second[best]]).all():
+        return None
+    if abs(second[best] - first[best]) > _LEAST_CHANGE * max(1.0, abs(first[best])):
+        return "after temperature"
+    return "before temperature" if np.exp(first[best]) < _TOO_SURE else None
+
+
+def _refuses(client: Client, prompt: list[int], vocabulary: int) -> bool | None:
+    """Whether the first id beyond the checkpoint's vocabulary is beyond the server's too."""
+    try:
+        client.ask(Question([*prompt[:4], vocabulary], 1, _SEED))
+    except Refused:
+        return True
+    except EngineError:
+        return None
+    return False
+
+
+def _draws(client: Client, sampling: SamplingSettings, prompt: list[int]) -> float | None:
+    if sampling.top_p != 1 or sampling.top_k:
+        return None
+    requests, count = _DRAWS
+    questions = [
+        Question(prompt, 1, _SEED + count * number, sampling.temperature, ignore_eos=True, top=_TOP, count=count)
+        for number in range(requests)
+    ]
+    try:
+        answers = client.ask_for_several(questions)
+    except Refused:
+        return None
+    return sampled_as_said(answers)

@@ -1,0 +1,78 @@
+"""What an answer must be to be a measurement: of the prompt that was asked, within what was asked, by one policy."""
+
+from mismatch_probe.engines.server.answers import Answer, Question
+from mismatch_probe.errors import EngineError
+
+_FINISHED = ("stop", "length")
+
+
+def check_answer(where: str, label: str, question: Question, answer: Answer, vocabulary: int | None) -> None:
+    """where: the server; label: what was asked for, for a sentence.
+
+    Raises:
+        EngineError: the answer is not one to this question.
+    """
+    who = f"the server at {where}"
+    num_tokens = len(answer.token_ids)
+    if answer.prompt_ids is not None and answer.prompt_ids != question.prompt_ids:
+        raise EngineError(
+            f"{who} ran {label} on other token ids than those given ({_first_difference(question, answer)}): what is "
+            "in front of it changes prompts, so that nothing it says belongs to what was asked; ask the server itself"
+        )
+    if answer.finish_reason not in _FINISHED:
+        raise EngineError(f"{who} ended {label} with {answer.finish_reason!r} instead of finishing it")
+    if num_tokens > question.max_tokens:
+        raise EngineError(
+            f"{who} gave {label} {num_tokens} tokens where at most {question.max_tokens} were asked for: it does not "
+            "take max_tokens"
+        )
+    if answer.finish_reason == "length" and num_tokens < question.max_tokens:
+        raise EngineError(
+            f"{who} cut {label} off after {num_tokens} tokens where {question.max_tokens} were asked for: a limit of "
+            f"its own is lower; give --max-new-tokens {max(num_tokens, 1)}, or raise the server's"
+        )
+    if question.ignore_eos and answer.finish_reason == "stop":
+        raise EngineError(
+            f"{who} ended {label} after {num_tokens} tokens although it was to ignore the end of sequence"
+        )
+    beyond = [] if vocabulary is None else [token_id for token_id in answer.token_ids if token_id >= vocabulary]
+    if beyond:
+        raise EngineError(
+            f"{who} gave {label} the token id {beyond[0]}, and the checkpoint knows {vocabulary}: it serves another "
+            "model; give --model its checkpoint"
+        )
+    if len(set(answer.versions)) > 1:
+        raise EngineError(
+            f"{who} changed its weights within {label}, from {answer.versions[0]} to {answer.versions[-1]}: "
+            "its response is of two policies; keep the weights while it is measured, then continue with --resume"
+        )
+
+
+def _first_difference(question: Question, answer: Answer) -> str:
+    given, used = question.prompt_ids, answer.prompt_ids or []
+    if len(given) != len(used):
+        return f"{len(used)} of them instead of {len(given)}"
+    place = next(place for place, (mine, its) in enumerate(zip(given, used, strict=True)) if mine != its)
+    return f"{used[place]} instead of {given[place]} at position {place}"
+
+
+class SameWeights:
+    """Holds a server to the weights that it began with, as far as it labels them."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.version: str | None = None
+
+    def check(self, answer: Answer) -> None:
+        """
+        Raises:
+            EngineError: the response is of other weights than those before it.
+        """
+        for version in answer.versions:
+            if self.version is not None and version != self.version:
+                raise EngineError(
+                    f"the server at {self._where} changed its weights from {self.version} to {version} while it was "
+                    "measured: its responses would be of two policies; bring it back to the first weights and continue "
+                    "with --resume, or give another --out"
+                )
+            self.version = version

@@ -1,0 +1,212 @@
+"""Requests to one server: a bounded number at once, tried again where that can help, each failure one sentence."""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from mismatch_probe.closing import Closing
+from mismatch_probe.engines.server.arguments import ServerArguments
+from mismatch_probe.errors import EngineError, UsageError, said
+from mismatch_probe.inert import plain, shortened
+
+Result = TypeVar("Result")
+
+_CONNECT_SECONDS: Final = 10.0
+_FIRST_WAIT_SECONDS: Final = 0.5
+_LONGEST_WAIT_SECONDS: Final = 30.0
+_TRIES_OF_A_SLOW_REQUEST: Final = 2
+"""A server that takes too long over a request takes as long the next time."""
+_WORDS_CHARACTERS: Final = 300
+_AGAIN: Final = (408, 429, 500, 502, 503, 504)
+_REFUSED: Final = (400, 413, 422)
+_UNSERVED: Final = (404, 405, 501)
+
+
+class Unserved(Exception):  # noqa: N818 - an answer, of a kind
+    """The server has no such endpoint, or no such model; the text is what it says."""
+
+
+class Refused(EngineError):  # noqa: N818 - as Unserved
+    """The server does not take a request as it is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    path: str
+    body: dict[str, Any] | None = None
+    """None asks with GET."""
+
+
+class Connection(Closing):
+    """The key is read from the environment, sent to this address alone, and struck out of whatever comes back."""
+
+    def __init__(self, arguments: ServerArguments) -> None:
+        self.url = arguments.url
+        self._arguments = arguments
+        self._key = _key(arguments.key_variable)
+        self._runner = asyncio.Runner()
+        self._client = httpx.AsyncClient(
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            timeout=httpx.Timeout(arguments.timeout_seconds, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx.Limits(max_connections=arguments.concurrency),
+            follow_redirects=False,
+            trust_env=False,
+            verify=ssl.create_default_context(),
+        )
+
+    def ask(self, request: Request, *, tries: int | None = None) -> Any:
+        """What the server answers, as JSON values.
+
+        Raises:
+            UsageError: it wants a key, or sends the request elsewhere.
+            Unserved: it has no such endpoint.
+            Refused: it does not take the request.
+            EngineError: it cannot be reached, fails, is too slow, or answers with no JSON.
+        """
+        return self._run(self._asked(request, tries or self._arguments.tries))
+
+    def ask_all(
+        self,
+        requests: Sequence[Request],
+        read: Callable[[int, Any], Result],
+        on_finished: Callable[[int, int], None] | None = None,
+    ) -> list[Result]:
+        """What `read` makes of the number of each request and its answer, in order; the first failure ends all.
+
+        Raises as `ask`, and what `read` raises.
+        """
+        return self._run(self._all(requests, read, on_finished))
+
+    def close(self) -> None:
+        self._run(self._client.aclose())
+        self._runner.close()
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self._runner.run(work)
+
+    async def _all(
+        self,
+        requests: Sequence[Request],
+        read: Callable[[int, Any], Result],
+        on_finished: Callable[[int, int], None] | None,
+    ) -> list[Result]:
+        places = asyncio.Semaphore(self._arguments.concurrency)
+        finished = 0
+
+        async def one(number: int, request: Request) -> Result:
+            nonlocal finished
+            async with places:
+                result = read(number, await self._asked(request, self._arguments.tries))
+            finished += 1
+            if on_finished is not None:
+                on_finished(finished, len(requests))
+            return result
+
+        tasks = [asyncio.ensure_future(one(number, request)) for number, request in enumerate(requests)]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _asked(self, request: Request, tries: int) -> Any:
+        wait, slow = _FIRST_WAIT_SECONDS, 0
+        for number in range(1, tries + 1):
+            try:
+                response = await self._client.request(
+                    "GET" if request.body is None else "POST", f"{self.url}{request.path}", json=request.body
+                )
+            except (httpx.ReadTimeout, httpx.WriteTimeout):
+                slow += 1
+                problem = f"did not answer {request.path} within {self._arguments.timeout_seconds:g} s"
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                problem = f"cannot be reached ({self._inert(said(error))})"
+            except httpx.RequestError as error:
+                problem = f"breaks off its answer to {request.path} ({self._inert(said(error))})"
+            else:
+                if response.status_code == httpx.codes.OK:
+                    try:
+                        return json.loads(self._struck_out(response.text))
+                    except (ValueError, RecursionError):
+                        problem = f"answers {request.path} with text that is no JSON, or is cut off"
+                else:
+                    problem = self._problem(request, response)
+                    wait = max(wait, _asked_to_wait(response))
+            if number == tries or slow == _TRIES_OF_A_SLOW_REQUEST:
+                break
+            await asyncio.sleep(min(wait, _LONGEST_WAIT_SECONDS))
+            wait *= 2
+        times = "" if number == 1 else f", {number} times in a row"
+        raise EngineError(f"the server at {self.url} {problem}{times}: see whether it runs, and what its log says")
+
+    def _problem(self, request: Request, response: httpx.Response) -> str:
+        """What is wrong with an answer, where asking again can help.
+
+        Raises:
+            MismatchProbeError: it cannot.
+        """
+        status, words = response.status_code, self._words(response)
+        if status in _AGAIN:
+            return f"answers {request.path} with {status} ({words})"
+        if response.is_redirect:
+            elsewhere = self._inert(response.headers.get("location", "nowhere"))
+            raise UsageError(
+                f"the server at {self.url} sends {request.path} elsewhere, to {elsewhere}: prompts and keys go to the "
+                "address that was given alone; give the one that answers"
+            )
+        if status in (401, 403):
+            has = "holds one that it does not take" if self._key else "is not set"
+            raise UsageError(
+                f"the server at {self.url} wants a key ({status}), and the environment variable "
+                f"{self._arguments.key_variable} {has}; set it, or name another with key_variable=NAME"
+            )
+        if status in _UNSERVED:
+            raise Unserved(words)
+        if status in _REFUSED:
+            raise Refused(f"the server at {self.url} refuses a request to {request.path}: {words}")
+        raise EngineError(f"the server at {self.url} answers {request.path} with {status} ({words})")
+
+    def _words(self, response: httpx.Response) -> str:
+        """What an error says: its message where it is written as OpenAI's, its text elsewhere."""
+        text = self._struck_out(response.text)
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            content = text
+        for name in ("error", "message", "detail"):
+            if isinstance(content, dict) and name in content:
+                content = content[name]
+        return self._inert(content if isinstance(content, str) else json.dumps(content)) or "no words"
+
+    def _inert(self, text: str) -> str:
+        return shortened(plain(self._struck_out(" ".join(text.split()))), _WORDS_CHARACTERS, keep="start")
+
+    def _struck_out(self, text: str) -> str:
+        return text if self._key is None else text.replace(self._key, "[key]")
+
+
+def _key(variable: str) -> str | None:
+    """
+    Raises:
+        UsageError: it cannot stand in a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"the environment variable {variable} holds characters that no key has; set it to the key alone"
+        )
+    return key or None
+
+
+def _asked_to_wait(response: httpx.Response) -> float:
+    """Seconds that the server asks to be left alone."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() else 0.0

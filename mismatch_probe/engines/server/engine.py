@@ -1,0 +1,194 @@
+"""A server as an engine: it samples, scores by prefill where that is asked for, and says what was found out of it."""
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mismatch_probe.config.model import EngineSettings, SamplingSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import Engine, Products
+from mismatch_probe.engines.server.answers import Answer, Question
+from mismatch_probe.engines.server.arguments import ServerArguments
+from mismatch_probe.engines.server.asking import find_out, made_up_prompt
+from mismatch_probe.engines.server.client import Client
+from mismatch_probe.engines.server.connection import Connection
+from mismatch_probe.engines.server.contact import contact
+from mismatch_probe.engines.server.effective import effective_settings
+from mismatch_probe.engines.server.scores import prefill_scores, sampled_scores
+from mismatch_probe.engines.server.standing import StandingQuestion
+from mismatch_probe.engines.token_text import TokenTexts
+from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.provenance.checkpoint import has_tokenizer, read_config, vocab_size
+from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+
+def start_asking(
+    checkpoint: str,
+    dtype: Dtype,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+    products: Products = nullcontext,
+) -> "ServerEngine":
+    """A server that is said to serve `checkpoint` (a folder) in `dtype`; arguments and errors as in
+    `mismatch_probe.engines.start.start_engine`, of which the last ones are nothing to a server.
+    """
+    arguments = ServerArguments(**engine.args)
+    vocabulary = vocab_size(read_config(Path(checkpoint)))
+    if vocabulary is None:
+        raise UsageError(f"the configuration of {checkpoint} has no vocab_size, and a server is held to it; add it")
+    if engine.prefill:
+        _require_short(max_model_len - 1, arguments.longest_prefill)
+    connection = Connection(arguments)
+    try:
+        met = contact(connection, arguments)
+        longest = min(max_model_len, met.max_model_len or max_model_len) - 1
+        client = Client(connection, met, vocabulary, longest)
+        prompt = made_up_prompt(vocabulary, longest)
+        findings = find_out(client, sampling, prompt, vocabulary)
+        standing = StandingQuestion(client, prompt, findings.own_noise)
+    except BaseException:
+        connection.close()
+        raise
+    settings = effective_settings(dtype, engine, sampling, met, findings, standing.answer)
+    texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=trust_remote_code))
+    return ServerEngine(client, standing, engine, sampling, settings, vocabulary, texts)
+
+
+class ServerEngine(Engine):
+    """A server that answered as one should, and goes on doing so: each batch ends with the standing question."""
+
+    def __init__(
+        self,
+        client: Client,
+        standing: StandingQuestion,
+        engine: EngineSettings,
+        sampling: SamplingSettings,
+        settings: dict[str, Any],
+        vocabulary: int,
+        texts: TokenTexts,
+    ) -> None:
+        self._client = client
+        self._standing = standing
+        self._engine = engine
+        self._sampling = sampling
+        self._settings = settings
+        self._vocabulary = vocabulary
+        self._texts = texts
+
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
+        for name in ("temperature", "top_p", "top_k"):
+            if getattr(sampling, name) != getattr(self._sampling, name):
+                raise UsageError(f"this server was asked about sampling with another {name}; start another")
+        questions = [self._question(request, sampling) for request in requests]
+        answers = self._client.ask_all(questions, [request.id for request in requests], self.on_finished)
+        self._standing.check()
+        sampled = [self._sampled(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        self._count_missing([response.scores for response in sampled])
+        return sampled
+
+    def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        """One after the other: what prompt log-probs take beside the weights, servers do not set aside."""
+        if not self._engine.prefill:
+            raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
+        longest = ServerArguments(**self._engine.args).longest_prefill
+        scored = []
+        for number, sequence in enumerate(sequences):
+            scored.append(self._scored(sequence, longest))
+            if self.on_finished is not None:
+                self.on_finished(number + 1, len(sequences))
+        self._standing.check()
+        return scored
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary
+
+    def distributions(self, contexts: Sequence[Sequence[int]]) -> FloatArray:
+        raise EngineError("a server is not asked for whole distributions: each would be a megabyte of text")
+
+    def update_weights(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
+        raise EngineError("the weights of a server that was started elsewhere are left as they are")
+
+    def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
+        self._standing.require(recorded.get("standing_answer", self._standing.answer))
+
+    def effective_settings(self) -> dict[str, Any]:
+        return dict(self._settings)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _question(self, request: SampleRequest, sampling: SamplingSettings) -> Question:
+        room = self._client.longest - len(request.prompt.token_ids)
+        if room < 1:
+            raise UsageError(
+                f"{request.prompt.label} has {len(request.prompt.token_ids)} tokens, which leaves no room for a "
+                f"response in the {self._client.longest} that the server at {self._client.url} holds; shorten it"
+            )
+        return Question(
+            list(request.prompt.token_ids),
+            min(sampling.max_new_tokens, room),
+            request.seed,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.ignore_eos,
+            cache_salt=None if self._engine.prefix_caching else secrets.token_hex(16),
+        )
+
+    def _sampled(self, request: SampleRequest, answer: Answer) -> SampledSequence:
+        return SampledSequence(
+            sequence=TokenSequence(request.id, list(request.prompt.token_ids), answer.token_ids),
+            scores=sampled_scores(request.id, answer),
+            finish_reason=answer.finish_reason,
+            token_texts=self._texts(answer.token_ids),
+        )
+
+    def _scored(self, sequence: TokenSequence, longest: int) -> ScoredSequence:
+        _require_short(sequence.num_tokens, longest)
+        ids = [*sequence.prompt_token_ids, *sequence.token_ids]
+        [answer] = self._client.ask_all([Question(ids, 1, seed=0, ignore_eos=True, prefill=True)], [sequence.id])
+        return prefill_scores(self._client.url, sequence, answer)
+
+    def _count_missing(self, scored: list[ScoredSequence]) -> None:
+        missing = sum(int(np.isnan(scores.logprobs).sum()) for scores in scored)
+        if missing:
+            total = sum(len(scores.logprobs) for scores in scored)
+            logger.warning("the server gave no log-prob for %d of %d tokens", missing, total)
+
+
+def _require_short(num_tokens: int, longest: int) -> None:
+    """
+    Raises:
+        UsageError: a sequence is too long to be scored by a server's prefill.
+    """
+    if num_tokens > longest:
+        raise UsageError(
+            f"prefill=true would ask for the prompt log-probs of {num_tokens} tokens at once, and the limit is "
+            f"{longest}: they need memory that a server does not set aside; lower --max-new-tokens, or give "
+            f"longest_prefill={num_tokens} if the server has it"
+        )
+
+
+def _tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """None where the checkpoint has none."""
+    if not has_tokenizer(folder):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)

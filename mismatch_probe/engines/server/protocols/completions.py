@@ -1,0 +1,89 @@
+"""The completions endpoint in OpenAI's form, as vLLM extends it by token ids."""
+
+import re
+from typing import Any, ClassVar, Final
+
+from mismatch_probe.engines.server.answers import (
+    Answer,
+    Candidates,
+    NoAnswer,
+    Question,
+    as_logprobs,
+    log_prob,
+    member,
+    whole_numbers,
+)
+from mismatch_probe.engines.server.protocols.base import NEUTRAL, Protocol
+from mismatch_probe.engines.server.protocols.vllm import prompt_candidates
+
+_ID: Final = re.compile(r"token_id:(\d+)")
+
+
+class Completions(Protocol):
+    name: ClassVar[str] = "completions"
+    path: ClassVar[str] = "/v1/completions"
+
+    def body(self, question: Question, model: str) -> dict[str, Any]:
+        optional: dict[str, Any] = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}
+        if question.prefill:
+            optional["prompt_logprobs"] = 1
+        return {
+            **NEUTRAL,
+            **optional,
+            "model": model,
+            "prompt": question.prompt_ids,
+            "n": question.count,
+            "max_tokens": question.max_tokens,
+            "min_tokens": 0,
+            "temperature": question.temperature,
+            "top_p": question.top_p,
+            "top_k": question.top_k,
+            "seed": question.seed,
+            "ignore_eos": question.ignore_eos,
+            "stop": [],
+            "stream": False,
+            "echo": False,
+            "logprobs": question.top,
+            "add_special_tokens": False,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+
+    def answers(self, content: Any) -> list[Answer]:
+        choices: list[Any] = member(content, "choices", list)
+        return [_answer(choice) for choice in sorted(choices, key=lambda choice: member(choice, "index", int))]
+
+
+def _answer(choice: Any) -> Answer:
+    logprobs = member(choice, "logprobs", dict)
+    named = [_token_id(text) for text in member(logprobs, "tokens", list)]
+    token_ids = choice.get("token_ids")
+    if token_ids is None:
+        token_ids = named
+    elif whole_numbers(token_ids, "token_ids") != named:
+        raise NoAnswer("its log-probs are of other tokens than it gives")
+    values = member(logprobs, "token_logprobs", list)
+    if len(values) != len(token_ids):
+        raise NoAnswer(f"it has {len(values)} log-probs for {len(token_ids)} tokens")
+    tops = logprobs.get("top_logprobs") or [None] * len(token_ids)
+    given = choice.get("prompt_token_ids")
+    return Answer(
+        token_ids=token_ids,
+        logprobs=as_logprobs(values),
+        candidates=[_candidates(top) for top in tops],
+        finish_reason=str(choice.get("finish_reason")),
+        prompt_ids=None if given is None else whole_numbers(given, "prompt_token_ids"),
+        prompt_candidates=prompt_candidates(choice.get("prompt_logprobs")),
+    )
+
+
+def _token_id(text: Any) -> int:
+    matched = _ID.fullmatch(text) if isinstance(text, str) else None
+    if matched is None:
+        raise NoAnswer("it names its tokens by text and not by id")
+    return int(matched[1])
+
+
+def _candidates(top: Any) -> Candidates:
+    return {_token_id(text): log_prob(value) for text, value in (top or {}).items()}

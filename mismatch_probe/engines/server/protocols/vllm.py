@@ -1,0 +1,95 @@
+"""vLLM's endpoint that takes and gives token ids, served with `--enable-scale-out` or `--tokens-only`."""
+
+from typing import Any, ClassVar
+
+from mismatch_probe.engines.server.answers import (
+    Answer,
+    Candidates,
+    NoAnswer,
+    Question,
+    as_logprobs,
+    log_prob,
+    member,
+    versions_of,
+    whole_numbers,
+)
+from mismatch_probe.engines.server.protocols.base import NEUTRAL, Protocol
+
+
+class VllmGenerate(Protocol):
+    name: ClassVar[str] = "vllm"
+    path: ClassVar[str] = "/inference/v1/generate"
+
+    def body(self, question: Question, model: str) -> dict[str, Any]:
+        salt = {} if question.cache_salt is None else {"cache_salt": question.cache_salt}
+        return {
+            "model": model,
+            "token_ids": question.prompt_ids,
+            "return_token_ids": True,
+            "stream": False,
+            **salt,
+            "sampling_params": {
+                **NEUTRAL,
+                "n": question.count,
+                "max_tokens": question.max_tokens,
+                "min_tokens": 0,
+                "temperature": question.temperature,
+                "top_p": question.top_p,
+                "top_k": question.top_k,
+                "seed": question.seed,
+                "ignore_eos": question.ignore_eos,
+                "stop": [],
+                "bad_words": [],
+                "logprobs": question.top + 1,  # the sampled token is one of them
+                "prompt_logprobs": 1 if question.prefill else None,
+                "detokenize": False,
+                "skip_special_tokens": False,
+            },
+        }
+
+    def answers(self, content: Any) -> list[Answer]:
+        given = content.get("prompt_token_ids") if isinstance(content, dict) else None
+        prompt_ids = None if given is None else whole_numbers(given, "prompt_token_ids")
+        prompt = prompt_candidates(content.get("prompt_logprobs")) if isinstance(content, dict) else None
+        return [_answer(choice, prompt_ids, prompt) for choice in member(content, "choices", list)]
+
+
+def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates | None] | None) -> Answer:
+    token_ids = whole_numbers(member(choice, "token_ids", list), "token_ids")
+    entries = member(member(choice, "logprobs", dict), "content", list)
+    if [member(entry, "token_id", int) for entry in entries] != token_ids:
+        raise NoAnswer("its log-probs are of other tokens than it gives")
+    return Answer(
+        token_ids=token_ids,
+        logprobs=as_logprobs([member(entry, "logprob", (int, float, type(None))) for entry in entries]),
+        candidates=[
+            {
+                member(one, "token_id", int): log_prob(member(one, "logprob", (int, float, type(None))))
+                for one in member(entry, "top_logprobs", list)
+            }
+            for entry in entries
+        ],
+        finish_reason=str(choice.get("finish_reason")),
+        prompt_ids=prompt_ids,
+        prompt_candidates=prompt,
+        versions=versions_of(choice.get("weight_versions")),
+    )
+
+
+def prompt_candidates(listed: Any) -> list[Candidates | None] | None:
+    """vLLM's prompt log-probs: null or `{id: {logprob, rank}}` for each token of the prompt.
+
+    Raises:
+        NoAnswer: they are written otherwise.
+    """
+    if listed is None:
+        return None
+    if not isinstance(listed, list):
+        raise NoAnswer("its prompt_logprobs are no list")
+    return [None if entry is None else _by_id(entry) for entry in listed]
+
+
+def _by_id(entry: Any) -> Candidates:
+    if not isinstance(entry, dict) or not all(key.isdecimal() for key in entry):
+        raise NoAnswer("its prompt_logprobs are not by token id")
+    return {int(key): log_prob(member(value, "logprob", (int, float, type(None)))) for key, value in entry.items()}

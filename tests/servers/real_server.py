@@ -1,0 +1,89 @@
+"""A real `vllm serve` of the demo checkpoint, on this machine's CPU: eager and small."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.tasks import resolve_model
+
+CONTEXT: Final = 512
+_START_SECONDS: Final = 300.0
+
+
+def demo_checkpoint() -> Path:
+    return resolve_model(ModelSettings(path="demo"))
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+class RealServer:
+    """Started on entering, with these words behind the common ones; it can be killed and started again."""
+
+    def __init__(self, log: Path, *words: str, checkpoint: Path | None = None) -> None:
+        self.port = free_port()
+        self._log = log
+        self._words = words
+        self._checkpoint = checkpoint or demo_checkpoint()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        words = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"),
+            *("--port", str(self.port), "--model", str(self._checkpoint), "--served-model-name", "demo"),
+            *("--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "16", "--max-model-len", str(CONTEXT)),
+        ]
+        own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*words, *self._words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | own,
+                start_new_session=True,
+            )
+        self._wait_until_it_answers()
+
+    def kill(self) -> None:
+        """With everything that it started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        until = time.monotonic() + _START_SECONDS
+        while time.monotonic() < until:
+            assert self._process.poll() is None, self._log.read_text(errors="replace")[-3000:]
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise AssertionError(f"the server did not start: {self._log.read_text(errors='replace')[-3000:]}")
