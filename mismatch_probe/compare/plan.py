@@ -41,8 +41,8 @@ class PlannedJob:
     @property
     def starts_engine(self) -> bool:
         """Whether it holds an engine in this machine's memory; a server is only asked."""
-        engine = self.stages[0].side.engine
-        return engine is not None and not engine.is_remote
+        engines = [stage.side.engine for stage in self.stages]
+        return any(engine is not None and not engine.is_remote for engine in engines)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,32 @@
 """One real server for all tests of a worker; those that kill theirs start one of their own."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.cores import every_core
-from tests.servers.real_server import RealServer
+from tests.servers.real_server import RealServer, demo_checkpoint
 
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with every_core(), RealServer(tmp_path_factory.mktemp("server") / "log", "--enable-scale-out") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint with every weight off by 5 %."""
+    folder: Path = shutil.copytree(demo_checkpoint(), tmp_path_factory.mktemp("checkpoints") / "other")
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    moved = {
+        name: (weight.float() * (1 + 0.05 * torch.randn(weight.shape, generator=generator))).to(weight.dtype)
+        for name, weight in weights.items()
+    }
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -1,5 +1,6 @@
 """A real `vllm serve` of the demo checkpoint, on this machine's CPU: eager and small."""
 
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Final, Self
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
 
-CONTEXT: Final = 512
+CONTEXT: Final = 2048
 _START_SECONDS: Final = 300.0
 
 
@@ -75,6 +76,20 @@ class RealServer:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    def load(self, checkpoint: Path) -> None:
+        """Other weights in the running engine, as a trainer pushes them, and no label."""
+        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
+        self._post("/reset_prefix_cache", {})
+
+    def label(self, version: str) -> None:
+        self._post("/update_weight_version", {"weight_version": version})
+
+    def _post(self, path: str, content: dict[str, object]) -> None:
+        body = json.dumps(content).encode()
+        headers = {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}{path}", body, headers), timeout=120) as answer:
+            assert answer.status == 200
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None

@@ -36,6 +36,10 @@ class Refused(EngineError):  # noqa: N818 - as Unserved
     """The server does not take a request as it is."""
 
 
+class WantsKey(UsageError):  # noqa: N818 - as Unserved
+    """The server answers nobody without a key, or this key has no right to an endpoint."""
+
+
 @dataclass(frozen=True)
 class Request:
     path: str
@@ -164,7 +168,7 @@ class Connection(Closing):
             )
         if status in (401, 403):
             has = "holds one that it does not take" if self._key else "is not set"
-            raise UsageError(
+            raise WantsKey(
                 f"the server at {self.url} wants a key ({status}), and the environment variable "
                 f"{self._arguments.key_variable} {has}; set it, or name another with key_variable=NAME"
             )

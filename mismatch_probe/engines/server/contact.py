@@ -5,7 +5,7 @@ from typing import Any
 
 from mismatch_probe.engines.server.answers import NoAnswer, member
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.connection import Connection, Refused, Request, Unserved
+from mismatch_probe.engines.server.connection import Connection, Refused, Request, Unserved, WantsKey
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.engines.server.protocols.base import Protocol
 from mismatch_probe.errors import EngineError, UsageError
@@ -109,7 +109,7 @@ def _protocol(connection: Connection, arguments: ServerArguments, model: str, *,
             continue
         try:
             connection.ask(Request(protocol.path, {"model": model}))
-        except Unserved:
+        except (Unserved, WantsKey):  # with a key, vLLM forbids what it does not serve
             continue
         except Refused:
             pass
