@@ -37,7 +37,9 @@ class TaskSettings(Settings):
     source: as `--prompts` of compare. num_problems: unset, all of a file or data set, DEFAULT_NUM_PROBLEMS of a task
     that makes them; a run records the number it came to. reward: None is the built-in task's own check, `math` compares
     with the recorded answer, else `module:function`. truncated: a response cut at `max_new_tokens` counts as `wrong`
-    (reward 0) or is left out of the loss (`masked`).
+    (reward 0) or is left out of the loss (`masked`). reward_workers: how many calls of a `module:function` run at a
+    time; with 1 they are made one after another in the main thread, and `reward_seconds`, what each may take, is not
+    kept. A call that takes longer gives no reward (NaN).
     """
 
     source: str = "sums:medium"
@@ -45,6 +47,8 @@ class TaskSettings(Settings):
     chat_template: Literal["auto", "always", "never"] = "auto"
     reward: str | None = None
     truncated: Literal["wrong", "masked"] = "wrong"
+    reward_workers: Count = 8
+    reward_seconds: Positive = 60.0
 
 
 class RolloutSettings(Settings):

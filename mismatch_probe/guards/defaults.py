@@ -246,6 +246,15 @@ _REWARD = (
         source="a reward that is no number makes the gradient none",
     ),
     GrowthSettings(
+        name="reward-seconds",
+        metric="time/reward_seconds",
+        ratio=10,
+        least=1.0,
+        patience=2,
+        actions=((_WARN,), (_LOG,)),
+        source="judgement: rewards take ten times as long as they did, and longer than a second a step",
+    ),
+    GrowthSettings(
         name="reward-scale",
         metric="reward/largest",
         ratio=1000,

@@ -15,6 +15,7 @@ class EndCause(StrEnum):
     REWARD_SCALE = "reward_scale"
     FP16_DEAD = "fp16_dead"
     MISSING_LOGPROBS = "missing_logprobs"
+    REWARD_LATE = "reward_late"
     REWARD_NAN = "reward_nan"
     NONFINITE_GRADIENT = "nonfinite_gradient"
     TRUNCATED = "truncated"

@@ -79,6 +79,18 @@ def fp16_dead(window: Window) -> Diagnosis | None:
     )
 
 
+def reward_late(window: Window) -> Diagnosis | None:
+    late = window.last("reward/late")
+    if not late:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_LATE,
+        f"The reward function is too slow: for {write_value(late)} responses of the last step it took longer than "
+        "task.reward_seconds.",
+        ("Time it on the responses of this step; make it faster, raise the limit or task.reward_workers.",),
+    )
+
+
 def reward_nan(window: Window) -> Diagnosis | None:
     count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
     if count:

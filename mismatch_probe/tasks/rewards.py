@@ -1,8 +1,8 @@
 """What a response earns: a built-in task's check, an answer compared as mathematics, or a function of the user's."""
 
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks.gym import GYM_PREFIX, gym_scorer
 from mismatch_probe.tasks.procedural import TASKS, verify
 from mismatch_probe.tasks.prompt import Prompt
+from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits, made
 from mismatch_probe.tasks.rewards_function import import_reward
 from mismatch_probe.tasks.rewards_math import math_scorer
 
@@ -36,10 +37,24 @@ class Answered:
 
 @dataclass(frozen=True)
 class Reward:
-    """`score` takes a prompt and the text of a whole response, and returns what should be a number."""
+    """`score` takes a prompt and the text of a whole response, and returns what should be a number.
+
+    score_all: in its place, takes all of a step's and returns a sequence of these. is_users: may run in threads, and
+    may take longer than it should.
+    """
 
     name: str
     score: Callable[[EncodedPrompt, str], Any]
+    score_all: Callable[[Sequence[EncodedPrompt], Sequence[str]], Any] | None = None
+    is_users: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rewards [N]; NaN where `is_late` [N] says that the reward took longer than it may."""
+
+    rewards: npt.NDArray[np.float64]
+    is_late: npt.NDArray[np.bool_]
 
 
 def load_reward(name: str | None, prompts: Sequence[Prompt]) -> Reward:
@@ -57,19 +72,37 @@ def load_reward(name: str | None, prompts: Sequence[Prompt]) -> Reward:
     if name == MATH_REWARD:
         return Reward(name, math_scorer(prompts))
     if ":" in name:
-        return Reward(name, import_reward(name))
+        own = import_reward(name)
+        return Reward(name, own.of_one, own.of_all if own.is_batched else None, is_users=True)
     raise UsageError(f"reward {name!r} is unknown; {_WAYS}, or leave it out where the task checks its own answers")
 
 
 def score_responses(reward: Reward, answered: Sequence[Answered]) -> npt.NDArray[np.float64]:
-    """Rewards [N]. A truncated response has no final answer: it is not looked at and earns 0.
+    """Rewards [N], one response after another however long that takes; else as `judge_responses`."""
+    return judge_responses(reward, answered, ONE_BY_ONE).rewards
 
-    A number that is not finite is passed on as it is, for the guards to see.
+
+def judge_responses(reward: Reward, answered: Sequence[Answered], limits: RewardLimits) -> Judged:
+    """What responses earn. A truncated one has no final answer: it is not looked at and earns 0.
+
+    A number that is not finite is passed on as it is, for the guards to see. The limits are for a function of the
+    user's.
 
     Raises:
         UsageError: the reward raised, or returned no number.
     """
-    return np.array([0.0 if answer.truncated else _score(reward, answer) for answer in answered], dtype=np.float64)
+    whole = [row for row, answer in enumerate(answered) if not answer.truncated]
+    works: list[Callable[[], list[float]]]
+    if reward.score_all is None:
+        works = [partial(_score, reward, answered[row]) for row in whole]
+    else:
+        works = [partial(_score_all, reward, [answered[row] for row in whole])] if whole else []
+    calls = made(works, limits if reward.is_users else ONE_BY_ONE)
+    is_late, rewards = np.zeros(len(answered), dtype=bool), np.zeros(len(answered))
+    for call, rows in zip(calls, [[row] for row in whole] if reward.score_all is None else [whole], strict=False):
+        is_late[rows] = call.is_late
+        rewards[rows] = np.nan if call.is_late else call.value
+    return Judged(rewards, is_late)
 
 
 def _own_check(prompts: Sequence[Prompt]) -> Reward:
@@ -86,18 +119,44 @@ def _verified(task: str, prompt: EncodedPrompt, text: str) -> bool:
     return verify(task, prompt.answer, text)
 
 
-def _score(reward: Reward, answered: Answered) -> float:
-    try:
+def _score(reward: Reward, answered: Answered) -> list[float]:
+    with _raised_by(reward, f"on {_response(answered)}"):
         value = reward.score(answered.prompt, answered.text)
+    return [_number(reward, answered, value)]
+
+
+def _score_all(reward: Reward, answered: Sequence[Answered]) -> list[float]:
+    assert reward.score_all is not None
+    with _raised_by(reward, f"on the step's {len(answered)} responses"):
+        values = reward.score_all([item.prompt for item in answered], [item.text for item in answered])
+        values = None if values is None or isinstance(values, (str, bytes)) else list(values)
+    if values is None or len(values) != len(answered):
+        given = "no list" if values is None else f"{len(values)} rewards"
+        raise UsageError(f"reward {reward.name} returned {given} for {len(answered)} responses; return one for each")
+    return [_number(reward, item, value) for item, value in zip(answered, values, strict=True)]
+
+
+@contextmanager
+def _raised_by(reward: Reward, on: str) -> Iterator[None]:
+    """
+    Raises:
+        UsageError: what a user's function raises, whatever it is, with its place.
+    """
+    try:
+        yield
     except MismatchProbeError:
         raise
-    except (Exception, SystemExit) as error:  # a user's function raises what it likes
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = next((frame for frame in frames if Path(frame.filename).parent != _HERE), frames[-1])
+        signals = "; set task.reward_workers = 1 if it needs signals" if "main thread" in str(error) else ""
         raise UsageError(
             f"reward {reward.name} raised {type(error).__name__} ({error}) at line {place.lineno} of {place.filename} "
-            f"on {_response(answered)}; mend it"
+            f"{on}; mend it{signals}"
         ) from error
+
+
+def _number(reward: Reward, answered: Answered, value: Any) -> float:
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return float(value)

@@ -22,7 +22,7 @@ def response_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
         rewards=[rollout.reward for rollout in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
     )
-    return batch.measure().metrics()
+    return {**batch.measure().metrics(), "reward/late": float(sum(rollout.is_late for rollout in rollouts))}
 
 
 def correction_metrics(plan: LossPlan) -> Metrics:

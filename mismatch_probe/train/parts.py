@@ -12,6 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
+from mismatch_probe.tasks.reward_calls import RewardLimits
 from mismatch_probe.train.critic import Critic
 from mismatch_probe.train.distributed import gathered, world_size
 from mismatch_probe.train.objectives.catalogue import build_objective
@@ -100,6 +101,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
                 settings.rollout,
                 settings.seed,
                 _ranks_an_engine(engine),
+                RewardLimits(settings.task.reward_workers, settings.task.reward_seconds),
             ),
             sync=WeightSync(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
             tokenizer=preparation.tokenizer,

@@ -12,12 +12,12 @@ _NAMES: Final = {
     "weights_compared",
     "update": "policy_shift_k3",
     "policy": "entropy",
-    "reward": "mean mean_error largest std nonfinite flat_groups_share",
+    "reward": "mean mean_error largest std nonfinite late flat_groups_share",
     "response": "length_mean length_max truncated_share",
     "correction": "excluded_share clipped_share rejected_share ess",
     "optim": "loss clipped_share grad_norm loss_scale overflow overflows_in_a_row learning_rate",
-    "time": "sync_seconds probe_seconds sample_seconds score_seconds learn_seconds measure_seconds step_seconds "
-    "tokens_per_second sampled_tokens_per_second scored_tokens_per_second learned_tokens_per_second",
+    "time": "sync_seconds probe_seconds sample_seconds reward_seconds score_seconds learn_seconds measure_seconds "
+    "step_seconds tokens_per_second sampled_tokens_per_second scored_tokens_per_second learned_tokens_per_second",
 }
 _OF_A_CANARY: Final = ("mismatch/", "sync/")
 _OF_A_CRITIC: Final = {

@@ -1,5 +1,6 @@
 """Responses from mu with what they earned: the batch that a step learns from."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from mismatch_probe.config.train import RolloutSettings
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.tasks.rewards import Answered, Reward, score_responses
+from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits
+from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
 from mismatch_probe.train.distributed import engine_share, gathered, speaks_for_engine
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One response: log-probs of mu as it decoded [T] in nats, and its reward, which may be NaN."""
+    """One response: log-probs of mu as it decoded [T] in nats, and its reward, NaN where that came too late."""
 
     sequence: TokenSequence
     mu_logprobs: Floats
@@ -28,6 +30,7 @@ class Rollout:
     reward: float
     truncated: bool
     text: str
+    is_late: bool = False
 
     @property
     def length(self) -> int:
@@ -35,7 +38,10 @@ class Rollout:
 
 
 class Rollouts:
-    """Samples step after step. Which problems a step sees and every seed follow from the step's number alone."""
+    """Samples step after step. Which problems a step sees and every seed follow from the step's number alone.
+
+    reward_seconds: what the rewards of the last responses took.
+    """
 
     def __init__(
         self,
@@ -46,7 +52,10 @@ class Rollouts:
         settings: RolloutSettings,
         seed: int,
         ranks_an_engine: int = 1,
+        limits: RewardLimits = ONE_BY_ONE,
     ) -> None:
+        self.reward_seconds = 0.0
+        self._limits = limits
         self._engine = engine
         self._ranks_an_engine = ranks_an_engine
         self._problems = problems
@@ -88,7 +97,9 @@ class Rollouts:
             Answered(request.prompt, text, response.finish_reason == "length")
             for request, text, response in zip(requests, texts, sampled, strict=True)
         ]
-        rewards = score_responses(self._reward, answered)
+        begun = time.perf_counter()
+        judged = judge_responses(self._reward, answered, self._limits)
+        self.reward_seconds = time.perf_counter() - begun
         rollouts = [
             Rollout(
                 sequence=response.sequence,
@@ -97,8 +108,11 @@ class Rollouts:
                 reward=float(reward),
                 truncated=item.truncated,
                 text=item.text,
+                is_late=bool(is_late),
             )
-            for response, request, reward, item in zip(sampled, requests, rewards, answered, strict=True)
+            for response, request, reward, is_late, item in zip(
+                sampled, requests, judged.rewards, judged.is_late, answered, strict=True
+            )
         ]
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 

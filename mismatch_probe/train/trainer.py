@@ -149,6 +149,7 @@ class Trainer:
     def _prepare(self, step: int, clock: Clock) -> Prepared:
         with clock("sample"):
             rollouts = self._parts.rollouts.sample(step - 1)
+        clock.seconds["reward"] = self._parts.rollouts.reward_seconds
         with clock("score"):
             scored = self._parts.updater.score(rollouts, keep_graph=self._settings.rollout.updates == 1)
         return self._learn(0, rollouts, scored, clock)

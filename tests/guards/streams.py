@@ -66,6 +66,8 @@ class Run:
             "reward/std": float(np.sqrt(accuracy * (1 - accuracy))),
             "reward/flat_groups_share": 1.0 if saturated else 0.3,
             "reward/nonfinite": 0.0,
+            "reward/late": 0.0,
+            "time/reward_seconds": 0.2,
             "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),
             "optim/grad_norm": 0.0 if saturated else float("inf") if overflow else 0.5 * self._noise(0.5),
@@ -142,6 +144,12 @@ def reward_nan(metrics: Metrics, age: int) -> None:
     metrics["reward/nonfinite"] = 3.0
     metrics["reward/mean"] = metrics["optim/loss"] = float("nan")
     overflow_each_step(metrics, age)
+
+
+def reward_late(metrics: Metrics, age: int) -> None:
+    reward_nan(metrics, age)
+    metrics["reward/late"] = 3.0
+    metrics["time/reward_seconds"] = 60.0
 
 
 def learning_rate_times_100(metrics: Metrics, age: int) -> None:

@@ -1,5 +1,7 @@
 import math
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import Prompt, load_prompts
-from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
+from mismatch_probe.tasks.reward_calls import RewardLimits
+from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses, load_reward, score_responses
 
 FILE_PROMPTS = [Prompt("row-0", text="What is 2+2?", answer="4"), Prompt("row-1", text="Hi")]
 
@@ -147,6 +150,102 @@ def test_a_function_that_cannot_be_used_is_refused_before_anything_starts(module
     module(code)
     with pytest.raises(UsageError, match=message):
         load_reward(name, FILE_PROMPTS)
+
+
+def users(function, *, workers: int, seconds: float, responses: str) -> tuple[list[float], list[bool]]:
+    reward = Reward("mine:score", function, is_users=True)
+    judged = judge_responses(reward, [answered(text) for text in responses], RewardLimits(workers, seconds))
+    return judged.rewards.tolist(), judged.is_late.tolist()
+
+
+def test_calls_run_side_by_side_and_their_rewards_keep_their_order():
+    together = threading.Barrier(4, timeout=20)
+
+    def score(prompt, text):
+        together.wait()
+        return float(text)
+
+    assert users(score, workers=4, seconds=30, responses="12345678")[0] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_call_that_takes_too_long_gives_no_reward_and_holds_up_no_other():
+    ever = threading.Event()
+
+    def score(prompt, text):
+        if text in "26":
+            ever.wait()
+        return float(text)
+
+    begun = time.monotonic()
+    rewards, late = users(score, workers=2, seconds=0.3, responses="12345678")
+    assert time.monotonic() - begun < 20
+    assert np.array_equal(rewards, [1, math.nan, 3, 4, 5, math.nan, 7, 8], equal_nan=True)
+    assert [row for row, is_late in enumerate(late) if is_late] == [1, 5]
+    ever.set()
+
+
+def test_one_worker_calls_in_the_main_thread_where_signals_work():
+    seen = set()
+
+    def score(prompt, text):
+        seen.add(threading.current_thread())
+        return 1.0
+
+    users(score, workers=1, seconds=0.1, responses="123")
+    assert seen == {threading.main_thread()}
+
+
+def test_what_a_call_in_a_thread_raises_is_told_as_ever():
+    def score(prompt, text):
+        return float(text)
+
+    with pytest.raises(UsageError, match=r"mine:score raised ValueError .* on the response 'x' to prompt row-0"):
+        users(score, workers=3, seconds=30, responses="12x4")
+    with pytest.raises(KeyboardInterrupt):
+        users(lambda prompt, text: (_ for _ in ()).throw(KeyboardInterrupt), workers=3, seconds=30, responses="12")
+
+
+def test_a_function_that_needs_signals_is_told_of_the_setting(module):
+    code = "import signal\ndef score(prompt, response, answer):\n    signal.signal(signal.SIGALRM, signal.SIG_DFL)\n"
+    module(code)
+    with pytest.raises(UsageError, match=r"set task\.reward_workers = 1 if it needs signals"):
+        judge_responses(load_reward("my_rewards:score", FILE_PROMPTS), [answered("4")], RewardLimits(2, 30))
+
+
+BATCHED = "def score(prompts, responses, answers):\n    "
+
+
+def batched(module, body: str, *responses: Answered, seconds: float = 30):
+    module("import time\n" + BATCHED + body)
+    return judge_responses(load_reward("my_rewards:score", FILE_PROMPTS), responses, RewardLimits(2, seconds))
+
+
+def test_a_function_of_lists_is_called_once_with_the_whole_responses(module):
+    body = "assert len(prompts) == 2\n    return [float(r == a) for r, a in zip(responses, answers)]"
+    judged = batched(module, body, answered("4"), answered("4", truncated=True), answered("5"))
+    assert judged.rewards.tolist() == [1, 0, 0]
+    assert batched(module, body, answered("4", truncated=True)).rewards.tolist() == [0]
+
+
+def test_a_function_of_lists_that_takes_too_long_gives_no_reward_at_all(module):
+    judged = batched(module, "time.sleep(5)", answered("4"), answered("4", truncated=True), seconds=0.1)
+    assert np.array_equal(judged.rewards, [math.nan, 0], equal_nan=True)
+    assert judged.is_late.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [1.0]", r"my_rewards:score returned 1 rewards for 2 responses; return one for each"),
+        ("return None", r"returned no list for 2 responses"),
+        ("return '12'", r"returned no list for 2 responses"),
+        ("return [1.0, None]", r"returned None for the response '5' to prompt row-0, not a number"),
+        ("return 3", r"raised TypeError .* on the step's 2 responses"),
+    ],
+)
+def test_what_is_no_list_of_rewards_is_refused(module, body, message):
+    with pytest.raises(UsageError, match=message):
+        batched(module, body, answered("4"), answered("5"))
 
 
 def test_an_unknown_reward_is_refused_with_the_ways_there_are():

@@ -1,0 +1,107 @@
+"""Calls of a reward function side by side, each within a limit of time."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class RewardLimits:
+    """workers: calls at a time, each in a thread of its own; with 1 they are made one after another in the caller's
+    thread, where signals work and no limit can be kept. seconds: what a call may take.
+    """
+
+    workers: int
+    seconds: float
+
+
+ONE_BY_ONE: Final = RewardLimits(workers=1, seconds=float("inf"))
+
+
+@dataclass
+class Call(Generic[Value]):
+    """One call. is_late: it took longer than it may, and what it comes to is not waited for."""
+
+    work: Callable[[], Value]
+    begun: float | None = None
+    is_done: bool = False
+    is_late: bool = False
+    value: Value | None = None
+    error: BaseException | None = None
+
+    def make(self) -> None:
+        try:
+            self.value = self.work()
+        except BaseException as error:  # noqa: BLE001 - raised again where the calls are waited for
+            self.error = error
+
+
+def made(works: Sequence[Callable[[], Value]], limits: RewardLimits) -> list[Call[Value]]:
+    """Every call, made or late. The first error ends it; threads that are late are left behind."""
+    calls = [Call(work) for work in works]
+    if limits.workers == 1:
+        for call in calls:
+            call.value, call.is_done = call.work(), True
+        return calls
+    crew = _Crew(calls, limits.seconds)
+    for _ in range(min(limits.workers, len(calls))):
+        crew.hire()
+    crew.wait()
+    return calls
+
+
+class _Crew(Generic[Value]):
+    """Daemon threads that take the next call each; one that is late is replaced."""
+
+    def __init__(self, calls: Sequence[Call[Value]], seconds: float) -> None:
+        self._calls = calls
+        self._waiting = deque(calls)
+        self._seconds = seconds
+        self._news = threading.Condition()
+
+    def hire(self) -> None:
+        threading.Thread(target=self._work, name="reward", daemon=True).start()
+
+    def wait(self) -> None:
+        with self._news:
+            while True:
+                failed = next((call.error for call in self._calls if call.is_done and call.error is not None), None)
+                if failed is not None:
+                    self._waiting.clear()
+                    raise failed
+                left = self._until_the_next_is_late()
+                if all(call.is_done or call.is_late for call in self._calls):
+                    return
+                self._news.wait(left)
+
+    def _until_the_next_is_late(self) -> float:
+        """Marks those that are."""
+        now = time.monotonic()
+        left = [self._seconds]
+        for call in self._calls:
+            if call.begun is None or call.is_done or call.is_late:
+                continue
+            left.append(call.begun + self._seconds - now)
+            if left[-1] <= 0:
+                call.is_late = True
+                self.hire()
+        return max(0.0, min(left))
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                if not self._waiting:
+                    return
+                call = self._waiting.popleft()
+                call.begun = time.monotonic()
+            call.make()
+            with self._news:
+                if call.is_late:
+                    return
+                call.is_done = True
+                self._news.notify()
