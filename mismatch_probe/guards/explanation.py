@@ -21,7 +21,8 @@ _INPUTS: Final = {
     "optim/loss": "loss",
     "optim/grad_norm": "grad_norm",
     "optim/learning_rate": "learning_rate",
-    "sync/": "probe",
+    "sync/engine_unchanged": "probe",
+    "sync/probe": "probe",
     "update/policy_shift_k3": "probe",
     "a canary's ": "canary=True at the first step",
 }

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import LoraSettings, PolicySettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import EngineError
 from mismatch_probe.train.distributed import join_process_group
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.weight_sync import Metrics, WeightSync
@@ -130,3 +131,12 @@ def test_what_is_not_packed_again_shows_in_the_probe(
     monkeypatch.setattr(ProbeWorker, "probe_repack", lambda self: None)
     found = syncs(start, make_checkpoint(tmp_path / family, family), Dtype.FP32, PolicySettings())[-1]
     assert found["sync/probe_k3"] > 0.01
+
+
+def test_an_engine_that_keeps_its_prefix_cache_at_a_sync_is_an_error(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(make_checkpoint(tmp_path / "llama", "llama"), prefix_caching=True) as engine:
+        monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: False)
+        with pytest.raises(EngineError, match="vLLM kept its prefix cache"):
+            engine.update_weights(load_file(tmp_path / "llama" / "model.safetensors").items())

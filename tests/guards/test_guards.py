@@ -15,7 +15,12 @@ from mismatch_probe.guards.sums import Sums
 from tests.guards.steps import RESPONSES, batch, fired
 
 LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
-REPORTED = {"optim/overflows_in_a_row": 0.0}
+REPORTED = {
+    "optim/overflows_in_a_row": 0.0,
+    "sync/weights_unchanged": 0.0,
+    "sync/weights_other": 0.0,
+    "time/reward_seconds": 0.1,
+}
 
 
 def probe(step: int) -> Probe:

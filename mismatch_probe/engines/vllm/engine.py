@@ -22,7 +22,7 @@ from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sa
 from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.rendezvous import keep_sockets_apart, meet_without_a_file, share_memory_apart
 from mismatch_probe.engines.vllm.routing import recorded_routing
-from mismatch_probe.engines.vllm.weights import send_weights
+from mismatch_probe.engines.vllm.weights import forget_prefixes, send_weights
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.provenance.adapter import Adapter
 from mismatch_probe.records.routing import SequenceRouting
@@ -148,7 +148,7 @@ class VllmEngine(Engine):
         self._require_room_to_score(sequences)
         replays = []
         for sequence in sequences:
-            self.llm.reset_prefix_cache()
+            forget_prefixes(self.llm)
             # The prompt's last token is left out: what follows it is the response's first log-prob.
             prefix = sequence.prompt_token_ids[:-1]
             if prefix:
@@ -246,7 +246,7 @@ class VllmEngine(Engine):
     ) -> list[Any]:
         """Request outputs in order. A batch must not profit from what earlier ones left in the prefix cache."""
         if self._settings["prefix_caching"] and not keeps_cache:
-            self.llm.reset_prefix_cache()
+            forget_prefixes(self.llm)
         inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
         counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
         with engine_failures(self._checkpoint, doing), self._products():
