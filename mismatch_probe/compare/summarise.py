@@ -1,9 +1,11 @@
 """Records to `summary.json`: statistics and verdict of every pair, and what another dtype of the run would change."""
 
+from collections.abc import Mapping
 from itertools import permutations
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share_decoded_alike
+from mismatch_probe.compare.departures import departures
 from mismatch_probe.compare.over_steps import over_steps
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.routing import routing_of_pair
@@ -54,9 +56,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
     deviations = disagreements(manifest, data, routings)
     pairs = [
-        _with_full_vocabulary(
-            legs, manifest, pair_data, _pair_summary(manifest, name, pair_data, metrics[name], deviations)
-        )
+        _with_full_vocabulary(legs, manifest, pair_data, _pair_summary(manifest, name, data, metrics[name], deviations))
         for name, pair_data in data.items()
     ]
     pairs = [_with_decoded_alike(legs, manifest, data[pair.train, pair.infer], pair) for pair in pairs]
@@ -78,10 +78,11 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
 def _pair_summary(
     manifest: Manifest,
     name: PairName,
-    data: PairData,
+    of_pairs: Mapping[PairName, PairData],
     measured: tuple[dict[str, Estimate], dict[str, str]],
     deviations: dict[PairName, Disagreement],
 ) -> PairSummary:
+    data = of_pairs[name]
     sides = sides_of(manifest, name, data)
     metrics, unavailable = measured
     pair = data.pair
@@ -109,6 +110,7 @@ def _pair_summary(
         can_be_looked_into=manifest.settings.has_plain_weights(name),
         is_logged=is_logged,
         is_of_log=manifest.log is not None,
+        departures=departures(manifest.settings, name, of_pairs, deviations),
         log_faults=_log_faults(manifest) if is_logged else [],
     )
     return PairSummary(

@@ -78,6 +78,7 @@ def _disagreement(manifest: Manifest, name: PairName, data: PairData) -> Disagre
         floor=rounding_floor(data.pair, *dtypes),
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
+        ref_repeats_pi=not manifest.settings.pi(name[0]).logged,
         repeats_decode=sides.infer.get("decode_support") == sides.infer.get("replay_support"),
     )
     if data.prompt_start is None:

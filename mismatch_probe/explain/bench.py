@@ -10,7 +10,6 @@ from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.distributions import Distribution
 from mismatch_probe.explain.fitting import Fitted, choose_for_log, choose_for_responses, fit_temperature
-from mismatch_probe.explain.floor import Floor
 from mismatch_probe.explain.formats import is_rounding
 from mismatch_probe.explain.hypotheses import Family, Option
 from mismatch_probe.explain.judging import Account, Judge
@@ -19,6 +18,7 @@ from mismatch_probe.explain.setup import Context, Setup, WeightsPlan
 from mismatch_probe.explain.tokens import Floats, LoggedTokens
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.explanation import Departure, Trial
+from mismatch_probe.stats.rounding_floor import Floor
 
 
 @dataclass(frozen=True)

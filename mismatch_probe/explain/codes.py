@@ -11,7 +11,6 @@ class LogCode(StrEnum):
     AS_DECLARED = "as_declared"
     RAW_LOGPROBS = "raw_logprobs"
     PACKING = "packing"
-    OTHER_CHECKPOINT = "other_checkpoint"
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -19,7 +18,6 @@ KINDS: Final[dict[str, Kind]] = {
     LogCode.AS_DECLARED: "clean",
     LogCode.RAW_LOGPROBS: "bug",
     LogCode.PACKING: "bug",
-    LogCode.OTHER_CHECKPOINT: "undecided",
 }
 """How each cause is to be taken."""
 

@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.explain.floor import Floor
 from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.judging import Judge
 from mismatch_probe.explain.tokens import Floats, LoggedTokens
+from mismatch_probe.stats.rounding_floor import Floor
 from mismatch_probe.verdict.codes import Code
 
 _COMPARED: Final = 64

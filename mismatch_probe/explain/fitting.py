@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from mismatch_probe.explain.distributions import INVERSE_TEMPERATURES, TemperatureCurve
-from mismatch_probe.explain.floor import Floor
 from mismatch_probe.explain.judging import Account, Judge
 from mismatch_probe.explain.tokens import Bools, Floats, LoggedTokens
+from mismatch_probe.stats.rounding_floor import Floor
 
 _MARGIN: Final = 3.0
 """A likelihood twenty times as large."""

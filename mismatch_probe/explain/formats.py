@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain.floor import LEAST_NATS, Floor
 from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.judging import Account, Judge
 from mismatch_probe.explain.tokens import Bools, Floats, Ints, LoggedTokens
+from mismatch_probe.stats.rounding_floor import Floor
 from mismatch_probe.verdict.codes import Code
 
 LEAST_TIMES: Final = 0.4
@@ -50,13 +50,7 @@ def floors_of_formats(measured: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
     """Of every format; of one that was not measured, from the coarsest that was by the spacing of its numbers."""
     coarsest = max(measured, key=lambda dtype: dtype.round_off)
     own = measured[coarsest]
-    beyond = np.sqrt(np.maximum(own.sizes**2 - LEAST_NATS**2, 0))
-    return {
-        dtype: measured.get(
-            dtype, Floor(own.edges, np.hypot(beyond * dtype.round_off / coarsest.round_off, LEAST_NATS), own.least)
-        )
-        for dtype in FORMATS
-    }
+    return {dtype: measured.get(dtype) or own.of_format(dtype.round_off / coarsest.round_off) for dtype in FORMATS}
 
 
 def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dtype, errors: Floats | None) -> bool:

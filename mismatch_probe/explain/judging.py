@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.explain.floor import Floor, trimmed_mean
 from mismatch_probe.explain.tokens import Bools, Floats, Ints
+from mismatch_probe.stats.rounding_floor import Floor, trimmed_mean
 
 _FREEDOM: Final = 4.0
 _LEAST_BLOCKS: Final = 8

@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.explain.codes import LogCode
 from mismatch_probe.explain.sentences import GRAVEST_FIRST
 from mismatch_probe.explain.tokens import LoggedTokens
 from mismatch_probe.notation import write_number
@@ -31,7 +30,7 @@ def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
     if codes == {str(Code.UNEXPLAINED)}:
         return Verdict(
             kind="undecided",
-            code=LogCode.OTHER_CHECKPOINT,
+            code=Code.OTHER_CHECKPOINT,
             sentence="Both sides depart alike from the checkpoint: it is not the one that made this log.",
             evidence=[*gravest.evidence, alike],
             advice=["Give the checkpoint, and the adapter, that the log's step was sampled and trained with."],

@@ -14,7 +14,6 @@ from mismatch_probe.explain.contexts import SpecialTokens, contexts
 from mismatch_probe.explain.distributions import Distribution
 from mismatch_probe.explain.edits import edits
 from mismatch_probe.explain.families import of_distribution
-from mismatch_probe.explain.floor import Floor, resolution
 from mismatch_probe.explain.formats import coarser_formats, floors_of_formats, other_formats
 from mismatch_probe.explain.hypotheses import Family
 from mismatch_probe.explain.judging import Judge
@@ -22,6 +21,7 @@ from mismatch_probe.explain.missing import missing
 from mismatch_probe.explain.overall import overall
 from mismatch_probe.explain.passes import rotary_frequencies
 from mismatch_probe.explain.predictions import Predictions
+from mismatch_probe.explain.resolution import resolution
 from mismatch_probe.explain.search import search
 from mismatch_probe.explain.sentences import verdict_of
 from mismatch_probe.explain.setup import Context, Setup
@@ -29,6 +29,7 @@ from mismatch_probe.explain.tokens import SIDES, LoggedTokens
 from mismatch_probe.explain.weights import checkpoint_alone, declared_weights, other_rope, other_weights, stale_caches
 from mismatch_probe.records.explanation import Explanation, SideExplanation
 from mismatch_probe.records.logged import LoggedResponse
+from mismatch_probe.stats.rounding_floor import Floor
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Final
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.explain.bench import SideBench
 from mismatch_probe.explain.codes import ADVICE, KINDS, LogCode
-from mismatch_probe.explain.floor import grid_of
 from mismatch_probe.explain.repeats import repeats
+from mismatch_probe.explain.resolution import grid_of
 from mismatch_probe.explain.search import REACHES_FLOORS, Found
 from mismatch_probe.explain.unrelated import unrelated
 from mismatch_probe.explain.where import where

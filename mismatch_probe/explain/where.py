@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.explain.floor import trimmed_mean
 from mismatch_probe.explain.judging import Account, Judge
 from mismatch_probe.explain.tokens import LoggedTokens
 from mismatch_probe.notation import write_number
+from mismatch_probe.stats.rounding_floor import trimmed_mean
 
 _FIRST: Final = 8
 _OFF_FLOORS: Final = 2.0

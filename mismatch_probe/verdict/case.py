@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, Counts, SettingFinding
 from mismatch_probe.stats.results import Blame, Estimate, LengthLaw
+from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.ids import IdsFound
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
@@ -20,7 +21,8 @@ class Case:
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
     and were found to be the run's own. has_run: there is a run that a command can go on from. is_logged: both sides are
-    those of a log. is_of_log: its responses are a log's. log_faults: what makes its numbers mean nothing.
+    those of a log. is_of_log: its responses are a log's. departures: how far the log's sides lie from the reference.
+    log_faults: what makes its numbers mean nothing.
     """
 
     name: tuple[str, str]
@@ -44,6 +46,7 @@ class Case:
     has_run: bool = True
     is_logged: bool = False
     is_of_log: bool = False
+    departures: Departures | None = None
     log_faults: list[Cause] = field(default_factory=list)
 
     @property

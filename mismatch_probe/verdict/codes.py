@@ -90,7 +90,18 @@ class Code(StrEnum):
         "bug",
         "The two sides hold different weights: they disagree everywhere, by {size} nats a token, where formats cannot.",
     )
+    BEYOND_FORMAT = (
+        "beyond_format",
+        "bug",
+        "This is a bug, not precision: {sides} by more than {formats} can.",
+    )
 
+    OTHER_CHECKPOINT = (
+        "other_checkpoint",
+        "undecided",
+        "The checkpoint is not the one that made this log{unless}: {sides} from what it computes, by more than "
+        "rounding can.",
+    )
     UNEXPLAINED = "unexplained", "undecided", "{what}"
     PRECISION = "precision", "precision", "Precision: the sides differ by KL {kl} a token{proof}."
     SETTINGS = "settings", "precision", "Settings: {what} is all that differs from {beside}, where FP32 agrees."

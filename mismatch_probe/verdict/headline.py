@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mismatch_probe.notation import write_estimate, write_token_count, write_tokens
 from mismatch_probe.records.summary import Contrast, PairSummary, Verdict
+from mismatch_probe.verdict.codes import Code
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 _NO_MEASURE_OF_PRECISION = ("broken", "bug")
@@ -22,7 +23,7 @@ def measures_precision(verdict: Verdict) -> bool:
 def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str:
     """What an engineer reads first: size, length budget, cause, and what another dtype of this run would change."""
     verdict = overall(pairs)
-    if verdict.kind == "clean" or not measures_precision(verdict):
+    if verdict.kind == "clean" or not measures_precision(verdict) or verdict.code == Code.OTHER_CHECKPOINT:
         return verdict.sentence
     worst = max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
     sides = "the log's sides differ" if worst.is_logged else f"{_name(worst)} differs from the engine"

@@ -7,6 +7,7 @@ from mismatch_probe.records.summary import Cause, Kind, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.data_faults import data_faults
+from mismatch_probe.verdict.departures import beyond_format, other_checkpoint
 from mismatch_probe.verdict.equal_legs import copied_leg, with_equal_legs
 from mismatch_probe.verdict.floors import exact_pair_agrees
 from mismatch_probe.verdict.next_commands import with_next_commands
@@ -46,7 +47,7 @@ def _judge(case: Case) -> Verdict:
         return _verdict("broken", [*void, *causes])
     if causes:
         return _verdict("bug", causes)
-    return clean(case) or precision(case, case.disagreement)
+    return clean(case) or other_checkpoint(case.departures) or precision(case, case.disagreement)
 
 
 def _verdict(kind: Kind, causes: list[Cause]) -> Verdict:
@@ -64,6 +65,7 @@ def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Caus
     one_sided = None if causes else one_sided_dtype(disagreement)
     if one_sided is not None:
         causes = [one_sided]
+    causes = causes or beyond_format(case.departures)
     if case.exact is None:
         causes = _with_settings(case, causes)
     seen = {cause.code for cause in causes}

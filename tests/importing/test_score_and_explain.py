@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fault_lab.in_training import other_weights
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import TokenSequence
 from tests.command_line import probe
+from tests.explain.logs import scored
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
 from tests.tiny_models import make_checkpoint
@@ -83,6 +86,41 @@ def test_a_log_that_was_explained_once_is_not_silently_explained_again(imported:
     _explained(imported, model)
     answer = probe("explain", imported, "--model", model, code=ExitCode.USAGE)
     assert "explain.json is there already" in answer.stderr
+
+
+@pytest.mark.parametrize("with_pi", [True, False])
+def test_another_checkpoint_than_the_logs_is_told(
+    compared: RunDirectory, model: Path, tmp_path: Path, with_pi: bool
+) -> None:
+    rows = log_of_run(compared, "bf16")
+    if not with_pi:
+        rows = [{name: row[name] for name in row if name != "train_logprobs"} for row in rows]
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "imported")
+    other = other_weights(model, tmp_path / "weights", 0.05)
+    verdicts = {}
+    for name, checkpoint in (("right", model), ("other", other)):
+        words = ["--model", checkpoint, "--out", tmp_path / name, "--no-engine"]
+        probe("score", tmp_path / "imported", *words, code=ExitCode.PASS)
+        verdicts[name] = RunDirectory(tmp_path / name).read_summary().verdict
+    assert verdicts["right"].code != "other_checkpoint"
+    assert (verdicts["other"].kind, verdicts["other"].code) == ("undecided", "other_checkpoint")
+    assert verdicts["other"].sentence.startswith("The checkpoint is not the one that made this log")
+
+
+def test_a_sampler_of_older_weights_beside_a_trainer_of_the_checkpoint_is_a_bug(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    rows = log_of_run(compared, "bf16")
+    stale = other_weights(model, tmp_path / "stale", 0.05)
+    sequences = [TokenSequence(str(at), row["prompt_token_ids"], row["token_ids"]) for at, row in enumerate(rows)]
+    for row, column in zip(rows, scored(stale, sequences), strict=True):
+        row["logprobs"] = column.tolist()
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "imported")
+    words = ["--model", model, "--out", tmp_path / "scored", "--no-engine"]
+    probe("score", tmp_path / "imported", *words, code=ExitCode.PASS)
+    verdict = RunDirectory(tmp_path / "scored").read_summary().verdict
+    assert (verdict.kind, verdict.code) == ("bug", "beyond_format")
+    assert "the sampler's side errs" in verdict.sentence
 
 
 def test_a_step_of_its_own_weights_is_scored_alone(compared: RunDirectory, model: Path, tmp_path: Path) -> None:

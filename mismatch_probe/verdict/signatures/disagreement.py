@@ -21,6 +21,7 @@ class Disagreement:
     rounding only in degree may be looked for; `formats_alone` that FP32 against FP32 agrees, so that only the formats
     are left to explain it. prompt_lengths: prompt tokens before each response [N]. has_experts: the checkpoint is a
     mixture of experts. repeats_decode: mu's prefill covers what it samples from, so that the two must agree.
+    ref_repeats_pi: in FP32 the reference is pi's own computation once more; that of a logged pi is another program's.
     prompt_start: the same two sides on the first tokens of the prompts, where the start of the context is seen; None
     where it was not recorded. routing: both sides' choice of experts, where it was recorded.
     """
@@ -34,6 +35,7 @@ class Disagreement:
     prompt_lengths: Ints | None = None
     has_experts: bool = False
     repeats_decode: bool = True
+    ref_repeats_pi: bool = True
     prompt_start: "Disagreement | None" = None
     routing: RoutingCheck | None = None
 

@@ -87,7 +87,7 @@ def _repetitions(disagreement: Disagreement) -> Iterator[tuple[str, str, Floats,
             of_engine,
             one_at_a_time,
         )
-    if pair.log_ref is not None and disagreement.is_exact:
+    if pair.log_ref is not None and disagreement.is_exact and disagreement.ref_repeats_pi:
         errors = difference(pair.log_pi, pair.log_mu), difference(pair.log_ref, pair.log_mu)
         if all(root_mean_square(error) > BEYOND_ROUNDING * disagreement.floor for error in errors) and not _alike(
             *errors

@@ -1,17 +1,15 @@
-"""By how much rounding alone moves a log-prob: the unit in which residuals are read.
+"""By how much rounding alone moves a log-prob: the unit in which errors of single tokens are read.
 
-A format's error is far larger on an unlikely token than on a certain one. So it is measured on the log's own tokens,
+A format's error is far larger on an unlikely token than on a certain one. So it is measured on the same tokens,
 computed in the format and in FP32, and averaged over tokens of like probability.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from mismatch_probe.dtypes import SIXTEEN_BIT, Dtype
-from mismatch_probe.explain.tokens import Bools, Floats
-from mismatch_probe.verdict.signatures.rounded_logprobs import is_on_grid
+from mismatch_probe.stats.sequences import Floats, Mask
 
 LEAST_NATS: Final = 1e-5
 """What FP32 sums of a deep model differ by when they are added up in another order."""
@@ -19,7 +17,6 @@ _LEAST_MEASURED_NATS: Final = -1.0
 _TOKENS_A_BIN: Final = 100
 _MOST_BINS: Final = 16
 _TRIMMED: Final = 0.01
-_MOST_DECIMALS: Final = 6
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Floor:
     least: float = -np.inf
 
     @classmethod
-    def measured(cls, errors: Floats, log_probs: Floats, counted: Bools) -> "Floor":
+    def measured(cls, errors: Floats, log_probs: Floats, counted: Mask) -> "Floor":
         """From a format's errors at tokens of these log-probs [T]."""
         known = counted & np.isfinite(errors) & np.isfinite(log_probs)
         if not known.any():
@@ -54,6 +51,11 @@ class Floor:
         beyond = np.maximum(finite / self.least, 1.0) if np.isfinite(self.least) else 1.0
         return np.asarray(self.sizes[np.searchsorted(self.edges, finite)] * beyond)
 
+    def of_format(self, times: float) -> "Floor":
+        """Of a format that rounds `times` as far."""
+        beyond = np.sqrt(np.maximum(self.sizes**2 - LEAST_NATS**2, 0))
+        return replace(self, sizes=np.hypot(beyond * times, LEAST_NATS))
+
 
 def trimmed_mean(squares: Floats) -> float:
     """The mean without the largest hundredth, which single tokens would decide; NaN of nothing."""
@@ -61,20 +63,3 @@ def trimmed_mean(squares: Floats) -> float:
         return float("nan")
     kept = max(1, round(len(squares) * (1 - _TRIMMED)))
     return float(np.partition(squares, kept - 1)[:kept].mean())
-
-
-def grid_of(column: Floats) -> Dtype | None:
-    """The 16-bit format, coarsest first, that every log-prob of the column is exact in."""
-    coarsest_first = sorted(SIXTEEN_BIT, key=lambda dtype: dtype.significand_bits)
-    return next((dtype for dtype in coarsest_first if is_on_grid(column, dtype)), None)
-
-
-def resolution(known: Floats, column: Floats) -> Floats:
-    """Root mean square of what writing a column down rounded away [T] (nats); `known` are the values that count."""
-    grid = grid_of(known)
-    if grid is not None:
-        return np.asarray(np.abs(np.nan_to_num(column)) * grid.round_off / np.sqrt(3))
-    for decimals in range(1, _MOST_DECIMALS):
-        if len(known) and np.array_equal(np.round(known, decimals), known):
-            return np.full_like(column, 10.0**-decimals / np.sqrt(12))
-    return np.zeros_like(column)
