@@ -1,24 +1,28 @@
 """Which columns of a log count: those that are there, hold numbers, and in which steps."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.importing.census import Census
-from mismatch_probe.logs import LogChecks, LogFinding
+from mismatch_probe.logs import LogChecks, LogFinding, is_copy
+from mismatch_probe.records.log_tables import COLUMN_NAMES
 
 
 @dataclass(frozen=True)
 class Columns:
     """has_mu, has_pi, has_ref: the column is recorded, at least in some steps. left_out: steps in which one that counts
-    is not. zeros_are_missing: columns (`log_mu`) whose zeros stand for numbers that were not recorded.
+    is not. copies: columns that are the sampler's in some responses, by the fewest telling tokens of one that is.
+    zeros_are_missing: columns (`log_mu`) whose zeros stand for numbers that were not recorded.
     """
 
     has_mu: bool
     has_pi: bool
     has_ref: bool
     left_out: frozenset[int | None]
+    copies: Mapping[str, int]
     zeros_are_missing: frozenset[str]
 
     @classmethod
@@ -34,6 +38,11 @@ class Columns:
             has_pi=count["log_pi"],
             has_ref=count["log_ref"],
             left_out=frozenset().union(*steps),
+            copies={
+                name: copies.fewest
+                for name, copies in checks.copies().items()
+                if count[name] and copies.fewest is not None
+            },
             zeros_are_missing=frozenset(
                 finding.column
                 for finding in findings
@@ -41,9 +50,24 @@ class Columns:
             ),
         )
 
-    def in_steps_that_count(self, rows: pa.Table) -> pa.Table:
-        """The rows of the other steps than those left out."""
-        if not self.left_out:
-            return rows
-        left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
-        return rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out))).combine_chunks()
+    @property
+    def leave_rows_out(self) -> bool:
+        return bool(self.left_out or self.copies)
+
+    def rows_that_count(self, rows: pa.Table) -> pa.Table:
+        """The rows of the other steps than those left out, without those that are copies."""
+        if self.left_out:
+            left_out = pa.array(sorted(self.left_out, key=str), type=pa.int64())
+            rows = rows.filter(pc.invert(pc.is_in(rows["step"], value_set=left_out)))
+        for column, fewest in self.copies.items():
+            rows = rows.filter(pa.array(_not_copied(rows, COLUMN_NAMES[column], fewest), type=pa.bool_()))
+        return rows.combine_chunks()
+
+
+def _not_copied(rows: pa.Table, column: str, fewest: int) -> Iterator[bool]:
+    for values, mu, mask in zip(*(rows[name] for name in (column, COLUMN_NAMES["log_mu"], "mask")), strict=True):
+        if values.is_valid and mu.is_valid:
+            sampled = mask.values.to_numpy(zero_copy_only=False)
+            yield not is_copy(values.values.to_numpy()[sampled], mu.values.to_numpy()[sampled], fewest)
+        else:
+            yield True

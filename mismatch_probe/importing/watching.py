@@ -14,7 +14,7 @@ from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.importing.census import Census
 from mismatch_probe.importing.following import LoggedStep
-from mismatch_probe.logs import Level, LogChecks, LogFinding
+from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copy
 from mismatch_probe.records.logged import LoggedResponse
 
 _SIDES = {"log_mu", "log_pi"}
@@ -69,7 +69,8 @@ class Watch:
         findings = [finding for finding in (*step.told, *checks.findings()) if finding.level is not Level.NOTE]
         unrecorded = checks.unrecorded().keys()
         means_nothing = unrecorded & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
-        usable = [] if means_nothing else _sampled(step.responses)
+        copies = {column: copied.fewest for column, copied in checks.copies().items() if column in _SIDES}
+        usable = [] if means_nothing else _sampled(step.responses, copies.get("log_pi"))
         if not usable:
             return JudgedStep(step.number, len(step.responses), 0, {}, (), tuple(findings))
         metrics = _metrics(usable, with_entropy=_ENTROPY not in unrecorded)
@@ -90,12 +91,18 @@ class Watch:
         return self._guards.diagnosis()
 
 
-def _sampled(responses: Sequence[LoggedResponse]) -> list[LoggedResponse]:
-    """Those with both sides' log-probs and a token that the policy sampled."""
+def _sampled(responses: Sequence[LoggedResponse], fewest_copied: int | None) -> list[LoggedResponse]:
+    """Those with both sides' log-probs, neither a copy of the other, and a token that the policy sampled."""
     return [
         response
         for response in responses
-        if response.log_mu is not None and response.log_pi is not None and response.sampled.any()
+        if response.log_mu is not None
+        and response.log_pi is not None
+        and response.sampled.any()
+        and not (
+            fewest_copied is not None
+            and is_copy(response.log_pi[response.sampled], response.log_mu[response.sampled], fewest_copied)
+        )
     ]
 
 

@@ -25,6 +25,7 @@ class LogCode(StrEnum):
     ALL_ZERO = "all_zero"
     CONSTANT = "constant"
     COPIED = "copied"
+    COPIED_ROWS = "copied_rows"
     SOME_MISSING = "some_missing"
     SENTINELS = "sentinels"
     ZEROS_FOR_MISSING = "zeros_for_missing"

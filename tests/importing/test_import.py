@@ -386,3 +386,29 @@ def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_
     assert "an import begins anew" in probe("import", log, "--out", run, code=ExitCode.USAGE).stderr
     probe("report", run, "--recompute", code=ExitCode.PASS)
     assert pair_of(RunDirectory(run)).counts.num_sequences == len(rows())
+
+
+@pytest.mark.parametrize("share", [2, 12])
+def test_responses_whose_trainers_side_was_copied_are_left_out_and_counted(tmp_path: Path, share: int) -> None:
+    written = rows()
+    for one in written[::share]:
+        one["train_logprobs"] = one["logprobs"]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    computed = [one for number, one in enumerate(written) if number % share]
+    assert pair_of(run).metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
+    origin = run.read_manifest().log
+    assert origin is not None
+    (note,) = (one for one in origin.notes if one.level == "missing")
+    assert (note.code, note.column, note.evidence["responses"]) == ("copied_rows", "log_pi", len(written) // share)
+    assert origin.analysed_responses == len(computed)
+
+
+def test_responses_that_few_decimals_make_equal_are_no_copies(tmp_path: Path) -> None:
+    """Most tokens are equal in the other responses too."""
+    written = rows()
+    for number, one in enumerate(written):
+        one["train_logprobs"] = list(one["logprobs"])
+        if number % 3:
+            one["train_logprobs"][number % 30] -= 0.01
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    assert pair_of(run).counts.num_sequences == len(written)

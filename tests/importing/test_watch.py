@@ -103,6 +103,17 @@ def test_with_entropies_in_the_log_more_guards_are_on(folder: Path) -> None:
     assert "temperature" not in record.guards_off
 
 
+def test_copies_among_the_responses_of_a_step_make_it_no_better(folder: Path, guards: Path) -> None:
+    steps = step_rows()
+    copied = [one | {"train_logprobs": one["logprobs"]} for one in steps[::2]]
+    write(folder / "step_0.jsonl", [*copied, *steps[1::2]])
+    old(folder)
+    _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    (step,) = record.steps
+    assert step.metrics["mismatch/abs_logprob_diff"] == pytest.approx(mean_abs(steps[1::2]), rel=1e-12)
+    assert step.findings == ["copied_rows"]
+
+
 def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken_step(
     folder: Path, guards: Path
 ) -> None:

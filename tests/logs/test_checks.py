@@ -219,3 +219,19 @@ def test_zeros_of_a_token_alone_in_its_nucleus_are_log_probs(sound):
     """With top-p 0.5 a token of probability 0.5 or more is sampled for certain."""
     alone = with_column(sound, "log_mu", lambda each: np.where(each.log_pi > np.log(0.5), 0, each.log_mu - 0.2))
     assert told(alone) == {}
+
+
+@pytest.mark.parametrize("column", ["log_pi", "log_ref"])
+def test_responses_that_copy_the_sampler_are_told_from_the_others(sound, column):
+    long = [
+        replace(response, step=None) for response in sound if (response.log_mu[response.sampled] < -1e-3).sum() >= 16
+    ] * 4
+    copied = with_column(long[: len(long) // 2], column, lambda response: response.log_mu)
+    computed = with_column(long[len(long) // 2 :], column, lambda response: response.log_mu - 0.01)
+    assert len(copied) > 0
+    finding = told([*copied, *computed])["copied_rows"]
+    assert (finding.level, finding.column, finding.evidence["responses"]) == (Level.MISSING, column, len(copied))
+    assert "copied_rows" not in told(computed)
+    parts = checked(copied)
+    parts += checked(computed)
+    assert parts.copies()[column].count == len(copied)

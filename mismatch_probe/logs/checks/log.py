@@ -6,8 +6,9 @@ from typing import Self
 
 from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import COLUMNS, LOG_PROBS, ColumnSums, sampled_values
+from mismatch_probe.logs.checks.copies import COPIED_COLUMNS, Copies
 from mismatch_probe.logs.checks.rows import RowSums
-from mismatch_probe.logs.checks.sentences import alignment_findings, column_findings, row_findings
+from mismatch_probe.logs.checks.sentences import alignment_findings, column_findings, copies_finding, row_findings
 from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.records.logged import LoggedResponse
 
@@ -26,6 +27,7 @@ class LogChecks:
     def __init__(self, vocabulary_size: int | None = None) -> None:
         self._vocabulary_size = vocabulary_size
         self._columns: dict[str, dict[int | None, ColumnSums]] = {name: defaultdict(ColumnSums) for name in COLUMNS}
+        self._copies: dict[str, dict[int | None, Copies]] = {name: defaultdict(Copies) for name in COPIED_COLUMNS}
         self._there: set[str] = set()
         self._alignment = Alignment()
         self._rows = RowSums()
@@ -36,6 +38,8 @@ class LogChecks:
         num_sampled = int(response.sampled.sum())
         for name in COLUMNS:
             self._columns[name][response.step].add(name, sampled, num_sampled)
+        for name in COPIED_COLUMNS:
+            self._copies[name][response.step].add(sampled[name], sampled["log_mu"])
         self._alignment.add(response)
         self._rows.add(response)
 
@@ -43,6 +47,9 @@ class LogChecks:
         for name, steps in other._columns.items():
             for step, sums in steps.items():
                 self._columns[name][step] += sums
+        for name, copies in other._copies.items():
+            for step, of_step in copies.items():
+                self._copies[name][step] += of_step
         self._there |= other._there
         self._alignment += other._alignment
         self._rows += other._rows
@@ -52,6 +59,24 @@ class LogChecks:
         """The columns that are there and hold no numbers, in the whole log or in some steps."""
         reasons = {name: self._why(name) for name in COLUMNS if name in self._there}
         return {name: why for name, why in reasons.items() if why is not None}
+
+    def copies(self) -> dict[str, Copies]:
+        """Of the columns some of whose responses are copies, though the column was recorded: those of the steps in
+        which it was.
+        """
+        unrecorded = self.unrecorded()
+        of_columns = {}
+        for name, steps in self._copies.items():
+            why = unrecorded.get(name)
+            if why is not None and why.steps is None:
+                continue
+            recorded = Copies()
+            for step, of_step in steps.items():
+                if why is None or why.steps is None or step not in why.steps:
+                    recorded += of_step
+            if recorded.count:
+                of_columns[name] = recorded
+        return of_columns
 
     def findings(self) -> list[LogFinding]:
         """All there is to tell, by column and then of the rows."""
@@ -66,6 +91,8 @@ class LogChecks:
                         recorded += sums
                 steps = None if why is None else why.steps
                 findings += column_findings(name, recorded, None if why is None else why.code, steps)
+        for name, copies in self.copies().items():
+            findings.append(copies_finding(name, copies, self._rows.responses))
         if not unrecorded.keys() & set(LOG_PROBS[:2]):
             findings += alignment_findings(self._alignment)
         return [*findings, *row_findings(self._rows, self._vocabulary_size)]

@@ -5,6 +5,7 @@ from typing import Final
 
 from mismatch_probe.logs.checks.alignment import Alignment
 from mismatch_probe.logs.checks.columns import ColumnSums
+from mismatch_probe.logs.checks.copies import Copies
 from mismatch_probe.logs.checks.rows import RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_share
@@ -63,6 +64,20 @@ def column_findings(
             column=column,
             evidence={"tokens": zeros, "of": sums.tokens, "refuted": sums.refuted_zeros},
         )
+
+
+def copies_finding(column: str, copies: Copies, num_responses: int) -> LogFinding:
+    """Responses whose column was copied, where the column of others was computed."""
+    return LogFinding(
+        code=LogCode.COPIED_ROWS,
+        sentence=(
+            f"{_NAMES[column]} {_NOT_RECORDED[LogCode.COPIED]}, in {write_count(copies.count)} of "
+            f"{write_count(num_responses)} responses: they were not recorded there, and these responses are left out"
+        ),
+        level=Level.MISSING,
+        column=column,
+        evidence={"responses": copies.count, "of": num_responses, "fewest_tokens": copies.fewest},
+    )
 
 
 def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
