@@ -6,6 +6,7 @@ from pathlib import Path
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import Overlap, Sample, by_prefill, meet, pair_text, read_samples
 from mismatch_probe.errors import RunDirectoryError, UsageError
+from mismatch_probe.gate.identity import Identity, check_same_model
 from mismatch_probe.gate.measure import Evidence
 from mismatch_probe.gate.soundness import check_complete, check_finished, sound_pair
 from mismatch_probe.records.manifest import Manifest
@@ -22,6 +23,7 @@ class OpenRun:
     path: Path
     manifest: Manifest
     samples: dict[PairName, Sample]
+    identity: Identity
 
 
 def open_run(path: Path, what: str) -> OpenRun:
@@ -39,7 +41,7 @@ def open_run(path: Path, what: str) -> OpenRun:
     samples = read_samples(run, manifest)
     num_asked = _num_asked(run, manifest)
     check_complete(samples.values(), num_asked, path, f"{what} {path}")
-    return OpenRun(path, manifest, samples)
+    return OpenRun(path, manifest, samples, Identity.of(path, manifest))
 
 
 def evidence_of(run: OpenRun, baseline: OpenRun | None) -> dict[PairName, Evidence]:
@@ -110,11 +112,7 @@ def check_comparable(run: OpenRun, baseline: OpenRun) -> None:
         UsageError: it is another checkpoint, or sampled otherwise.
     """
     old, new = baseline.manifest, run.manifest
-    if old.model.fingerprint != new.model.fingerprint:
-        raise UsageError(
-            f"the baseline {baseline.path} is of another model ({old.model.name}, fingerprint {old.model.fingerprint}; "
-            f"the run has {new.model.name}, {new.model.fingerprint}): give a baseline of the same checkpoint"
-        )
+    check_same_model(run.identity, baseline.identity, f"the baseline {baseline.path}")
     for name in _SAME_SAMPLING:
         was, now = getattr(old.settings.sampling, name), getattr(new.settings.sampling, name)
         if was != now:

@@ -13,7 +13,9 @@ from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import Decision, decide
 from mismatch_probe.gate.filed import filed_results
 from mismatch_probe.gate.floor import check_above_floor, read_floor
+from mismatch_probe.gate.identity import unchecked
 from mismatch_probe.gate.load import load_gate
+from mismatch_probe.gate.log_notes import what_a_log_lacks
 from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
 from mismatch_probe.gate.result import CheckResult, GateResult
@@ -176,7 +178,10 @@ def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     empty = sum(sample.num_empty for sample in run.samples.values())
     if empty:
         notes.append(f"{empty} responses are empty and count for nothing but the look")
+    if run.manifest.log is not None:
+        notes += what_a_log_lacks(run.manifest.log)
     if baseline is not None:
+        notes += unchecked(run.identity, baseline.identity, "the baseline")
         changed = version_changes(baseline.manifest, run.manifest)
         what = ", ".join(str(change) for change in changed) or "no package version"
         notes.append(f"changed since the baseline: {what}")
@@ -184,6 +189,8 @@ def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
             notes.append("the baseline is younger than the run: if the two were swapped, what got worse passes")
         if not any(check.kind == "max_regression" for check in gate.checks):
             notes.append("no check has max_regression: the baseline was looked at and not compared with")
+    if gate.settings.floor is not None and not any(run.identity.fingerprints):
+        notes.append("it was not checked that the floor is of the same model: the log does not say which one it is")
     if gate.settings.floor is None and any(check.kind == "max_regression" for check in gate.checks):
         notes.append("no noise floor was measured: gate calibrate tells whether a margin can be told from noise")
     return notes

@@ -10,7 +10,7 @@ from mismatch_probe.records.logged import LoggedResponse
 
 @dataclass
 class Census:
-    """Sums over the responses seen so far. tokens_of: sampled tokens by prompt."""
+    """Sums over the responses seen so far. tokens_of: sampled tokens by prompt. models: as the log names them."""
 
     num_responses: int = 0
     num_tokens: int = 0
@@ -19,6 +19,8 @@ class Census:
     has_mu: bool = False
     has_pi: bool = False
     has_ref: bool = False
+    steps: set[int] = field(default_factory=set)
+    models: set[str] = field(default_factory=set)
     temperatures: set[float] = field(default_factory=set)
     tokens_of: dict[str, int] = field(default_factory=dict)
     _numbers: dict[bytes, str] = field(default_factory=dict)
@@ -34,6 +36,10 @@ class Census:
         self.has_mu |= response.log_mu is not None
         self.has_pi |= response.log_pi is not None
         self.has_ref |= response.log_ref is not None
+        if response.step is not None:
+            self.steps.add(response.step)
+        if response.model is not None:
+            self.models.add(response.model)
         if response.temperature is not None:
             self.temperatures.add(response.temperature)
         self.tokens_of[prompt_id] = self.tokens_of.get(prompt_id, 0) + sampled

@@ -14,6 +14,7 @@ from mismatch_probe.config.explain import ExplainSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
+from mismatch_probe.provenance.checkpoint import fingerprint
 from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.logged import LoggedResponse
@@ -34,9 +35,8 @@ def explain_log(run: RunDirectory, settings: ExplainSettings, step: int | None, 
     """
     _require_log(run)
     of_step(read_table(run.rollouts_path), run.path, step)
-    asked = settings.model_copy(
-        update={"model": settings.model.model_copy(update={"path": str(resolve_model(settings.model).absolute())})}
-    )
+    folder = resolve_model(settings.model).absolute()
+    asked = settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
     job = start.Job(
         name="explaining the log",
         function=f"{__name__}:explain_responses",
@@ -44,7 +44,8 @@ def explain_log(run: RunDirectory, settings: ExplainSettings, step: int | None, 
         preload="training",
         when_killed="lower --num-responses",
     )
-    return Explanation.model_validate(start.run(job)).model_copy(update={"settings": settings, "step": step})
+    known = {"settings": settings, "step": step, "model_fingerprint": fingerprint(folder)}
+    return Explanation.model_validate(start.run(job)).model_copy(update=known)
 
 
 def explain_responses(

@@ -152,6 +152,8 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         num_sampled_tokens=census.num_sampled_tokens,
         analysed_responses=rows.num_rows,
         analysed_tokens=pa.compute.sum(pa.compute.list_flatten(rows["mask"]).cast(pa.int64())).as_py() or 0,
+        steps_left_out=sorted(census.steps.difference(rows["step"].to_pylist())),
+        models=sorted(census.models),
         assumed=assumed,
         notes=[_note(finding) for finding in findings],
     )
@@ -266,7 +268,7 @@ def _manifest(log: Log, settings: CompareSettings, origin: LogOrigin, rollouts: 
         command=environment.command_given(),
         settings=settings,
         model=ModelIdentity(
-            name=f"the policy of {Path(log.source).name}",
+            name=origin.models[0] if len(origin.models) == 1 else f"the policy of {Path(log.source).name}",
             folder="",
             fingerprint="",
             architecture="not said by the log",

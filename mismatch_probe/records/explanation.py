@@ -54,18 +54,25 @@ class SideExplanation(Record):
 class Explanation(Record):
     """Each logged side, and the verdict on the log: that of the side with the graver one.
 
-    step: of training, whose responses were looked at; None for those of the whole log.
+    step: of training, whose responses were looked at; None for those of the whole log. model_fingerprint: of the
+    checkpoint; empty in records made before it was kept.
     """
 
     schema_version: int = 1
     tool_version: str
     step: int | None = None
     settings: ExplainSettings
+    model_fingerprint: str = ""
     num_responses: int
     num_tokens: int
     sides: list[SideExplanation]
     verdict: Verdict
     seconds: float
+
+    @property
+    def fits_the_log(self) -> bool:
+        """Whether the checkpoint explains a side, as it is declared or with a departure that is named."""
+        return any(side.explained_by is not None for side in self.sides)
 
     @property
     def exit_code(self) -> ExitCode:

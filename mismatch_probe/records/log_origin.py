@@ -35,7 +35,8 @@ class LogOrigin(Entry):
 
     num_responses, num_tokens: of the whole log; num_sampled_tokens: those that the policy sampled. analysed_responses,
     analysed_tokens: what the statistics are computed from, whole prompts chosen at random where the log is larger.
-    assumed: what the log does not say, by name, as it was taken to be.
+    steps_left_out: steps of training of which no response is analysed. models: names that the log gives to what sampled
+    it, without those of weight versions. assumed: what the log does not say, by name, as it was taken to be.
     """
 
     format: str
@@ -45,5 +46,7 @@ class LogOrigin(Entry):
     num_sampled_tokens: int
     analysed_responses: int
     analysed_tokens: int
+    steps_left_out: list[int] = []
+    models: list[str] = []
     assumed: dict[str, str] = {}
     notes: list[LogNote] = []

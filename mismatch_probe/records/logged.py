@@ -15,8 +15,9 @@ class LoggedResponse:
     where: it was read from, `line 3 of FILE`. sampled [T]: the token was sampled by the policy, not written by a tool
     or a template. log_mu is the sampler's, log_pi the trainer's, log_ref that of a reference policy: None where the
     log has no such column, NaN where it has no number for a token. step: of training. weight_version: of the weights
-    that sampled it. group: what the responses to one prompt have in common, None where the log does not say.
-    num_padding: tokens of padding that the log has around it, and that are left out here.
+    that sampled it. group: what the responses to one prompt have in common, None where the log does not say. model:
+    its name, where the log has one beside the version of its weights. num_padding: tokens of padding that the log has
+    around it, and that are left out here.
     """
 
     where: str
@@ -32,4 +33,5 @@ class LoggedResponse:
     temperature: float | None = None
     group: str | None = None
     finish_reason: str | None = None
+    model: str | None = None
     num_padding: int = 0

@@ -23,6 +23,7 @@ OPTIONAL: Final = (
     "temperature",
     "group",
     "finish_reason",
+    "model",
 )
 
 
@@ -56,6 +57,7 @@ def _response(row: Row) -> LoggedResponse:
         temperature=row.number("temperature"),
         group=row.text("group"),
         finish_reason=row.text("finish_reason"),
+        model=row.text("model"),
     )
 
 

@@ -46,6 +46,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 weight_version=line.text("weight_version"),
                 temperature=line.number("temperature"),
                 group=answer.text("id"),
+                model=answer.text("model"),
                 finish_reason=choice.text("finish_reason"),
             )
 

@@ -1,0 +1,128 @@
+"""Imported logs under a gate: what they lack is said beside the answer, and a baseline of another model is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_probe.config.explain import ExplainSettings
+from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.explanation import Explanation, SideExplanation, Trial
+from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.summary import Verdict
+from tests.gate.cli import CommandLine, Ended
+from tests.importing.logs import row, write
+
+GATE = '[gate]\nmin_sequences = 32\nmin_prompts = 8\nmax_sequences = 32\n[[gate.check]]\nmetric = "abs_logprob_diff"\n'
+
+
+@pytest.fixture
+def gated(command_line: CommandLine, tmp_path: Path) -> Any:
+    def judge(run: Path, *words: object) -> Ended:
+        kind = "max_regression = 10.0" if words else "max = 1.0"
+        (tmp_path / "gate.toml").write_text(f"{GATE}{kind}\n")
+        return command_line("gate", run, "--config", tmp_path / "gate.toml", "--json", *words)
+
+    return judge
+
+
+def imported(command_line: CommandLine, folder: Path, written: list[Any], *words: object) -> Path:
+    folder.mkdir()
+    log = write(folder / "log.jsonl", written)
+    assert command_line("import", log, "--out", folder / "run", *words).code in (ExitCode.PASS, ExitCode.ENVIRONMENT)
+    return folder / "run"
+
+
+def of_steps(seed: int = 0, **others: Any) -> list[Any]:
+    return [row(seed + number, step=number // 24, **others) for number in range(72)]
+
+
+def explained(run: Path, fingerprint: str, *, fits: bool) -> None:
+    """As `explain` files it."""
+    trial = Trial(departures=[], explained=0.0, residual_floors=0.5, residual_nats=0.01, standard_scores=0.0)
+    verdict = Verdict(kind="clean", code="as_declared", sentence="", evidence=[], advice=[])
+    side = SideExplanation(
+        side="mu", num_tokens=1, num_missing=0, floor_nats=0.1, trials=[], explained_by=trial, verdict=verdict
+    )
+    if not fits:
+        side = side.model_copy(update={"explained_by": None})
+    Findings(run).write(
+        Explanation(
+            tool_version="0",
+            settings=ExplainSettings(model=ModelSettings(path="checkpoint")),
+            model_fingerprint=fingerprint,
+            num_responses=1,
+            num_tokens=1,
+            sides=[side],
+            verdict=verdict,
+            seconds=0.0,
+        )
+    )
+
+
+def test_steps_and_responses_that_were_left_out_stand_beside_the_answer(
+    command_line: CommandLine, gated: Any, tmp_path: Path
+) -> None:
+    written = of_steps()
+    for one in written[24:48]:
+        one["train_logprobs"] = [0.0] * 30
+    answer = gated(imported(command_line, tmp_path / "log", written))
+    assert answer.code == ExitCode.PASS, answer.stderr
+    assert "steps of the log that are not judged: 1" in answer.document["notes"]
+    assert "judged: 48 of the log's 72 responses" in answer.document["notes"]
+    assert any("are all 0 in step 1" in note for note in answer.document["notes"])
+
+
+def test_steps_of_which_chance_took_no_response_are_named_too(
+    command_line: CommandLine, gated: Any, tmp_path: Path
+) -> None:
+    run = imported(command_line, tmp_path / "log", [row(number, step=number // 2) for number in range(72)])
+    assert "not judged" not in " ".join(gated(run).document["notes"])
+    run = imported(
+        command_line, tmp_path / "part", [row(number, step=number // 2) for number in range(72)], "--max-tokens", 1300
+    )
+    (note,) = (note for note in gated(run).document["notes"] if note.startswith("steps of the log"))
+    assert note.count(",") >= 10
+
+
+def test_a_baseline_whose_checkpoint_nobody_knows_is_said_not_to_be_checked(
+    command_line: CommandLine, gated: Any, tmp_path: Path
+) -> None:
+    runs = [imported(command_line, tmp_path / name, of_steps()) for name in ("old", "new")]
+    answer = gated(runs[1], "--baseline", runs[0])
+    assert answer.code == ExitCode.PASS, answer.stderr
+    assert any("the log of the run and of the baseline does not say which" in note for note in answer.document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("fingerprints", "fits", "code"),
+    [
+        (("a1", "a1"), True, ExitCode.PASS),
+        (("a1", "b2"), True, ExitCode.USAGE),
+        (("a1", "b2"), False, ExitCode.PASS),
+    ],
+)
+def test_the_checkpoints_that_explained_two_logs_are_compared(
+    command_line: CommandLine, gated: Any, tmp_path: Path, fingerprints: Any, fits: bool, code: ExitCode
+) -> None:
+    """One that did not fit says nothing of the log."""
+    runs = [imported(command_line, tmp_path / name, of_steps()) for name in ("old", "new")]
+    for run, fingerprint in zip(runs, fingerprints, strict=True):
+        explained(run, fingerprint, fits=fits)
+    answer = gated(runs[1], "--baseline", runs[0])
+    assert answer.code == code, answer.stderr
+    assert ("is of another model" in answer.stderr) == (code == ExitCode.USAGE)
+    if code == ExitCode.PASS:
+        assert any("not checked" in note for note in answer.document["notes"]) != fits
+
+
+@pytest.mark.parametrize(("name", "code"), [("theirs", ExitCode.USAGE), ("ours", ExitCode.PASS)])
+def test_logs_that_name_two_models_are_not_compared(
+    command_line: CommandLine, gated: Any, tmp_path: Path, name: str, code: ExitCode
+) -> None:
+    old = imported(command_line, tmp_path / "old", of_steps(model="ours"))
+    new = imported(command_line, tmp_path / "new", of_steps(model=name))
+    answer = gated(new, "--baseline", old)
+    assert answer.code == code, answer.stderr
+    assert ("is of another model (ours" in answer.stderr) == (code == ExitCode.USAGE)
