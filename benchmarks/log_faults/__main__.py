@@ -11,36 +11,33 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
-from benchmarks.log_faults.bench import MODELS, Bench, checkpoint, logged
+from benchmarks.log_faults.bench import Bench, logged
 from benchmarks.log_faults.catalogue import Fault, faults, sides
+from benchmarks.log_faults.designs import DESIGNS
 from benchmarks.log_faults.publish import publish
 from mismatch_probe.config.explain import LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.run import explain_with
 from mismatch_probe.explain.tokens import LoggedTokens
+from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.records.summary import Verdict
-
-SIZES: dict[str, dict[str, Any]] = {
-    "llama": {"source": "sums:terms=2-6", "num_prompts": 8, "samples": 8, "tokens": 48},
-    "qwen3-moe": {"source": "sums:terms=2-6", "num_prompts": 8, "samples": 8, "tokens": 48},
-    "demo": {"source": "sums:medium", "num_prompts": 16, "samples": 2, "tokens": 64},
-}
-"""Several samples of a prompt, as in training: contexts that occur again show whether a side agrees with itself. The
-trained model, which is surer of its tokens, needs fewer.
-"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said of the faulty side and of the other one; a clean log has neither fault nor faulty side."""
+    """What was said of the faulty side and of the other one; a clean log has neither fault nor faulty side.
+
+    without_checkpoint, with_reference: kind and code of the import's verdict, on the two columns alone and with that of
+    the same policy in FP32 beside them.
+    """
 
     model: str
     dtype: str
@@ -53,12 +50,14 @@ class Outcome:
     other_code: str
     sentence: str
     evidence: str
+    without_checkpoint: list[str]
+    with_reference: list[str]
     seconds: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="*", choices=DESIGNS, default=list(DESIGNS))
     parser.add_argument("--dtypes", nargs="*", type=Dtype.parse, default=CLEAN_DTYPES)
     parser.add_argument("--only", default="", help="faults whose name has this in it; clean, or nothing for all")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
@@ -67,7 +66,7 @@ def main() -> None:
     kept = arguments.scratch / "outcomes"
     kept.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        for dtype in arguments.dtypes:
+        for dtype in [one for one in DESIGNS[model].dtypes if one in arguments.dtypes]:
             bench = prepared(model, dtype, arguments.scratch)
             done = {path.stem for path in kept.glob("*.json")}
             for outcome in outcomes(bench, arguments.only, done):
@@ -117,6 +116,7 @@ def _outcome(bench: Bench, predictions: Predictions, fault: Fault | None, side: 
         settings, log = bench.settings(**fault.given), bench.log(side, fault.make(bench))
     found = explain_with(predictions, settings, LoggedTokens.of(log))
     said, other = _by_side(found, side)
+    seconds = time.monotonic() - start
     return Outcome(
         model=bench.model,
         dtype=str(bench.dtype),
@@ -129,7 +129,11 @@ def _outcome(bench: Bench, predictions: Predictions, fault: Fault | None, side: 
         other_code=other.code,
         sentence=said.sentence,
         evidence=said.evidence[0],
-        seconds=time.monotonic() - start,
+        without_checkpoint=imported(log, bench.dtype),
+        with_reference=imported(
+            [replace(row, log_ref=ref) for row, ref in zip(log, bench.ref, strict=True)], bench.dtype
+        ),
+        seconds=seconds,
     )
 
 
@@ -139,17 +143,27 @@ def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
     return said, other
 
 
+def imported(log: Sequence[LoggedResponse], dtype: Dtype) -> list[str]:
+    """Kind and code of what `import` says of the log, which has a reference where its responses do."""
+    given = LogSettings(train_dtype=dtype, infer_dtype=dtype, ref_is_exact=log[0].log_ref is not None)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Log("the log", "plain", [], log, lambda: [])
+        verdict = import_log(source, given, Path(folder) / "run", lambda num_tokens: None).read_summary().verdict
+    return [verdict.kind, verdict.code]
+
+
 def prepared(model: str, dtype: Dtype, scratch: Path) -> Bench:
     """A model with its run."""
-    folder, size = checkpoint(model, scratch), SIZES[model]
+    design = DESIGNS[model]
+    folder = design.checkpoint(scratch / "checkpoints" / model)
     run = record(
         scratch / "clean" / model,
         folder,
-        size["source"],
-        CLEAN_DTYPES,
-        num_prompts=size["num_prompts"],
-        num_tokens=size["tokens"],
-        sampling={"samples_per_prompt": size["samples"]},
+        design.source,
+        design.dtypes,
+        num_prompts=design.prompts,
+        num_tokens=design.tokens,
+        sampling={"samples_per_prompt": design.samples},
     )
     return Bench(model, folder, run, scratch, dtype)
 

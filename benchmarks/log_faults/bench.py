@@ -18,18 +18,15 @@ from mismatch_probe.records.rows import sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from mismatch_probe.records.tables import read_table
-from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path import plan_batches
-from tests.tiny_models import make_checkpoint
 
-MODELS = ("llama", "qwen3-moe", "demo")
 Columns = list[FloatArray]
 EditLog = Callable[[list[TokenSequence]], list[TokenSequence]]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """dtype: of both sides. mu is what vLLM recorded as it sampled, pi what the training path scores."""
+    """dtype: of both sides. mu is what vLLM recorded as it sampled, pi what the training path scores, ref its FP32."""
 
     model: str
     checkpoint: Path
@@ -50,6 +47,13 @@ class Bench:
     @cached_property
     def pi(self) -> Columns:
         return self._leg(f"train-{self.dtype}")
+
+    @cached_property
+    def ref(self) -> Columns:
+        settings = self.run.read_manifest().settings
+        reference = settings.reference_of(settings.pi(self.dtype))
+        assert reference is not None
+        return self._leg(reference.leg())
 
     def scored(self, open_scorer: OpenScorer, edit: EditLog | None = None) -> Columns:
         """The responses scored by a training path that a fault opens, in the contexts that `edit` gives them."""
@@ -76,14 +80,6 @@ class Bench:
         legs = Legs(self.run, self.run.read_manifest().run_key)
         rows = {row["id"]: np.asarray(row["logprobs"], dtype=np.float64) for row in legs.read(name).to_pylist()}
         return [rows[sequence.id] for sequence in self.sequences]
-
-
-def checkpoint(name: str, scratch: Path) -> Path:
-    """The folder of a model, made on first use; random ones are less uncertain than those of the tests."""
-    if name == "demo":
-        return resolve_model(ModelSettings(path="demo"))
-    folder = scratch / "checkpoints" / name
-    return folder if folder.exists() else make_checkpoint(folder, name, init_std=0.3)
 
 
 def logged(sequences: Sequence[TokenSequence], mu: Columns, pi: Columns) -> list[LoggedResponse]:

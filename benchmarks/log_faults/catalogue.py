@@ -19,7 +19,7 @@ from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.verdict.codes import Code
 
 Make = Callable[[Bench], Columns]
-PADS = {"demo": 0, "llama": 256, "qwen3-moe": 256}
+_PAD_OF_DEMO, _PAD_OF_TINY = 0, 256
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _sampling(bench: Bench) -> Iterator[Fault]:
 
 
 def _contexts(bench: Bench) -> Iterator[Fault]:
-    token, header = SOME_TOKENS[bench.model]
+    token, header = _some_tokens(bench)
     yield _scored("first token", "twice", Code.PROMPT_PREFIX, in_training.doubled)
     yield _in_context("first token", "missing", Code.PROMPT_PREFIX, _without_first)
     if bench.model != "demo":
@@ -76,7 +76,10 @@ def _contexts(bench: Bench) -> Iterator[Fault]:
         given={"headers": (tuple(header),)},
     )
     yield _in_context(
-        "left padding attended to", "to the longest prompt", Code.POSITIONS, partial(_padded, pad=PADS[bench.model])
+        "left padding attended to",
+        "to the longest prompt",
+        Code.POSITIONS,
+        partial(_padded, pad=_PAD_OF_DEMO if bench.model == "demo" else _PAD_OF_TINY),
     )
     yield _in_context("packing without resets", "2 in a row", LogCode.PACKING, _packed)
 
@@ -137,8 +140,13 @@ def _outside(bench: Bench) -> Iterator[Fault]:
         partial(_configured, changes={"rms_norm_eps": 1e-1}),
         outside=True,
     )
-    _, header = SOME_TOKENS[bench.model]
+    _, header = _some_tokens(bench)
     yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.behind, header, outside=True)
+
+
+def _some_tokens(bench: Bench) -> tuple[int, list[int]]:
+    """A token to put before a prompt, and a piece of text; all tiny models have one tokenizer."""
+    return SOME_TOKENS.get(bench.model, SOME_TOKENS["llama"])
 
 
 def _scored(
