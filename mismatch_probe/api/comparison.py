@@ -104,8 +104,8 @@ class Comparison:
 
 
 def framed(page: str) -> str:
-    """A whole page in a notebook's output, where its style reaches nothing else."""
+    """A whole page in a notebook's output, where its style and its scripts reach nothing else."""
     return (
-        f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{FRAME_HEIGHT}px;border:0" sandbox '
-        'title="mismatch-probe"></iframe>'
+        f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
+        'sandbox="allow-scripts" title="mismatch-probe"></iframe>'
     )

@@ -85,6 +85,26 @@ class Tab:
             self.run("document.querySelector('.plot:not([data-drawn])')?.scrollIntoView()")
             time.sleep(0.05)
 
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        self._mouse("mouseMoved", start)
+        self._mouse("mousePressed", start)
+        for step in range(1, 5):
+            place = tuple(first + (last - first) * step / 4 for first, last in zip(start, end, strict=True))
+            self._mouse("mouseMoved", (place[0], place[1]), buttons=1)
+        self._mouse("mouseReleased", end)
+
+    def double_click(self, place: tuple[float, float]) -> None:
+        for count in (1, 2):
+            self._mouse("mousePressed", place, clickCount=count)
+            self._mouse("mouseReleased", place, clickCount=count)
+
+    def _mouse(self, kind: str, place: tuple[float, float], **more: Any) -> None:
+        button = {"button": "left"} if kind != "mouseMoved" else {}
+        self.call(
+            "Input.dispatchMouseEvent",
+            **({"type": kind, "x": place[0], "y": place[1], "clickCount": 1} | button | more),
+        )
+
     def pdf(self) -> bytes:
         return base64.b64decode(self.call("Page.printToPDF")["data"])
 

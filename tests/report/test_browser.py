@@ -101,16 +101,16 @@ def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
         report.wait(f"{kind} === '{wanted}'")
 
 
-def test_a_drawing_can_be_zoomed_and_reset(report: Tab) -> None:
+def test_a_drawing_is_zoomed_by_dragging_and_reset_by_a_double_click(report: Tab) -> None:
+    drawing = plot("length-cumulative")
     before = axis(report, "length-cumulative")
-    report.run(
-        f"{plot('length-cumulative')}.querySelector('.modebar-btn[data-val=in]').dispatchEvent(new Event('click'))"
-    )
-    report.wait(f"JSON.stringify({plot('length-cumulative')}.layout.yaxis.range) !== '{before}'")
-    report.run(
-        f"{plot('length-cumulative')}.querySelector('.modebar-btn[data-val=reset]').dispatchEvent(new Event('click'))"
-    )
-    report.wait(f"JSON.stringify({plot('length-cumulative')}.layout.yaxis.range) === '{before}'")
+    report.run(f"{drawing}.scrollIntoView({{block: 'center'}})")
+    frame = f"{drawing}.querySelector('.nsewdrag').getBoundingClientRect()"
+    x, y, width, height = (report.run(f"{frame}.{side}") for side in ("x", "y", "width", "height"))
+    report.drag((x + 0.3 * width, y + 0.3 * height), (x + 0.6 * width, y + 0.6 * height))
+    report.wait(f"JSON.stringify({drawing}.layout.yaxis.range) !== '{before}'")
+    report.double_click((x + 0.5 * width, y + 0.5 * height))
+    report.wait(f"JSON.stringify({drawing}.layout.yaxis.range) === '{before}'")
 
 
 def test_a_point_of_a_bad_token_leads_to_its_row(report: Tab) -> None:

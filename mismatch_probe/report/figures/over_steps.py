@@ -128,7 +128,9 @@ def draw(
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
         if scale == "log" and figure.data:
-            logarithmic(figure, "y", [value for curve in curves for value in curve.values.tolist()], LEAST_SPAN)
+            values = [value for curve in curves for value in curve.values.tolist()]
+            fired = [firing.value for event in events for firing in event.firings]
+            logarithmic(figure, "y", [*values, *fired], LEAST_SPAN)
         if scale == "share":
             figure.update_yaxes(range=_SHARE_LIMITS)
         for event in events:

@@ -52,7 +52,6 @@ def theme() -> dict[str, Any]:
             "font": {"color": color("ink"), "size": 12},
             "align": "left",
         },
-        dragmode="zoom",
         xaxis={**axis, "showline": True},
         yaxis=axis,
         annotationdefaults={"font": {"color": color("muted"), "size": 11}, "showarrow": False},

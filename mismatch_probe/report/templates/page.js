@@ -4,10 +4,12 @@
   const plots = [...document.querySelectorAll(".plot")];
   const hidden = new Set();
   const linear = new Set();
+  // A finger scrolls the page, a mouse zooms into a drawing.
+  const isTouched = matchMedia("(pointer: coarse)").matches;
   const CONFIG = {
     responsive: true,
     displaylogo: false,
-    displayModeBar: "hover",
+    displayModeBar: isTouched ? false : "hover",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
 
@@ -49,6 +51,7 @@
   function draw(plot) {
     const { data, layout } = themed(drawings.figures[plot.parentElement.id]);
     layout.template = themed(drawings.theme);
+    layout.dragmode = isTouched ? false : "zoom";
     for (const trace of data) trace.visible = !hidden.has(trace.legendgroup);
     if (linear.has(plot)) {
       for (const axis of [layout.xaxis, layout.yaxis]) {
