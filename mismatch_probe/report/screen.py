@@ -18,7 +18,7 @@ Write = Callable[[Cell], str]
 
 _UNBOUNDED: Final = 10_000
 _STYLES: Final = {
-    "clean": "green", "precision": "yellow", "undecided": "blue", "bug": "bold red", "broken": "bold magenta",
+    "clean": "green", "precision": "cyan", "undecided": "blue", "bug": "bold red", "broken": "bold magenta",
 }  # fmt: skip
 
 

@@ -123,6 +123,15 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """One large number or name, what it is above it and how to take it below."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
 class Overview:
     """The top of a page: what it is about, the answer, what to do, one row a thing measured, perhaps a figure."""
 
@@ -136,3 +145,4 @@ class Overview:
     footnote: str
     contrasts: Sequence[str]
     figure: Figure | None
+    tiles: Sequence[Tile] = ()

@@ -25,7 +25,7 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
     verdict = overall(pairs)
     if verdict.kind == "clean" or not measures_precision(verdict) or verdict.code == Code.OTHER_CHECKPOINT:
         return verdict.sentence
-    worst = max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
+    worst = worst_pair(pairs)
     sides = "the log's sides differ" if worst.is_logged else f"{_name(worst)} differs from the engine"
     parts = [f"{sides} by KL {write_estimate(worst.metrics['kl_k3']).value} a token"]
     length = worst.length
@@ -40,15 +40,28 @@ def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str
         parts.append("`explain` with the checkpoint tells whether it is a bug")
     else:
         parts.append("no FP32 pair was run to rule out a bug")
-    best = max(
-        (contrast for contrast in contrasts if contrast.metric == "kl_k3" and contrast.of == _key(worst)),
-        key=lambda contrast: contrast.ratio.value,
-        default=None,
-    )
-    if best is not None and best.ratio.low is not None and best.ratio.low > 1:
+    if best := closest(worst, contrasts):
         parts.append(f"{best.over.upper()} is {write_estimate(best.ratio).value} times closer")
     sentence = "; ".join(parts) + "."
     return sentence[0].upper() + sentence[1:] if worst.is_logged else sentence
+
+
+def worst_pair(pairs: Sequence[PairSummary]) -> PairSummary:
+    """The pair of the largest token KL."""
+    return max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
+
+
+def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:
+    """What `pair` is so many times farther apart than, where that is sure of any."""
+    surely = (
+        contrast
+        for contrast in contrasts
+        if contrast.metric == "kl_k3"
+        and contrast.of == _key(pair)
+        and contrast.ratio.low is not None
+        and contrast.ratio.low > 1
+    )
+    return max(surely, key=lambda contrast: contrast.ratio.value, default=None)
 
 
 def _key(pair: PairSummary) -> str:

@@ -60,7 +60,6 @@ def _length_evidence(case: Case) -> list[str]:
     budget = case.length.budget_tokens
     beyond = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
     median = write_token_count(case.length.median_response)
-    median = write_token_count(case.length.median_response)
     return [
         f"length budget at ESS {case.length.budget_ess:g}: {write_tokens(budget)} tokens, {beyond} the "
         f"{write_token_count(case.length.measured_up_to)} measured; median response {median}"

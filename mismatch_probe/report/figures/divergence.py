@@ -10,13 +10,12 @@ from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, words_inside
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import pair_label, pair_style
+from mismatch_probe.report.tiles import KL_LIMIT, KL_LIMIT_NAME
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
-_LIMIT = 1e-3
-_LIMIT_NAME = "NeMo-RL's limit"
 _ROOM = 6.0
 
 
@@ -28,14 +27,14 @@ def draw(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> Panel:
         if not shown:
             return
         bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
-        numbers = [_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
+        numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
         figure.update_xaxes(range=[math.log10(left), math.log10(right)], title_text=f"{metric}, nats per token")
         figure.update_yaxes(range=[len(shown) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
-        limit_line(figure, _LIMIT, upright=True)
-        place = math.log(_LIMIT / left) / math.log(right / left)
-        words_inside(figure, f"{_LIMIT_NAME} {_LIMIT:g}", place, 1.0, right=place > 0.5)
+        limit_line(figure, KL_LIMIT, upright=True)
+        place = math.log(KL_LIMIT / left) / math.log(right / left)
+        words_inside(figure, f"{KL_LIMIT_NAME} {KL_LIMIT:g}", place, 1.0, right=place > 0.5)
         for row, (pair, estimate) in enumerate(shown):
             _row(figure, row, pair, estimate, left)
 

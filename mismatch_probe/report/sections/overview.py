@@ -11,7 +11,10 @@ from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.names import pair_label, pair_style
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
 from mismatch_probe.report.sections.length import drift_sentence
-from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Table
+from mismatch_probe.report.tiles import tiles
+from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Table, Tile
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.headline import worst_pair
 
 
 def overview(summary: Summary, manifest: Manifest) -> Overview:
@@ -21,12 +24,14 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
 
 def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
     """The same, with what is known of how it was measured."""
+    shown = tiles(summary)
     notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
         subject="training-inference mismatch",
         model=summary.model,
-        headline=summary.headline,
+        headline=_answer(summary, shown),
+        tiles=shown,
         badge=Badge.of(summary.verdict),
         facts=facts,
         advice=summary.verdict.advice,
@@ -35,6 +40,16 @@ def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
         contrasts=[*contrast_sentences(summary), *settings_sentences(summary)],
         figure=_figure(summary),
     )
+
+
+def _answer(summary: Summary, shown: Sequence[Tile]) -> str:
+    """The verdict where tiles say the rest, the whole headline elsewhere."""
+    if not shown:
+        return summary.headline
+    pair = worst_pair(summary.pairs)
+    if pair.verdict.code == Code.PRECISION:
+        return f"No bug. Rounding to {pair_label(pair)} costs KL {write_estimate(pair.metrics['kl_k3']).value} a token."
+    return f"{pair_label(pair)}: {pair.verdict.sentence}"
 
 
 def _facts(summary: Summary, manifest: Manifest) -> list[str]:
