@@ -25,7 +25,7 @@ from mismatch_probe.train.updater import Updater
 from mismatch_probe.train.value_model import ValueModel
 from mismatch_probe.train.weight_sync import WeightSync
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.products import CpuProducts
+from mismatch_probe.training_path.products import CpuProducts, native_fp16_follows_the_definition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,8 +146,9 @@ def _ranks_an_engine(engine: Engine) -> int:
 
 
 def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:
-    """Whether the engine is to multiply FP16 as the policy does: a CPU has no kernel of its own for that."""
-    return dtype == Dtype.FP16 and choose_device(settings.policy.device).type == "cpu"
+    """Whether the engine is to multiply FP16 as the policy does: where a CPU has no kernels of its own for that."""
+    on_cpu = choose_device(settings.policy.device).type == "cpu"
+    return dtype == Dtype.FP16 and on_cpu and not native_fp16_follows_the_definition()
 
 
 def _probe_sequences(

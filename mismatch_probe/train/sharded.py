@@ -21,7 +21,7 @@ from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.precision import undivided_modules
 from mismatch_probe.training_path.prefixes import StateBatch, share_prefixes
-from mismatch_probe.training_path.products import CpuProducts
+from mismatch_probe.training_path.products import CpuProducts, fp32_by_onednn
 from mismatch_probe.training_path.shared_attention import can_share_prefixes
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -88,10 +88,11 @@ class ShardedModel(Generic[Module]):
     def computing(self) -> AbstractContextManager[Any]:
         """Enter it around forward and backward passes: products on a CPU follow `training_path.products`.
 
-        What that changes of BF16 is the backward pass alone, so a pass without gradients does without.
+        It costs time at every operator, so it is entered only where it changes one: of BF16 in the backward pass alone,
+        of FP32 nowhere unless that goes to oneDNN.
         """
-        follows = self.device.type == "cpu" and (self.dtype != Dtype.BF16 or torch.is_grad_enabled())
-        return CpuProducts() if follows else nullcontext()
+        changes = {Dtype.FP16: True, Dtype.BF16: torch.is_grad_enabled(), Dtype.FP32: fp32_by_onednn()}
+        return CpuProducts() if self.device.type == "cpu" and changes[self.dtype] else nullcontext()
 
     def _compute(self, sequences: list[TokenSequence]) -> Any:
         """What `module` makes of a micro-batch, with a gradient where one is wanted.
