@@ -23,9 +23,9 @@ from mismatch_probe.train.objectives.choices import CORRECTIONS
 from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.parts import TrainingParts
 
-STEP: Final = 5
+STEP: Final = 3
 """At which the guard asks."""
-STEPS: Final = 8
+STEPS: Final = 5
 RATE: Final = 1e-4
 
 
@@ -203,18 +203,18 @@ def rollback(scratch: Path) -> Proof:
 
 def stop(scratch: Path) -> Proof:
     """The default guards and a reward that is NaN; then the same run continued with a sound reward."""
-    settings = small_settings(Dtype.FP16, seed=0, steps=2 * STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
     stopped = run_with(scratch, settings, reward_nan, Now(STEP))
     steps = len(stopped.metrics)
     newest = Checkpoints(stopped.directory.checkpoints_path, keep=2).steps()[-1]
-    resumed = run_with(scratch, settings, now=Now(2 * STEPS + 1, step=newest + 1), resume=True)
+    resumed = run_with(scratch, settings, now=Now(STEPS + 1, step=newest + 1), resume=True)
     return Proof(
         "stop",
         {
             "the run ended with exit code 1": stopped.stopped is not None
             and TrainingStopped.exit_code == ExitCode.GATE_FAILED,
             "the diagnosis names the rewards": "NaN" in (stopped.stopped or ""),
-            "a resumed run ends": resumed.stopped is None and len(resumed.metrics) == 2 * STEPS,
+            "a resumed run ends": resumed.stopped is None and len(resumed.metrics) == STEPS,
         },
         f"stopped at step {steps}: {stopped.stopped} Resumed after step {newest}",
     )
