@@ -1,42 +1,15 @@
-"""Memory above the model at a vocabulary of 152k and a sequence of 8k tokens, 2k of them its response.
+"""Memory above the model at a vocabulary of 152k and a sequence of 8k tokens; each case is a process of its own."""
 
-Each case is a process of its own.
-"""
-
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.dtypes import Dtype
 from tests.tiny_models import make_checkpoint
+from tests.warm_python import warm_python
 
 LIMIT_MIB = 512
 """Less than half of the response's logits in FP32, and an eighth of the sequence's."""
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from mismatch_probe.config.model import TrainingPathSettings
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path import Scorer
-
-def resident_mib(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
-
-torch.set_num_threads(1)
-folder, dtype, reference = sys.argv[1:]
-with Scorer.load(folder, Dtype.parse(dtype), TrainingPathSettings(), reference=reference == "reference") as scorer:
-    scorer.score_batch([TokenSequence("warm", [1], [2, 3])])
-    before = resident_mib("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    ids = [index * 37 % 152_000 for index in range(8192)]
-    scorer.score_batch([TokenSequence("long", ids[:6144], ids[6144:])])
-    print(resident_mib("VmHWM") - before)
-"""
 
 
 @pytest.mark.slow
@@ -53,7 +26,5 @@ def test_scoring_8k_tokens_over_152k_words_stays_under_the_limit(
     family: str, dtype: Dtype, side: str, tmp_path: Path
 ) -> None:
     folder = make_checkpoint(tmp_path, family, vocab_size=152_000, max_position_embeddings=8192)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), dtype, side], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) < LIMIT_MIB
+    answer = warm_python("tests.training_path.peak_memory", folder, dtype, side)
+    assert float(answer.stdout) < LIMIT_MIB
