@@ -1,8 +1,8 @@
-"""The three things that an engineer asks first of the worst pair: how large, how long may responses be, what is closer."""
+"""What an engineer asks first of the worst pair: how large, how long may responses be, what is closer."""
 
 from typing import Final
 
-from mismatch_probe.notation import ABSENT, write_estimate, write_number, write_percent, write_token_count
+from mismatch_probe.notation import ABSENT, write_estimate, write_percent, write_token_count
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import budget
@@ -16,7 +16,8 @@ _MANY: Final = 10
 
 def tiles(summary: Summary) -> list[Tile]:
     """None where no pair measures a difference of precision, or none differs."""
-    if summary.verdict.kind == "clean" or not measures_precision(summary.verdict):
+    measured = any("kl_k3" in pair.metrics for pair in summary.pairs)
+    if not measured or summary.verdict.kind == "clean" or not measures_precision(summary.verdict):
         return []
     pair = worst_pair(summary.pairs)
     return [_size(pair), *_length(pair), *_closer(summary, pair)]
@@ -31,9 +32,7 @@ def _size(pair: PairSummary) -> Tile:
 
 def _against_limit(kl: float) -> str:
     share = kl / KL_LIMIT
-    return (
-        f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{write_number(share)} times {KL_LIMIT_NAME}"
-    )
+    return f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{share:,.3g} times {KL_LIMIT_NAME}"
 
 
 def _length(pair: PairSummary) -> list[Tile]:

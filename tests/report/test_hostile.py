@@ -36,7 +36,7 @@ ALLOWED_TAGS = {
     *("html", "head", "meta", "title", "style", "body", "a", "div", "nav", "p", "ol", "ul", "li", "main", "header"),
     *("section", "footer", "h1", "h2", "h3", "h4", "table", "caption", "thead", "tbody", "tr", "th", "td", "figure"),
     *("figcaption", "details", "summary", "span", "code", "pre", "b", "i", "small", "mark", "bdi", "script"),
-    *("svg", "path", "button", "noscript"),
+    *("svg", "path", "button", "noscript", "dl", "dt", "dd"),
 }
 
 

@@ -39,7 +39,7 @@ def test_the_worst_pair_is_set_against_the_published_limit(summary: Summary) -> 
 
 
 def test_beyond_the_limit_it_is_so_many_times_the_limit(summary: Summary) -> None:
-    assert tiles(with_kl(summary, 0.012))[0].note == "12.0 times NeMo-RL's limit (0.001)"
+    assert tiles(with_kl(summary, 0.012))[0].note == "12 times NeMo-RL's limit (0.001)"
 
 
 def test_the_length_budget_is_set_against_the_responses_of_the_run(drawn: Summary) -> None:
@@ -74,5 +74,5 @@ def test_where_the_numbers_measure_no_precision_there_are_no_tiles_and_the_page_
 
 def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
     assert overview(with_kl(summary, 2.5e-4), samples.manifest(PAIRS)).headline.startswith(
-        "No bug. Rounding to BF16 costs KL 2.5e-4"
+        "No bug. Rounding to BF16 costs KL 2.50e-4 a token."
     )
