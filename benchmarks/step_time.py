@@ -5,8 +5,7 @@
     python -m benchmarks.step_time --steps 6 --rounds 3 --source sums:terms=24 --prompts 8 --new-tokens 400
 
 Each round runs one process of each, in turn; a run's first two steps warm up and are left out. Both engines run
-eagerly, and both processes ask the same of the system's libraries (`mismatch_probe.host`). TRL's in-place weight sync
-fails on vLLM's CPU build, so it is given this project's.
+eagerly, and both processes ask the same of the system's libraries (`mismatch_probe.host`).
 """
 
 import argparse
@@ -21,14 +20,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trl_trainer import SAMPLES, demo_trainer
 from mismatch_probe import host
 
 WARM_UP = 2
-SAMPLES = 8
 DTYPE = "bf16"
 PHASES = ("sync", "probe", "sample", "score", "measure", "learn", "guards", "update")
 GUARDING = ("probe", "measure", "guards")
-LONGEST_PROMPT = 192
 
 
 def ours(work: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
@@ -53,18 +51,7 @@ def theirs(work: argparse.Namespace, folder: Path) -> list[float]:
 def run_trl(work: argparse.Namespace, folder: Path) -> None:
     """GRPOTrainer with colocated vLLM; writes when training began and when each step ended."""
     host.prepare_process()
-    from functools import partial
-
-    from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.generation import vllm_generation
-
-    from mismatch_probe.config.model import PromptSettings
-    from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
-    from mismatch_probe.engines.vllm.weights import send_weights
-    from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
-    from mismatch_probe.tasks import load_prompts, verify
 
     class Stamps(TrainerCallback):
         def __init__(self) -> None:
@@ -76,38 +63,13 @@ def run_trl(work: argparse.Namespace, folder: Path) -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.stamps.append(time.perf_counter())
 
-    def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        texts = [completion[0]["content"] for completion in completions]
-        return [float(verify("sums", one, text)) for one, text in zip(answer, texts, strict=True)]
-
-    def sync(generation: Any) -> None:
-        send_weights(generation.llm, generation._iter_named_params(), in_process=True)
-
-    vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True, worker_extension_cls=WORKER_EXTENSION)
-    vllm_generation.VLLMGeneration.sync_weights = sync
-    problems = load_prompts(PromptSettings(source=work.source, num_prompts=256))
-    rows = [{"prompt": [{"role": "user", "content": problem.text}], "answer": problem.answer} for problem in problems]
     stamps = Stamps()
-    trainer = GRPOTrainer(
-        model=str(DEMO_CHECKPOINT),
-        reward_funcs=reward,
-        args=GRPOConfig(
-            output_dir=str(folder / "trl"),
-            per_device_train_batch_size=work.prompts * SAMPLES,
-            num_generations=SAMPLES,
-            max_completion_length=work.new_tokens,
-            vllm_max_model_length=work.new_tokens + LONGEST_PROMPT,
-            learning_rate=1e-5,
-            max_steps=work.steps,
-            use_vllm=True,
-            vllm_mode="colocate",
-            bf16=True,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-        ),
-        train_dataset=Dataset.from_list(rows),
+    trainer = demo_trainer(
+        folder,
+        steps=work.steps,
+        source=work.source,
+        prompts=work.prompts,
+        new_tokens=work.new_tokens,
         callbacks=[stamps],
     )
     trainer.train()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
+from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals, TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Sequences, TokenPair, is_usable
@@ -22,8 +23,8 @@ class Batch:
     switches off the guards that need it.
     """
 
-    log_pi: ArrayLike
-    log_mu: ArrayLike
+    log_pi: ArrayLike | None = None
+    log_mu: ArrayLike | None = None
     mask: ArrayLike | None = None
     entropy: ArrayLike | None = None
     prompt_ids: ArrayLike | None = None
@@ -36,37 +37,56 @@ class Batch:
         Raises:
             UsageError: the arrays are not of the same tokens and responses.
         """
-        layout = Layout.of(self.log_pi, self.mask, "log_pi")
-        log_pi = layout.log_probs(self.log_pi, "log_pi", "log_pi")
-        log_mu = layout.log_probs(self.log_mu, "log_mu", "log_pi")
-        entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", "log_pi")
+        name, given = self._laid_out()
+        layout = Layout.of(given, self.mask, name)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
         rewards = None if self.rewards is None else as_numbers(layout.of_rows(self.rewards, "rewards"))
         cut = None if self.truncated is None else layout.of_rows(self.truncated, "truncated").astype(np.bool_)
-        missing_mu = ~is_usable(log_mu) | is_unrecorded(log_mu)
-        usable = ~missing_mu & is_usable(log_pi) & (np.maximum(log_pi, log_mu) <= HIGHEST_LOG_PROB)
-        if entropy is not None:
-            usable &= np.isfinite(entropy)
         lengths = layout.lengths
-        sums = Sums(
-            tokens=float(len(log_pi)),
-            nonfinite=float((~usable).sum()),
-            missing_mu=float(missing_mu.sum()),
-            with_entropy=0.0 if entropy is None else float(len(entropy)),
+        return replace(
+            self._of_tokens(layout, name),
             rewards=RewardTotals() if rewards is None else RewardTotals.of(rewards, prompts),
             responses=float(len(lengths)),
+            tokens=float(lengths.sum()),
             highest_length=float(lengths.max(initial=0)),
             cut=0.0 if cut is None else float(cut.sum()),
             cut_known=0.0 if cut is None else float(len(cut)),
         )
+
+    def _laid_out(self) -> tuple[str, ArrayLike]:
+        """The first of the arrays over tokens that is there, by its name."""
+        for name in ("log_pi", "log_mu", "entropy", "mask"):
+            given = getattr(self, name)
+            if given is not None:
+                return name, given
+        raise UsageError("a batch without log_pi, log_mu and mask says nothing of its tokens: give one of them")
+
+    def _of_tokens(self, layout: Layout, like: str) -> Sums:
+        """Of the tokens of both sides; nothing where one was not given."""
+        if self.log_pi is None or self.log_mu is None:
+            return Sums()
+        log_pi = layout.log_probs(self.log_pi, "log_pi", like)
+        log_mu = layout.log_probs(self.log_mu, "log_mu", like)
+        entropy = None if self.entropy is None else layout.flat(self.entropy, "entropy", like)
+        missing_mu = ~is_usable(log_mu) | is_unrecorded(log_mu)
+        usable = ~missing_mu & is_usable(log_pi) & (np.maximum(log_pi, log_mu) <= HIGHEST_LOG_PROB)
+        if entropy is not None:
+            usable &= np.isfinite(entropy)
+        counts = Sums(
+            compared=float(len(log_pi)),
+            nonfinite=float((~usable).sum()),
+            missing_mu=float(missing_mu.sum()),
+            with_entropy=0.0 if entropy is None else float(len(entropy)),
+        )
         if not usable.size or not usable.all():
-            return sums
+            return counts
+        lengths = layout.lengths
         pair = TokenPair(Sequences.of_lengths(lengths[lengths > 0]), log_pi, log_mu, entropy_pi=entropy)
-        sums = replace(sums, pair=PairTotals.of(pair))
         if entropy is None:
-            return sums
+            return replace(counts, pair=PairTotals.of(pair))
         return replace(
-            sums,
+            counts,
+            pair=PairTotals.of(pair),
             temperature=TemperatureTotals.of(pair.diff, log_pi, entropy),
             surprise=SurpriseTotals.of(log_pi, entropy),
         )

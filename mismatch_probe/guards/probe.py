@@ -11,6 +11,9 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.divergence import k3_terms
 from mismatch_probe.stats.sequences import Floats
 
+Sides = tuple[Floats, Floats]
+"""log pi and log mu [T]."""
+
 _LEAST_DOUBT: Final = 1e-3
 """1 - p of a token; a log-prob closer to 0 has no digits in FP32 for the error of a 16-bit logit."""
 _SMALLEST_K3: Final = 1e-12
@@ -30,7 +33,7 @@ class Probe:
     log_mu: ArrayLike
     mask: ArrayLike | None = None
 
-    def tokens(self) -> tuple[Floats, Floats]:
+    def tokens(self) -> Sides:
         """log pi and log mu [T].
 
         Raises:
@@ -47,13 +50,17 @@ class Probe:
 class Probed:
     """What earlier probes said. last: of the step before; verified: of the last one whose answer was not stale."""
 
-    last: tuple[Floats, Floats] | None = None
-    verified: tuple[Floats, Floats] | None = None
+    last: Sides | None = None
+    verified: Sides | None = None
     canary_k3: float | None = None
 
     def take(self, probe: Probe) -> Metrics:
-        """Metrics of `sync/` and `update/policy_shift_k3`, as in docs/train-metrics.md; without digests of weights the
-        engine counts as unchanged where it repeats its log-probs bit for bit although pi has moved.
+        """Metrics of a probe after the weights were sent.
+
+        `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did before, although pi has moved since.
+        `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the first probe's,
+        and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between pi before and
+        after the last update.
         """
         log_pi, log_mu = probe.tokens()
         now = log_pi, log_mu
@@ -77,8 +84,8 @@ class Probed:
     def state(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "last": None if self.last is None else [side.tolist() for side in self.last],
-            "verified": None if self.verified is None else [side.tolist() for side in self.verified],
+            "last": _as_json(self.last),
+            "verified": _as_json(self.verified),
             "canary_k3": self.canary_k3,
         }
 
@@ -86,11 +93,15 @@ class Probed:
     def of_state(cls, state: Mapping[str, Any] | None) -> Self:
         if state is None:
             return cls()
-        last, verified = (
-            None if sides is None else (np.array(sides[0]), np.array(sides[1]))
-            for sides in (state["last"], state["verified"])
-        )
-        return cls(last, verified, state["canary_k3"])
+        return cls(_from_json(state["last"]), _from_json(state["verified"]), state["canary_k3"])
+
+
+def _as_json(sides: Sides | None) -> dict[str, list[float]] | None:
+    return None if sides is None else {"log_pi": sides[0].tolist(), "log_mu": sides[1].tolist()}
+
+
+def _from_json(saved: Mapping[str, list[float]] | None) -> Sides | None:
+    return None if saved is None else (np.array(saved["log_pi"]), np.array(saved["log_mu"]))
 
 
 def k3(log_ratio: Floats) -> float:

@@ -191,12 +191,13 @@ class RewardTotals(Totals):
 class Sums(Totals):
     """Of a step's responses on one rank, or on all.
 
-    nonfinite: tokens whose log-prob or entropy is missing or no number; missing_mu: without a log-prob of mu. While
-    there is one, nothing else is summed over that part's tokens. with_entropy: tokens whose entropy was given.
-    cut: responses that ended at the length limit, of the `cut_known` that it was told of.
+    compared: tokens of which both sides were given, with_entropy: and pi's entropy. nonfinite: of these, tokens with
+    something missing or no number; missing_mu: without a log-prob of mu. While there is one, nothing else is summed
+    over that part's tokens. cut: responses that ended at the length limit, of the `cut_known` that it was told of.
     """
 
     tokens: float = 0.0
+    compared: float = 0.0
     nonfinite: float = 0.0
     missing_mu: float = 0.0
     with_entropy: float = 0.0
@@ -224,9 +225,9 @@ class Sums(Totals):
         return metrics
 
     def _mismatch(self) -> Metrics:
-        if not self.tokens:
+        if not self.compared:
             return {}
-        with_entropy = self.with_entropy == self.tokens
+        with_entropy = self.with_entropy == self.compared
         values = self.pair.values()
         metrics = {
             f"mismatch/{name}": values[of_pair]
@@ -238,7 +239,7 @@ class Sums(Totals):
             usable = not self.nonfinite
             metrics["mismatch/temperature_fit"] = self.temperature.ratio
             metrics["mismatch/surprise_excess"] = self.surprise.excess if usable else math.nan
-            metrics["policy/entropy"] = self.surprise.entropies / self.tokens
+            metrics["policy/entropy"] = self.surprise.entropies / self.compared
         if self.nonfinite:
             metrics = dict.fromkeys(metrics, math.nan)
         counts = {"mismatch/nonfinite_tokens": self.nonfinite, "mismatch/missing_mu_tokens": self.missing_mu}

@@ -169,6 +169,14 @@ def test_an_engine_that_repeats_itself_while_the_policy_moves_is_stale() -> None
     assert fired(decisions[1].events) == {"stale-engine"}
 
 
+def test_a_batch_without_the_sampler_still_has_rewards_and_lengths() -> None:
+    metrics = batch(1, log_mu=None).measure().metrics()
+    assert {name.split("/")[0] for name in metrics} == {"reward", "response"}
+    assert metrics["response/length_mean"] == batch(1).measure().metrics()["response/length_mean"]
+    with pytest.raises(UsageError, match="says nothing of its tokens"):
+        Batch(rewards=[1.0]).measure()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -10,9 +10,10 @@ import torch
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.weight_digests import weight_digest
+from mismatch_probe.guards.probe import logit_error
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
-from mismatch_probe.train.weight_sync import WeightSync, logit_error
+from mismatch_probe.train.weight_sync import WeightSync
 from tests.train.model_engine import ModelEngine
 
 pytestmark = pytest.mark.usefixtures("process_group")

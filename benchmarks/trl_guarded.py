@@ -1,0 +1,226 @@
+"""GRPOTrainer with guards: are our metrics TRL's, are faults caught before the update, and what does it cost?
+
+    pip install --no-deps trl==1.16.0
+    python -m benchmarks.trl_guarded --out reports/adapters.md
+
+Each run has a process of its own: 20 steps with guards and nothing wrong, one for each fault, which begins at its step,
+and for the cost the same run with and without guards, in processor seconds of whole steps. A guarded run is not told of
+the fault. "Weights at that step" says whether any weight of the policy changed in the step that the guard decided on.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.trl_trainer import SAMPLES, demo_trainer, solved
+from mismatch_probe import host
+
+STEPS = 20
+FAULT_AT = 6
+WARM_UP = 2
+COST_ROUNDS = 2
+SOURCE, PROMPTS, NEW_TOKENS = "sums:terms=3", 8, 48
+RATE = {"stale engine": 2e-4}
+FAULTS: Final = ("none", "stale engine", "temperature 0.7", "NaN reward")
+
+SAME: Final = {
+    "sampling/sampling_logp_difference/mean": "mismatch/abs_logprob_diff",
+    "sampling/sampling_logp_difference/max": "mismatch/abs_logprob_diff_max",
+    "sampling/importance_sampling_ratio/mean": "mismatch/is_ratio_mean",
+    "reward": "reward/mean",
+    "frac_reward_zero_std": "reward/flat_groups_share",
+    "completions/mean_length": "response/length_mean",
+    "completions/clipped_ratio": "response/truncated_share",
+    "learning_rate": "optim/learning_rate",
+    "grad_norm": "optim/grad_norm",
+}
+"""TRL's name: ours, where both mean the same. TRL's mean ratio is bounded at 3; these runs stay below."""
+
+
+def run(fault: str, folder: Path, *, guarded: bool) -> None:
+    """One run; what it logged and decided goes to `folder/run.json`."""
+    host.prepare_process()
+    import torch
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):
+        """Processor seconds of every step, and whether any weight changed in it."""
+
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+            self.moved: list[bool] = []
+
+        def on_step_begin(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+            self.before = [parameter.detach().clone() for parameter in model.parameters()]
+            self.since = time.process_time()
+
+        def on_step_end(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+            self.seconds.append(time.process_time() - self.since)
+            now = model.parameters()
+            self.moved.append(any(not torch.equal(*pair) for pair in zip(self.before, now, strict=True)))
+
+    steps, decisions = Steps(), list[dict[str, Any]]()
+
+    def reward(completions: list[Any], answer: list[str], **given: Any) -> list[float]:
+        rewards = solved(completions, answer, **given)
+        is_spoiled = fault == "NaN reward" and given["trainer_state"].global_step + 1 >= FAULT_AT
+        return [float("nan"), *rewards[1:]] if is_spoiled else rewards
+
+    trainer = demo_trainer(
+        folder,
+        steps=STEPS,
+        source=SOURCE,
+        prompts=PROMPTS,
+        new_tokens=NEW_TOKENS,
+        callbacks=[steps],
+        reward=reward,
+        learning_rate=RATE.get(fault, 1e-5),
+        logging_steps=1,
+        vllm_importance_sampling_mode="token_truncate",
+    )
+    if guarded:
+        from mismatch_probe.adapters.trl import guard
+
+        guards = guard(trainer, probe=True)
+        observe = guards.observe
+
+        def recorded(*given: Any, **named: Any) -> Any:
+            decision = observe(*given, **named)
+            told = {"step": decision.step, "guards": [event.guard for event in decision.events]}
+            said = str(decision.diagnosis) if decision.stop else ""
+            decisions.append({**told, "skip": decision.skip, "stop": decision.stop, "diagnosis": said})
+            return decision
+
+        guards.observe = recorded  # type: ignore[method-assign]
+    plant(fault, trainer)
+    trainer.train()
+    document = {
+        "logs": [log for log in trainer.state.log_history if "reward" in log],
+        "decisions": decisions,
+        "seconds": steps.seconds,
+        "moved": steps.moved,
+    }
+    (folder / "run.json").write_text(json.dumps(document))
+
+
+def plant(fault: str, trainer: Any) -> None:
+    """The faults that are not in the reward."""
+    generation = trainer.vllm_generation
+
+    def from_then_on(do: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        def chosen(*given: Any, **named: Any) -> Any:
+            return (instead if trainer.state.global_step + 1 >= FAULT_AT else do)(*given, **named)
+
+        return chosen
+
+    if fault == "stale engine":
+        generation.sync_weights = from_then_on(generation.sync_weights, lambda: None)
+    if fault == "temperature 0.7":
+        generate = generation.generate
+
+        def cooler(*given: Any, **named: Any) -> Any:
+            generation.temperature = 0.7
+            return generate(*given, **named)
+
+        generation.generate = from_then_on(generate, cooler)
+
+
+def in_its_process(fault: str, *, guarded: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        command = ["-m", "benchmarks.trl_guarded", "--inside", scratch, "--fault", fault]
+        command += [] if guarded else ["--unguarded"]
+        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+        document: dict[str, Any] = json.loads((Path(scratch) / "run.json").read_text())
+        return document
+
+
+def equal_rows(logs: list[dict[str, float]]) -> list[str]:
+    rows = []
+    for theirs, ours in SAME.items():
+        pairs = [(log[theirs], log[ours]) for log in logs if theirs in log and ours in log]
+        apart = max(abs(own - other) / max(abs(other), 1e-12) if other else abs(own) for other, own in pairs)
+        last = pairs[-1]
+        rows.append(f"| `{theirs}` | `{ours}` | {len(pairs)} | {last[0]:.6g} | {last[1]:.6g} | {apart:.1e} |")
+    return rows
+
+
+def fault_row(fault: str, document: dict[str, Any]) -> str:
+    fired = [decision for decision in document["decisions"] if decision["guards"]]
+    if not fired:
+        return f"| {fault} | - | no guard fired in {len(document['decisions'])} steps | - | - | - |"
+    first, last = fired[0], document["decisions"][-1]
+    skipped = [decision["step"] for decision in document["decisions"] if decision["skip"]]
+    moved = "unchanged" if skipped and not any(document["moved"][step - 1] for step in skipped) else "changed"
+    stopped = f"stopped at step {last['step']}" if last["stop"] else "went on"
+    by = f"{', '.join(first['guards'])}: {'update withheld' if first['skip'] else 'warned'}"
+    return f"| {fault} | {first['step']} | {by} | {moved} | {stopped} | {last['diagnosis'] or '-'} |"
+
+
+def median_seconds(guarded: bool) -> float:
+    return statistics.median(in_its_process("none", guarded=guarded)["seconds"][WARM_UP:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--inside", type=Path)
+    parser.add_argument("--fault", default="none", choices=FAULTS)
+    parser.add_argument("--unguarded", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.inside is not None:
+        run(options.fault, options.inside, guarded=not options.unguarded)
+        return
+    if find_spec("trl") is None:
+        sys.exit("TRL is not installed; run pip install --no-deps trl==1.16.0")
+    documents = {fault: in_its_process(fault, guarded=True) for fault in FAULTS}
+    seconds = [(median_seconds(True), median_seconds(False)) for _ in range(COST_ROUNDS)]
+    ratios = [guarded / plain - 1 for guarded, plain in seconds]
+    lines = [
+        "# Guards in TRL's own loop",
+        "",
+        "`python -m benchmarks.trl_guarded --out reports/adapters.md`: GRPOTrainer of TRL 1.16, vLLM in its process,",
+        f"the demo checkpoint in BF16, {PROMPTS} prompts x {SAMPLES} responses of up to {NEW_TOKENS} tokens a step,",
+        f"{STEPS} steps, on a CPU. Guards are switched on by `guard(trainer, probe=True)` and nothing else.",
+        "",
+        "## The same numbers",
+        "",
+        "Of the run with nothing wrong, what TRL logs beside what the guards see: at the last step, and the largest",
+        "relative difference at any step.",
+        "",
+        "| TRL | mismatch-probe | steps | TRL's | ours | most apart |",
+        "|---|---|---|---|---|---|",
+        *equal_rows(documents["none"]["logs"]),
+        "",
+        "## Faults",
+        "",
+        f"Each begins at step {FAULT_AT}. Weights: of the policy, in the steps whose update was withheld.",
+        "",
+        "| fault | first seen at step | by | weights | the run | diagnosis |",
+        "|---|---|---|---|---|---|",
+        *(fault_row(fault, document) for fault, document in documents.items()),
+        "",
+        "## Cost",
+        "",
+        "Processor time of a step with guards and the probe over that of one without, medians of steps after the first "
+        f"{WARM_UP},",
+        f"each pair of runs in turn: {', '.join(f'{100 * ratio:+.1f} %' for ratio in ratios)} "
+        f"({seconds[-1][0]:.2f} s against {seconds[-1][1]:.2f} s in the last pair).",
+        "",
+    ]
+    text = "\n".join(lines)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""slime: a function for `--rollout-data-postprocess-path`, called on every rank before it trains on a rollout.
+
+    --rollout-data-postprocess-path mismatch_probe.adapters.slime.guard_rollout
+
+Guards see both sides' log-probs of the whole rollout. To skip is to mask every token out of the loss, so the gradient
+is 0; Adam's momentum still moves the weights a little. To stop is to raise `TrainingStopped`, on every rank. The file
+that `MISMATCH_PROBE_GUARDS` names replaces the default guards. Read in slime 624b824a.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.sums import RewardTotals, Sums
+
+CAN: Final = ("skip", "stop")
+"""What this adapter carries out."""
+
+GUARDS_FILE: Final = "MISMATCH_PROBE_GUARDS"
+
+logger = logging.getLogger(__name__)
+
+
+def guard_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
+    """Decide on a rollout: the same on every rank, since each adds up what all have measured.
+
+    Raises:
+        TrainingStopped: a guard ended the run; the message is its diagnosis.
+    """
+    own = _sums(rollout_data)
+    if is_first():
+        own = replace(own, rewards=_rewards(args, rollout_data))
+    decision = guards().observe(Sums.of_arrays(of_ranks(own.to_array())), step=rollout_id + 1)
+    if decision.events and is_first():
+        logger.warning("%s", decision)
+    if decision.stop:
+        raise TrainingStopped(str(decision.diagnosis))
+    if decision.skip:
+        rollout_data["loss_masks"] = [torch.zeros_like(mask) for mask in rollout_data["loss_masks"]]
+
+
+@cache
+def guards() -> Guards:
+    """Those of this process, which remember the run."""
+    path = os.environ.get(GUARDS_FILE)
+    return Guards.default(can=CAN) if path is None else Guards.from_file(path, can=CAN)
+
+
+def _sums(rollout_data: dict[str, Any]) -> Sums:
+    """Of the responses that this rank stands for: the last pipeline stage holds the log-probs, and of the ranks that
+    share responses the first counts them.
+    """
+    log_pi, log_mu = (_whole(rollout_data, name) for name in ("log_probs", "rollout_log_probs"))
+    if not _counts() or not rollout_data["loss_masks"]:
+        return Sums()
+    truncated = rollout_data.get("truncated")
+    return Batch(log_pi, log_mu, rows_of(rollout_data["loss_masks"]), truncated=truncated).measure()
+
+
+def _whole(rollout_data: dict[str, Any], name: str) -> list[Any] | None:
+    """A column whose responses may be spread over the ranks of context parallelism; None where it is not recorded."""
+    values = rollout_data.get(name)
+    if not values:
+        return None
+    if dist.is_initialized() and _parallel().get_context_parallel_world_size() > 1:
+        from slime.backends.megatron_utils.cp_utils import all_gather_with_cp
+
+        lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+        values = [all_gather_with_cp(row, *of_row) for row, of_row in zip(values, lengths, strict=True)]
+    return rows_of(values)
+
+
+def rows_of(values: Sequence[torch.Tensor]) -> list[Any]:
+    return [row.detach().cpu().double().numpy() for row in values]
+
+
+def _rewards(args: Any, rollout_data: dict[str, Any]) -> RewardTotals:
+    """Of the whole rollout, which every rank holds, prompt after prompt."""
+    rewards = rollout_data.get("raw_reward")
+    if rewards is None:
+        return RewardTotals()
+    return RewardTotals.of(np.asarray(rewards, dtype=np.float64), np.arange(len(rewards)) // args.n_samples_per_prompt)
+
+
+def _parallel() -> Any:
+    from megatron.core import mpu
+
+    return mpu
+
+
+def _counts() -> bool:
+    if not dist.is_initialized():
+        return True
+    mpu = _parallel()
+    shared = mpu.get_tensor_model_parallel_rank(), mpu.get_context_parallel_rank()
+    return bool(mpu.is_pipeline_last_stage()) and shared == (0, 0)
+
+
+def is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def of_ranks(array: Any) -> list[Any]:
+    if not dist.is_initialized():
+        return [array]
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, array)
+    return rows

@@ -1,0 +1,246 @@
+"""TRL's GRPOTrainer: guards see a batch before its update, withhold the update, lower the rate, and end the run.
+
+    from mismatch_probe.adapters.trl import guard
+
+    guard(trainer)          # a GRPOTrainer, before trainer.train()
+
+Every metric joins TRL's own logs. Read in TRL 1.16; where a method that it needs has another name, `guard` says so.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from transformers import TrainerCallback
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.loop_decision import Decision
+from mismatch_probe.guards.probe import Probe
+from mismatch_probe.guards.sums import RewardTotals, Sums
+
+CAN: Final = ("skip", "stop", "lower_learning_rate")
+"""What this adapter carries out."""
+
+_LOOKED_INTO: Final = (
+    "_generate_and_score_completions",
+    "_calculate_rewards",
+    "_get_per_token_logps_and_entropies",
+    "_get_grad_norm",
+    "training_step",
+)
+_PROBED_RESPONSES: Final = 8
+_PROBED_TOKENS: Final = 64
+
+logger = logging.getLogger(__name__)
+
+
+def guard(trainer: Any, guards: Guards | None = None, *, probe: bool = False) -> Guards:
+    """Let guards watch a GRPOTrainer; those of docs/guards.md unless others are given.
+
+    probe: after each weight sync a few tokens of the first batch go through vLLM and the policy, so that an engine that
+    was not sent the weights is seen at once; for vLLM in this process (`vllm_mode="colocate"`) that never sleeps.
+
+    Raises:
+        UsageError: the trainer is none of those that this was written for, or cannot do what is asked.
+    """
+    missing = [name for name in _LOOKED_INTO if not hasattr(trainer, name)]
+    if missing:
+        raise UsageError(
+            f"this {type(trainer).__name__} has no {', '.join(missing)}, which TRL 1.16's GRPOTrainer has; use that "
+            "version, or give the batch to mp.Guards yourself"
+        )
+    if trainer.is_deepspeed_enabled:
+        raise UsageError(
+            "DeepSpeed keeps the gradients to itself, so no update can be withheld; use FSDP, or mp.Guards"
+        )
+    generation = getattr(trainer, "vllm_generation", None)
+    if probe and (generation is None or generation.mode != "colocate" or generation.enable_sleep_mode):
+        raise UsageError('probe=True needs vllm_mode="colocate" without vllm_enable_sleep_mode; leave one of them out')
+    guards = Guards.default(can=CAN) if guards is None else guards
+    trainer.add_callback(_GuardCallback(trainer, guards, probes=probe))
+    return guards
+
+
+class _GuardCallback(TrainerCallback):
+    """Listens to the trainer's own methods; decides once a batch, before the first optimizer step that learns from it.
+
+    Every rank gathers what all ranks measured, so all decide the same.
+    """
+
+    def __init__(self, trainer: Any, guards: Guards, *, probes: bool) -> None:
+        self._trainer = trainer
+        self._guards = guards
+        self._entropies: torch.Tensor | None = None
+        self._rewards: torch.Tensor | None = None
+        self._batch: Sums | None = None
+        self._losses: list[float] = []
+        self._grad_norm = float("nan")
+        self._decision: Decision | None = None
+        self._probed_ids: list[list[int]] = []
+        self._probe: Probe | None = None
+        self._listen("_get_per_token_logps_and_entropies", self._with_entropies)
+        self._listen("_calculate_rewards", self._keep_rewards)
+        self._listen("_generate_and_score_completions", self._measure)
+        self._listen("training_step", self._keep_loss)
+        self._listen("_get_grad_norm", self._keep_grad_norm)
+        if probes:
+            self._generate = trainer.vllm_generation.generate
+            trainer.vllm_generation.generate = self._probe_and_generate
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The gradients are there and the optimizer has not stepped."""
+        loss, grad_norm = (float(np.mean(values)) for values in zip(*_of_ranks(self._learnt()), strict=True))
+        rate = self._trainer.optimizer.param_groups[0]["lr"]
+        if self._batch is not None:
+            probe, self._probe = self._probe, None
+            self._decision = self._guards.observe(
+                self._batch, probe=probe, loss=loss, grad_norm=grad_norm, learning_rate=rate
+            )
+            self._batch = None
+        elif self._decision is not None:
+            learnt = {"optim/loss": loss, "optim/grad_norm": grad_norm}
+            later = self._guards.judge_update(self._decision.step, learnt)
+            self._decision = self._decision.followed_by(later)
+        if self._decision is not None:
+            self._act(self._decision, kwargs["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self._decision is not None and self._decision.stop:
+            control.should_training_stop = True
+        return control
+
+    def _act(self, decision: Decision, model: torch.nn.Module) -> None:
+        trainer = self._trainer
+        if decision.events:
+            logger.warning("%s", decision)
+        for name, value in {**decision.metrics, "guards/firings": float(len(decision.events))}.items():
+            trainer._metrics["train"][name].append(value)
+        if decision.factor != 1:
+            trainer.lr_scheduler.base_lrs = [decision.factor * rate for rate in trainer.lr_scheduler.base_lrs]
+            for group in trainer.optimizer.param_groups:
+                group["lr"] *= decision.factor
+        if decision.skip:
+            for parameter in model.parameters():
+                parameter.grad = None
+
+    def _listen(self, name: str, heard: Callable[..., Any]) -> None:
+        """Have `heard` called in place of a method of the trainer, with that method as its first argument."""
+        method = getattr(self._trainer, name)
+        setattr(self._trainer, name, lambda *args, **kwargs: heard(method, *args, **kwargs))
+
+    def _with_entropies(self, score: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """The first pass over a batch is pi's before the update; its entropies are asked for as well."""
+        if self._rewards is not None or self._entropies is not None or torch.is_grad_enabled():
+            return score(model, *args, **kwargs)
+        scored = score(model, *args, **{**kwargs, "compute_entropy": True})
+        self._entropies = scored[1]
+        return scored
+
+    def _keep_rewards(self, calculate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Of all ranks [responses, functions]."""
+        self._rewards = calculate(*args, **kwargs)
+        return self._rewards
+
+    def _measure(self, generate: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._rewards = self._entropies = None
+        output = generate(inputs, *args, **kwargs)
+        if self._trainer.model.training:
+            self._decision, self._losses = None, []
+            own = self._sums(output)
+            self._batch = Sums.of_arrays(_of_ranks(own.to_array()))
+            self._choose_probed(output)
+        return output
+
+    def _sums(self, output: dict[str, torch.Tensor]) -> Sums:
+        """Of this rank's responses; of all rewards on the first rank, since groups may lie across ranks."""
+        mask = output["completion_mask"]
+        lengths = mask.sum(1)
+        last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+        ends = torch.tensor([*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id])
+        batch = Batch(
+            output.get("old_per_token_logps"),
+            output.get("sampling_per_token_logps"),
+            mask * output["tool_mask"] if "tool_mask" in output else mask,
+            entropy=self._entropies,
+            truncated=(lengths == 0) | ~torch.isin(last, ends.to(last.device)),
+        )
+        return replace(batch.measure(), rewards=self._reward_totals())
+
+    def _reward_totals(self) -> RewardTotals:
+        """As TRL adds the functions up; NaN where none of them gave a number."""
+        rewards = self._rewards
+        if rewards is None or not self._trainer.accelerator.is_main_process:
+            return RewardTotals()
+        total = (rewards * self._trainer.reward_weights.to(rewards.device)).nansum(1)
+        total[rewards.isnan().all(1)] = torch.nan
+        groups = np.arange(len(total)) // self._trainer.num_generations
+        return RewardTotals.of(total.double().cpu().numpy(), groups)
+
+    def _keep_loss(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loss = train(*args, **kwargs)
+        self._losses.append(float(loss))
+        return loss
+
+    def _keep_grad_norm(self, norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        grad_norm = norm(*args, **kwargs)
+        self._grad_norm = float(grad_norm)
+        return grad_norm
+
+    def _learnt(self) -> tuple[float, float]:
+        """Loss and gradient norm of this update on this rank."""
+        loss, self._losses = sum(self._losses), []
+        return loss, self._grad_norm
+
+    def _choose_probed(self, output: dict[str, torch.Tensor]) -> None:
+        if hasattr(self, "_generate") and not self._probed_ids:
+            rows = zip(output["completion_ids"].tolist(), output["completion_mask"].sum(1).tolist(), strict=True)
+            kept = [ids[: min(length, _PROBED_TOKENS)] for ids, length in rows if length > 1]
+            self._probed_ids = kept[:_PROBED_RESPONSES]
+            self._probe = self._probed()
+
+    def _probe_and_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights were just sent, or ought to be."""
+        if self._probed_ids and self._trainer.model.training:
+            self._probe = self._probed()
+        return self._generate(*args, **kwargs)
+
+    def _probed(self) -> Probe:
+        """The probe's tokens under the engine and the policy, of all ranks."""
+        from vllm import SamplingParams
+
+        asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        answers = self._trainer.vllm_generation.llm.generate(
+            [{"prompt_token_ids": ids} for ids in self._probed_ids], sampling_params=asked, use_tqdm=False
+        )
+        log_mu = [
+            [places[token].logprob for places, token in zip(answer.prompt_logprobs[1:], ids[1:], strict=True)]
+            for answer, ids in zip(answers, self._probed_ids, strict=True)
+        ]
+        rows = _of_ranks((self._log_pi(), log_mu))
+        return Probe([row for pi, _ in rows for row in pi], [row for _, mu in rows for row in mu])
+
+    @torch.no_grad()
+    def _log_pi(self) -> list[list[float]]:
+        """At temperature 1, as an engine scores a prompt."""
+        trainer, longest = self._trainer, max(map(len, self._probed_ids))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in self._probed_ids], device=trainer.model.device)
+        lengths = [len(row) for row in self._probed_ids]
+        mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long().to(ids.device)
+        temperature, trainer.temperature = trainer.temperature, 1.0
+        held, self._entropies = self._entropies, torch.empty(0)
+        try:
+            scored, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest - 1)
+        finally:
+            trainer.temperature, self._entropies = temperature, held
+        return [row[: length - 1] for row, length in zip(scored.tolist(), lengths, strict=True)]
+
+
+def _of_ranks(value: Any) -> list[Any]:
+    gathered: list[Any] = gather_object([value])
+    return gathered

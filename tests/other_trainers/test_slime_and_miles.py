@@ -1,0 +1,105 @@
+"""The functions that slime and miles call by their paths, on rollouts as they hand them over."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mismatch_probe.adapters import miles, slime  # noqa: E402
+from mismatch_probe.errors import TrainingStopped  # noqa: E402
+from tests.guards.steps import RESPONSES, batch  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
+
+SLIME_ARGS = SimpleNamespace(n_samples_per_prompt=4)
+MILES_ARGS = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
+
+
+@pytest.fixture(autouse=True)
+def _new_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(slime.GUARDS_FILE, raising=False)
+    slime.guards.cache_clear()
+    monkeypatch.setattr(miles, "_ROLLOUT", miles._Rollout())
+
+
+def rollout(step: int, **changed: Any) -> dict[str, Any]:
+    """As slime has it: a list of 1-D tensors a column, rewards of the whole rollout."""
+    whole = batch(step, **changed)
+    mask = np.asarray(whole.mask)
+
+    def rows(values: Any) -> list[Any]:
+        return [torch.tensor(row[kept], dtype=torch.float32) for row, kept in zip(values, mask, strict=True)]
+
+    return {
+        "log_probs": rows(whole.log_pi),
+        "rollout_log_probs": rows(whole.log_mu),
+        "loss_masks": [torch.ones(int(kept.sum())) for kept in mask],
+        "raw_reward": list(whole.rewards),
+        "truncated": [int(cut) for cut in whole.truncated],
+    }
+
+
+def test_slime_trains_on_what_is_sound_and_on_nothing_of_what_is_not() -> None:
+    for step in range(4):
+        data = rollout(step)
+        slime.guard_rollout(SLIME_ARGS, step, data)
+        assert all(mask.all() for mask in data["loss_masks"])
+    for step in (4, 5):
+        data = rollout(step, rewards=[float("nan")] * RESPONSES)
+        slime.guard_rollout(SLIME_ARGS, step, data)
+        assert not any(mask.any() for mask in data["loss_masks"])
+    with pytest.raises(TrainingStopped, match="reward"):
+        slime.guard_rollout(SLIME_ARGS, 6, rollout(6, rewards=[float("nan")] * RESPONSES))
+
+
+def test_slime_without_the_trainer_s_log_probs_still_sees_the_rewards() -> None:
+    data = rollout(0)
+    del data["log_probs"]
+    slime.guard_rollout(SLIME_ARGS, 0, data)
+    on = {guard.name for guard in slime.guards().explain() if guard.is_on}
+    assert "reward-nonfinite" in on
+    assert "mismatch-limit" not in on
+
+
+def test_miles_corrects_as_its_own_function_does_and_sees_both_sides() -> None:
+    data = rollout(1)
+    loss, masks, metrics = micro_batch(data)
+    ratio = torch.exp(torch.cat(data["log_probs"]) - torch.cat(data["rollout_log_probs"]))
+    assert torch.allclose(loss, ratio.clamp(0.0, 2.0))
+    assert masks is data["loss_masks"]
+    assert set(metrics) == {"tis", "tis_clipfrac", "tis_abs"}
+    miles.decide(MILES_ARGS)
+    assert slime.guards().explain().guards[0].is_on is not None
+
+
+def test_miles_skips_a_rollout_after_a_fault_of_two_rollouts_and_ends_a_run_that_stays_ill() -> None:
+    """The mismatch is too large from rollout 2 on; miles shows each one when the next begins."""
+    said = []
+    for step in range(10):
+        try:
+            miles.decide(MILES_ARGS)
+        except TrainingStopped:
+            said.append("stopped")
+            break
+        loss, masks, _ = micro_batch(rollout(step, noise=0.6 if step >= 2 else 0.01))
+        masked = not any(mask.any() for mask in masks)
+        assert masked == (not loss.any())
+        said.append("skipped" if masked else "learnt")
+    assert said == ["learnt", "learnt", "learnt", "learnt", "skipped", "learnt", "skipped", "learnt", "stopped"]
+
+
+def micro_batch(data: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+    num_tokens = sum(len(row) for row in data["log_probs"])
+    return miles.truncate(
+        MILES_ARGS,
+        pg_loss=torch.ones(num_tokens),
+        train_log_probs=data["log_probs"],
+        rollout_log_probs=data["rollout_log_probs"],
+        loss_masks=data["loss_masks"],
+        total_lengths=[],
+        response_lengths=[],
+        parallel_state=None,
+    )

@@ -1,0 +1,91 @@
+"""TRL's GRPOTrainer without vLLM, on the demo checkpoint: rewards, lengths, losses and updates are real."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("trl", reason="TRL is not installed")
+
+from mismatch_probe.adapters.trl import guard  # noqa: E402
+from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT  # noqa: E402
+from mismatch_probe.errors import UsageError  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+STEPS = 6
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    def made(reward: Callable[..., list[float]], **given: Any) -> Any:
+        rows = [{"prompt": f"{number}+1="} for number in range(8)]
+        config = GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=8,
+            max_steps=STEPS,
+            learning_rate=1e-4,
+            logging_steps=1,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            **given,
+        )
+        return GRPOTrainer(str(DEMO_CHECKPOINT), reward, args=config, train_dataset=Dataset.from_list(rows))
+
+    yield made
+    logging.getLogger("mismatch_probe").handlers.clear()
+
+
+def weights(trainer: Any) -> list[Any]:
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def distinct(completions: list[Any], **_: Any) -> list[float]:
+    return [float(number) for number in range(len(completions))]
+
+
+def test_without_vllm_the_sampler_s_guards_are_off_and_the_others_log(trainer: Callable[..., Any]) -> None:
+    made = trainer(distinct)
+    guards = guard(made)
+    made.train()
+    logs = [log for log in made.state.log_history if "reward" in log]
+    assert len(logs) == STEPS
+    assert all(log["reward/mean"] == pytest.approx(log["reward"]) for log in logs)
+    assert all(log["optim/grad_norm"] == pytest.approx(log["grad_norm"]) for log in logs)
+    assert "mismatch-limit" in guards.off
+    assert "reward-nonfinite" not in guards.off
+
+
+def test_rewards_that_are_no_numbers_move_nothing_and_end_the_run(trainer: Callable[..., Any]) -> None:
+    made = trainer(lambda completions, **_: [float("nan")] * len(completions))
+    guard(made)
+    before = weights(made)
+    made.train()
+    assert made.state.global_step == 2
+    assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
+
+
+def test_several_updates_of_a_batch_are_all_withheld(trainer: Callable[..., Any]) -> None:
+    made = trainer(lambda completions, **_: [float("nan")] * len(completions), num_iterations=2)
+    guard(made)
+    before = weights(made)
+    made.train()
+    assert made.state.global_step < STEPS
+    assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
+
+
+def test_what_the_trainer_cannot_do_is_one_sentence(trainer: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match=r"probe=True needs vllm_mode=.colocate."):
+        guard(trainer(distinct), probe=True)
+    with pytest.raises(UsageError, match="this object has no _generate_and_score_completions"):
+        guard(object())
