@@ -18,7 +18,7 @@ test: lint ## Set up and run every check and test
 	$(PYTEST); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
 
-test-fast: $(READY) ## The tests that start no engine
+test-fast: $(READY) ## The tests that take less than half a second each and start no engine
 	$(PYTEST) -m "not slow"
 
 check: lint types ## Lint, types, import contract

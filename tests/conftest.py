@@ -80,10 +80,14 @@ def is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
+LONGEST: Final = ("test_killed", "test_training_faults", "test_train_command", "test_compare", "test_sides_end_to_end")
+"""Files of more than half a minute of processor time."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no worker is left with one of them when the others have ended."""
+    """The longest files come first, then all with slow tests: no worker is left with one when the others have ended."""
     slow = {item.path for item in items if is_slow(item)}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in slow))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -57,6 +57,7 @@ def test_a_reference_of_16_bits_is_refused() -> None:
         ReferenceSettings(dtype="bf16")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_new_format_is_written_in_three_files() -> None:
     listing = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if _lists_formats(path.read_text())}
     assert listing - {"dtypes.py"} == LISTING - {"dtypes.py"}

@@ -96,6 +96,7 @@ print(multiply(range(200, 500)) - few)
 """
 
 
+@pytest.mark.slow
 @ON_LINUX
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 def test_products_of_ever_new_shapes_leave_nothing_behind() -> None:

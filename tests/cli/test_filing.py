@@ -39,6 +39,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
+@pytest.mark.slow
 def test_headroom_of_a_run_is_filed_with_it_and_on_its_page(run: RunDirectory, command_line: CommandLine) -> None:
     ended = command_line("headroom", "--run", run.path, *SMALL, "--json")
     assert ended.code == 0, ended.stderr

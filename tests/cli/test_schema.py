@@ -53,6 +53,7 @@ def test_an_unknown_document_is_a_sentence(command_line: CommandLine) -> None:
     assert "'sumary' is no document with a schema; give one of summary" in ended.stderr
 
 
+@pytest.mark.slow
 def test_what_the_commands_write_agrees_with_the_schemas(tmp_path: Path, command_line: CommandLine) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=32), with_summary=True)
     again = simulated_run(tmp_path / "again", Simulation(num_prompts=32, noise_seed=1))

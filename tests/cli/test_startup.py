@@ -43,6 +43,7 @@ def without_engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
     return json.loads(answer.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_the_engines_a_command_says_what_to_install(
     command: str, without_engines: dict[str, tuple[int, str]]

@@ -84,6 +84,7 @@ def _content(file: IO[str]) -> str:
     return file.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", TO_NOBODY.values(), ids=TO_NOBODY)
 @pytest.mark.parametrize(("checks", "code"), [(GOOD, 0), (BAD, 1)], ids=["pass", "fail"])
 def test_a_gate_ends_with_its_answer_where_nobody_reads_what_people_read(
@@ -117,6 +118,7 @@ def test_what_was_asked_for_and_cannot_be_delivered_is_a_sentence(
     assert "Exception ignored" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_of_a_document_that_goes_away_is_no_failed_gate(run: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mismatch_probe", "report", str(run), "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -129,6 +131,7 @@ def test_a_reader_of_a_document_that_goes_away_is_no_failed_gate(run: Path, tmp_
     assert "Exception ignored" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])
 def test_everything_closed_is_the_true_code_and_no_file_takes_the_place_of_a_stream(
     run: Path, tmp_path: Path, probe: Words, forked: bool

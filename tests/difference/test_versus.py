@@ -75,6 +75,7 @@ def test_independent_samples_have_the_variance_of_both() -> None:
     assert (high - low) / 2 == pytest.approx(np.hypot(*halves), rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
     for repeat in range(200):

@@ -39,6 +39,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     return json.loads(answer.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["gate", "diff", "report"])
 def test_no_engine_is_needed(command: str, answers: dict[str, tuple[int, str]]) -> None:
     code, said = answers[command]

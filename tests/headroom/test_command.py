@@ -14,6 +14,7 @@ from tests.tiny_models import make_checkpoint
 SMALL = ("--prompts", "sums:easy", "--num-prompts", 2, "--samples-per-prompt", 2, "--max-new-tokens", 8)
 
 
+@pytest.mark.slow
 def test_one_document_on_stdout_and_the_same_in_the_folder(tmp_path: Path, command_line: CommandLine) -> None:
     folder = make_checkpoint(tmp_path / "m")
     ended = command_line("headroom", "--model", folder, *SMALL, "--out", tmp_path / "out", "--json")
@@ -82,6 +83,7 @@ def test_a_folder_that_holds_something_is_not_reused(tmp_path: Path, command_lin
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_screen_says_what_the_document_says(tmp_path: Path, width: int) -> None:
     found = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))

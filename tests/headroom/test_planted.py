@@ -13,6 +13,8 @@ from mismatch_probe.records.headroom import HeadroomCode
 from tests.headroom.planted import examined, planted
 from tests.tiny_models import FAMILIES, make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
 
 
@@ -178,7 +180,6 @@ def test_stand_in_rewards_are_said_to_be(tmp_path: Path) -> None:
     assert found.gradients.norm > 0
 
 
-@pytest.mark.slow
 def test_the_demo_checkpoint_fits_with_its_own_rewards() -> None:
     found = examined("demo", prompts=HeadroomPrompts(num_prompts=4), sampling=HeadroomSampling())
     assert found.verdict.code in FITS

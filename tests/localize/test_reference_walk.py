@@ -42,6 +42,7 @@ def twice(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> C
     return held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_side_twice_is_exactly_zero(twice: Callable[[str], Held], family: str) -> None:
     held = twice(family)
@@ -78,6 +79,7 @@ def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Chec
             assert by_channel == tokens[0] + tokens[1] + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_fp32_side_errs_as_sums_in_another_order_do(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     bench = Bench(checkpoint(family), tmp_path, dtype=Dtype.FP32)
@@ -123,6 +125,7 @@ def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_
         assert np.array_equal(one.logprobs, other.logprobs)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("llama"), tmp_path)
     before = dict(ALL_ATTENTION_FUNCTIONS._local_mapping)
@@ -131,6 +134,7 @@ def test_nothing_is_left_behind_on_the_model(checkpoint: Checkpoint, tmp_path: P
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in bench.model.modules())
 
 
+@pytest.mark.slow
 def test_other_experts_are_counted_where_routers_differ(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("qwen3-moe"), tmp_path)
     bench.record("clean")

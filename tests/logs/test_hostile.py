@@ -101,6 +101,7 @@ def test_a_line_that_is_too_long_is_not_read_to_its_end(log, monkeypatch):
     assert "longer than" in refused(path)
 
 
+@pytest.mark.slow
 def test_a_line_of_10_gigabytes_is_refused_in_little_memory(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(ROW) + "\n{")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STARTS = 6
 ROUNDS = 15
 START = """
@@ -39,6 +41,7 @@ for child in children:
 """
 
 
+@pytest.mark.slow
 def test_of_many_starts_at_once_one_gets_the_directory(tmp_path: Path) -> None:
     words = [sys.executable, "-c", START, str(tmp_path), str(STARTS), str(ROUNDS)]
     ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)

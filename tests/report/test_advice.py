@@ -43,6 +43,7 @@ def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], 
     assert [pair.verdict.advice for pair in summary.pairs] == [expected]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one two")
     with run.created():

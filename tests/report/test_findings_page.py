@@ -82,6 +82,7 @@ def test_what_a_part_costs_is_told_in_words(slower: float, words: str) -> None:
     assert sentence.endswith(f"of the token KL and {words}")
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:
     summary, manifest = samples.summary(PAIR), samples.manifest(PAIR)
     alone = render_html(summary, manifest)
@@ -92,6 +93,7 @@ def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:
     assert "<code>headroom.json</code>" in page
 
 
+@pytest.mark.slow
 def test_filed_documents_reach_the_report_of_their_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.write_summary(samples.summary(PAIR))

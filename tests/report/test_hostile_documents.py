@@ -65,6 +65,7 @@ def test_what_headroom_and_localize_file(document: BaseModel, payload: str) -> N
     assert_acts_not(render_document(attacked(document, payload)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", [PAYLOADS["formula"], "".join(PAYLOADS.values())], ids=["formula", "all"])
 def test_what_a_run_files(payload: str) -> None:
     small = samples.summary(PAIR, samples.Simulation(num_responses=16, longest=64))

@@ -83,6 +83,7 @@ def parsed(page: str) -> Structure:
     return found
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(page: str) -> None:
     assert render_html(samples.summary(), samples.manifest()) == page
 
@@ -301,6 +302,7 @@ def test_no_two_rules_drawn_look_alike() -> None:
         assert rule.name not in STYLES or rule.by_length
 
 
+@pytest.mark.slow
 def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(num_responses=8))
     section = _section(render_html(summary, samples.manifest()), "corrections")
@@ -325,6 +327,7 @@ def test_the_page_of_the_largest_run_stays_small() -> None:
     assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES_OF_MANY_PAIRS
 
 
+@pytest.mark.slow
 def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir(parents=True)
@@ -345,6 +348,7 @@ def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
         write_report(RunDirectory(tmp_path))
 
 
+@pytest.mark.slow
 def test_where_to_look_and_what_else_was_seen_are_set_and_not_spelt_out() -> None:
     page = render_html(samples.summary(simulation=samples.Simulation(bug_nats=2.0)), samples.manifest())
     assert '<li><a href="#length">Along the response</a>: ' in page

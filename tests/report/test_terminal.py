@@ -31,6 +31,7 @@ def printed(summary: Summary, *, width: int = 80, terminal: bool = False) -> str
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulation", [samples.Simulation(), samples.Simulation(bug_nats=2.0)], ids=["clean", "bug"])
 def test_every_number_of_the_terminal_stands_on_the_page(simulation: samples.Simulation) -> None:
     summary = samples.summary(CROSSED, simulation)

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.page import render_html
@@ -39,6 +41,7 @@ def test_a_response_that_holds_the_worst_tokens_is_named() -> None:
     )
 
 
+@pytest.mark.slow
 def test_only_a_verdict_of_a_bug_or_doubt_says_where_to_look() -> None:
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
     assert "Where to look" in render_html(samples.summary(pairs, BUG), samples.manifest(pairs))

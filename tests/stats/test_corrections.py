@@ -153,6 +153,7 @@ def test_masking_rejects_what_truncation_only_bounds():
     assert not rules["sequence_mask_2"].clipped.any()
 
 
+@pytest.mark.slow
 @given(small_pairs())
 @settings(max_examples=50, deadline=None)
 def test_every_correction_stays_in_range_and_its_bias_below_its_bound(pair: TokenPair):

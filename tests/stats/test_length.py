@@ -76,6 +76,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_start_of_the_responses_foretells_the_budget_of_long_ones(sizes: npt.NDArray[np.float64]):
     pair = pair_of_sizes(600, sizes)

@@ -180,6 +180,7 @@ def test_cutting_sequences_in_two_changes_no_token_metric(pair: TokenPair):
     assert_same(whole, {name: split[name] for name in whole})
 
 
+@pytest.mark.slow
 @given(small_pairs())
 @settings(max_examples=100, deadline=None)
 def test_every_estimate_is_finite_and_inside_its_bounds(pair: TokenPair):

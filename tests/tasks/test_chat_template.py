@@ -23,6 +23,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "sentence"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, template: str, sentence: str) -> None:
     monkeypatch.setattr(chat_template, "MOST_SECONDS", 1)
@@ -34,6 +35,7 @@ def test_an_attack_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, templat
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_the_bound_is_for_each_conversation_and_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MOST_SECONDS", 1)
     work = "{% for a in range(1000) %}{% for b in range(700) %}{% endfor %}{% endfor %}"

@@ -187,6 +187,7 @@ def test_a_critic_comes_to_expect_a_constant_reward(llama: Path, rollouts: list[
     assert errors[-1] < 0.2
 
 
+@pytest.mark.slow
 def test_a_fresh_critic_comes_to_tell_apart_what_earns_differently(llama: Path, rollouts: list[Rollout]) -> None:
     plans = learnt(make_critic(llama, with_head=False), rollouts, 60)
     explained = [value_metrics(plan)["critic/explained_variance"] for plan in plans]

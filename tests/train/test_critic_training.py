@@ -40,12 +40,14 @@ def test_a_critic_learns_beside_the_policy(llama: Path, home: Path) -> None:
         assert step["optim/learning_rate"] == 1e-4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one_step_for_step(llama: Path, home: Path) -> None:
     whole = train(home / "whole", settings(llama, home, 4))
     train(home / "parts", settings(llama, home, 2))
     assert train(home / "parts", settings(llama, home, 4), resume=True) == whole
 
 
+@pytest.mark.slow
 def test_a_resume_that_forgot_its_critic_would_be_another_run(
     llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def no_file_above(num_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+@pytest.mark.slow
 def test_weights_and_moments_that_do_not_fit_are_a_sentence(llama: Path, home: Path) -> None:
     train(home / "run", quick_settings(llama, home, 2))
     with no_file_above(150_000), pytest.raises(StorageError, match=r"cannot write .*step-000004.* give .*--out"):

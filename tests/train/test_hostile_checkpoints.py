@@ -127,6 +127,7 @@ def test_a_damaged_tensor_file_is_a_sentence(home: Path, llama: Path, state: Pat
         resume(home, llama)
 
 
+@pytest.mark.slow
 def test_weights_larger_than_a_file_holds_go_to_several(
     home: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

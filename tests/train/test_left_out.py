@@ -62,6 +62,7 @@ def test_responses_that_agree_to_the_last_bit_tighten_no_bound() -> None:
     assert Adjustments().answering(tighten, [0.0] * 7 + [1e-6]).sequence_bound == 5e-7
 
 
+@pytest.mark.slow
 def test_a_guard_that_tightens_at_every_step_leaves_responses_to_learn_from(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_guard_may_watch_how_long_a_step_takes(metric: str, llama: Path, home:
     assert event["value"] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed(llama: Path, home: Path) -> None:
     stopping = ALWAYS.replace('["log"]', '["log", "log", "log", "stop"]')
     wanted = quick_settings(llama, home, 4, guards=guard_file(home, stopping))

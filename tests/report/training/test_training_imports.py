@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 REFUSE_ENGINES = """
 import sys, tempfile
 from pathlib import Path
@@ -19,6 +21,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_a_training_page_is_rendered_without_any_engine() -> None:
     done = subprocess.run([sys.executable, "-c", REFUSE_ENGINES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
