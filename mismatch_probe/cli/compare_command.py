@@ -12,6 +12,7 @@ from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import default_run_path, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
+from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
@@ -82,7 +83,7 @@ def run_compare(
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:
     values = given_settings(config, flags)
     if recorded is not None:
-        return going_on_comparing(recorded.path, recorded.read_manifest().asked_settings, values)
+        return going_on_comparing(recorded.path, recorded.read_manifest().asked_settings, values, with_typed_engines)
     if "model" not in values:
         raise UsageError("no model to compare; give --model FOLDER, a hub id, or `--model demo`")
     return parse_settings(CompareSettings, values)

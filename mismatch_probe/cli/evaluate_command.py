@@ -6,6 +6,7 @@ from typing import Any
 from mismatch_probe.cli.noise import noise_in
 from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.given_now import going_on, going_on_comparing
@@ -66,7 +67,9 @@ def _values(flags: dict[str, Any], config: Path | None, recorded: EvaluationDire
         asked = {"evaluation": recorded.read_evaluation().settings.model_dump(mode="json")}
         asked = going_on(recorded.path, asked, {name: given[name] for name in given.keys() & asked.keys()})
         compared = {name: value for name, value in given.items() if name not in asked}
-        comparison = going_on_comparing(recorded.path, recorded.read_manifest().asked_settings, compared)
+        comparison = going_on_comparing(
+            recorded.path, recorded.read_manifest().asked_settings, compared, with_typed_engines
+        )
         values = comparison.model_dump(mode="json") | asked
     if "model" not in values:
         raise UsageError("no model to evaluate; give --model FOLDER, a hub id, or `--model demo`")

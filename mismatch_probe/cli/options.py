@@ -67,7 +67,10 @@ TrainSides = Annotated[
     Sides, typer.Option(help="Training side with settings of its own: NAME:dtype=bf16,precision=fsdp (repeatable).")
 ]
 InferSides = Annotated[
-    Sides, typer.Option(help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, or checkpoint=FOLDER (repeatable).")
+    Sides,
+    typer.Option(
+        help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, checkpoint=FOLDER or url=SERVER (repeatable)."
+    ),
 ]
 Run = Annotated[Path | None, typer.Option(help="Run of `compare` to take the settings from and to file the result in.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]

@@ -18,15 +18,18 @@ _IMPORT_SECONDS = 900
 """A slow disk takes minutes over the first import of vLLM; this long, nothing is to be hoped for."""
 
 
-def examine(model: str | None, dtype: str) -> Examination:
-    """Examine the environment.
+def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) -> Examination:
+    """Examine the environment; with `model`, start the training path in `dtype` and the inference side `infer` on it,
+    which is the engine in that dtype unless it is given.
 
     Raises:
         UsageError: there is no such dtype; said before anything is imported.
         MismatchProbeError: with `model`, a side cannot be started on it.
     """
-    settings = None if model is None else _settings(model, dtype)
-    imports = [_import(package) for package in _PACKAGES]
+    settings = None if model is None else _settings(model, dtype, infer)
+    is_remote = settings is not None and not any(side.is_computed_here for side in settings.infer_sides)
+    packages = [package for package in _PACKAGES if not (is_remote and package == "vllm")]
+    imports = [_import(package) for package in packages]
     hardware = environment.hardware()
     versions = environment.versions()
     return Examination(
@@ -34,7 +37,7 @@ def examine(model: str | None, dtype: str) -> Examination:
         hardware=hardware,
         imports=imports,
         conflicts=pin_conflicts(),
-        remarks=_remarks(versions, hardware),
+        remarks=_remarks(packages, versions, hardware),
         effective_settings={} if settings is None else _effective_settings(settings),
     )
 
@@ -56,9 +59,9 @@ def _import(package: str) -> Import:
     return Import(package=package, ok=False, problem=lines[-1] if lines else f"it ended with {answer.returncode}")
 
 
-def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
+def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
     remarks = []
-    absent = [name for name in _PACKAGES if name not in versions and f"{name}-cpu" not in versions]
+    absent = [name for name in packages if name not in versions and f"{name}-cpu" not in versions]
     if absent:
         verb = "is" if len(absent) == 1 else "are"
         remarks.append(f"{', '.join(absent)} {verb} not installed: run {INSTALL_ENGINES}")
@@ -73,12 +76,13 @@ def _remarks(versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:
     return remarks
 
 
-def _settings(model: str, dtype: str) -> CompareSettings:
+def _settings(model: str, dtype: str, infer: dict[str, Any] | None) -> CompareSettings:
+    sides = {"pairs": [(dtype, dtype)]} if infer is None else {"infer": [infer], "pairs": [(dtype, infer["name"])]}
     return parse_settings(
         CompareSettings,
         {
             "model": {"path": model},
-            "pairs": [(dtype, dtype)],
+            **sides,
             "prompts": {"num_prompts": 1},
             "sampling": {"max_new_tokens": 1},
         },

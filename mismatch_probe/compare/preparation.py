@@ -19,7 +19,7 @@ from mismatch_probe.config.model import ExpertSettings
 from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.engines.rehearsal import check_room, reach, rehearsal
 from mismatch_probe.engines.start import packages_of
-from mismatch_probe.errors import INSTALL_ENGINES, MissingExtra, UsageError
+from mismatch_probe.errors import INSTALL_ENGINES, INSTALL_SERVER, MissingExtra, UsageError
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
@@ -179,7 +179,8 @@ def _require_packages(settings: CompareSettings) -> None:
     absent = [package for package in needed if find_spec(package) is None]
     if absent:
         raise MissingExtra(
-            f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run {INSTALL_ENGINES}"
+            f"a comparison runs real engines, and {', '.join(absent)} cannot be found here; run "
+            f"{INSTALL_SERVER if engines == {'server'} else INSTALL_ENGINES}"
         )
 
 

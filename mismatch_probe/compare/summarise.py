@@ -175,8 +175,10 @@ def _with_routing(summary: PairSummary, check: RoutingCheck | str | None) -> Pai
 
 
 def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:
-    train, infer = settings.exact_sides(name)
-    return "--train", write_side(train.model_dump(mode="json")), "--infer", write_side(infer.model_dump(mode="json"))
+    flags = zip(("--train", "--infer"), settings.exact_sides(name), strict=True)
+    return tuple(
+        word for flag, sides in flags for side in sides for word in (flag, write_side(side.model_dump(mode="json")))
+    )
 
 
 def _with_settings(

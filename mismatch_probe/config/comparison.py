@@ -177,13 +177,17 @@ class CompareSettings(Settings):
         sides = self.pi(pair[0]), self.mu(pair[1])
         return all(not side.logged and side.model == self.model and side.adapter is None for side in sides)
 
-    def exact_sides(self, pair: PairName) -> tuple[DeclaredSide, DeclaredSide]:
-        """The sides of a pair as they would be declared in FP32, under names of their own; for a server, which serves
-        one dtype, the engine in this process.
+    def exact_sides(self, pair: PairName) -> tuple[list[DeclaredSide], list[DeclaredSide]]:
+        """The sides of a pair as they would be declared in FP32, under names of their own. A server serves one dtype:
+        beside it stands the engine in this process, in FP32 and in the server's dtype.
         """
         train = next((side for side in self.train if side.name == pair[0]), None)
         infer = next((side for side in self.infer if side.name == pair[1]), None)
-        return _in_fp32(train) or TrainSide(name=FP32, dtype=FP32), _in_fp32(infer) or InferSide(name=FP32, dtype=FP32)
+        exact_train = _in_fp32(train) or TrainSide(name=FP32, dtype=FP32)
+        if infer is None or infer.url is None:
+            return [exact_train], [_in_fp32(infer) or InferSide(name=FP32, dtype=FP32)]
+        own = train or TrainSide(name=pair[0], dtype=Dtype.parse(pair[0]))
+        return [own, exact_train], [InferSide(name=dtype.value, dtype=dtype) for dtype in (infer.dtype, FP32)]
 
     def _model(self, side: DeclaredSide) -> ModelSettings:
         if side.checkpoint in (None, self.model.path):
@@ -193,9 +197,7 @@ class CompareSettings(Settings):
 
 
 def _in_fp32(side: Declared | None) -> Declared | None:
-    if side is None or (isinstance(side, InferSide) and side.url is not None):
-        return None
-    return side.model_copy(update={"name": f"{side.name}-{FP32}", "dtype": FP32})
+    return None if side is None else side.model_copy(update={"name": f"{side.name}-{FP32}", "dtype": FP32})
 
 
 def _names(declared: Any) -> list[Any] | None:

@@ -4,7 +4,7 @@ made: it counts when it is given now.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +40,15 @@ def going_on(run: Path, recorded: Mapping[str, Any], given: Mapping[str, Any]) -
     return merged(recorded, given)
 
 
-def going_on_comparing(run: Path, recorded: CompareSettings, given: Mapping[str, Any]) -> CompareSettings:
+def going_on_comparing(
+    run: Path,
+    recorded: CompareSettings,
+    given: Mapping[str, Any],
+    as_recorded: Callable[[CompareSettings], CompareSettings],
+) -> CompareSettings:
     """A comparison's settings, with those given now laid over them; pairs and sides given now are added.
+
+    as_recorded: brings settings to how a run records them, where a flag's text and a file's number are the same.
 
     Raises:
         UsageError: what was recorded runs code and is not given now, a side was recorded otherwise, or a setting
@@ -52,7 +59,8 @@ def going_on_comparing(run: Path, recorded: CompareSettings, given: Mapping[str,
         given = {**given, "infer": _confirmed(before["infer"], given["infer"])}
     elif any(name in given for name in _SIDES):
         before = {name: value for name, value in before.items() if name not in _SIDES}
-    _require_same_sides(run, recorded, now := parse_settings(CompareSettings, merged(before, given)))
+    now = parse_settings(CompareSettings, merged(before, given))
+    _require_same_sides(run, as_recorded(recorded), as_recorded(now))
     going_on(run, recorded.model_dump(mode="json"), given)
     grown = recorded.with_more(now.pairs, now.infer, now.train)
     return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})

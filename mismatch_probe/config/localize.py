@@ -115,6 +115,11 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
             raise UsageError(
                 f"{side.name} was logged elsewhere and computes nothing here; give --model and --out instead"
             )
+        if not side.is_computed_here:
+            raise UsageError(
+                f"{side.name} is a server, which nothing can look into; give --model and --out to look into the engine "
+                "that runs here"
+            )
         if side.model != run.model:
             raise UsageError(
                 f"localize looks into one checkpoint on both sides, and {side.name} loads {side.model.path} where the "

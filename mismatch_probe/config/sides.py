@@ -201,17 +201,17 @@ class Side:
     def differs_from(self, other: "Side") -> list[str]:
         """Settings, besides name and dtype, that are others than `other`'s, each as `name = value`."""
         mine, theirs = self._settings(), other._settings()
-        return [
-            f"{key} = {mine.get(key)}"
-            for key in (*mine, *(key for key in theirs if key not in mine))
-            if mine.get(key) != theirs.get(key)
-        ]
+        is_asked = self.engine is not None and self.engine.is_remote
+        more = () if is_asked else (key for key in theirs if key not in mine)
+        return [f"{key} = {mine.get(key)}" for key in (*mine, *more) if mine.get(key) != theirs.get(key)]
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"checkpoint": self.model.path}
         if self.training is not None:
             settings |= self.training.model_dump(mode="json")
-        if self.engine is not None:
+        if self.engine is not None and self.engine.is_remote:
+            settings |= {"adapter": self.engine.adapter, "url": self.engine.args["url"]}
+        elif self.engine is not None:
             settings |= self.engine.model_dump(mode="json", exclude={"args"}) | self.engine.args
         return settings
 

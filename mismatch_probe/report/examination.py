@@ -29,4 +29,5 @@ def render_examination(examination: Examination, console: Console) -> None:
     ):
         print_line(console, line)
     if not examination.exit_code:
-        print_line(console, "No conflict found; torch, transformers and vllm import.")
+        *first, last = [package.package for package in examination.imports]
+        print_line(console, f"No conflict found; {', '.join(first)} and {last} import.")

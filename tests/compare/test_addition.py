@@ -13,6 +13,7 @@ from mismatch_probe.compare.continuation import as_prepared, continuation, requi
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import execute, resume_run
+from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.compare.stages import LegStage, SampleStage, ScoreStage
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.sides import InferSide
@@ -167,7 +168,7 @@ def test_sides_that_wait_in_a_strangers_manifest_count_only_when_they_are_given_
     manifest.continued[0].infer.append(evil)
     run.write_manifest(manifest)
     with pytest.raises(UsageError, match=r"--infer evil:dtype=bf16,worker_cls=evil\.Worker.*what runs code"):
-        going_on_comparing(run.path, run.read_manifest().asked_settings, {})
+        going_on_comparing(run.path, run.read_manifest().asked_settings, {}, with_typed_engines)
     asked_for(run, ADDED)
     with pytest.raises(UsageError, match="'evil' cannot be used"):
         make_plan(with_added_pairs(run.read_manifest()).settings)

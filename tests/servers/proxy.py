@@ -72,6 +72,8 @@ class Proxy:
             connection.request(method, path, content, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             reply = Reply(answer.status, answer.read())
+        except OSError:
+            return Reply(200, b"gone", cut=0)
         finally:
             connection.close()
         return self.after(path, body, reply)
