@@ -27,9 +27,14 @@ def read(line: str) -> tuple[str, Any]:
 
 
 def described(error: Exception, name: str) -> dict[str, str]:
-    """An error of the job `name` as plain values: its own sentence, or that it was not expected."""
+    """An error of the job `name` as plain values: its own sentence, or that it was not expected.
+
+    One of a kind that a room keeps to itself is told as what it is a kind of.
+    """
     kind, message = type(error), str(error)
-    if not isinstance(error, errors.MismatchProbeError):
+    if isinstance(error, errors.MismatchProbeError):
+        kind = next(known for known in kind.__mro__ if getattr(errors, known.__name__, None) is known)
+    else:
         what = f"{kind.__name__}: {error}".splitlines()[0]
         kind, message = errors.EngineError, f"{name} failed unexpectedly: {what}"
     where = "".join(traceback.format_exception(error))

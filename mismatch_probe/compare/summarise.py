@@ -88,7 +88,8 @@ def _pair_summary(
     pair = data.pair
     law = None if pair is None else length_law(pair, level=manifest.settings.confidence)
     found_blame = None if pair is None else blame(pair, level=manifest.settings.confidence)
-    is_logged = manifest.settings.pi(name[0]).logged and manifest.settings.mu(name[1]).logged
+    pi, mu = manifest.settings.pi(name[0]), manifest.settings.mu(name[1])
+    is_logged = pi.logged and mu.logged
     case = Case(
         name=name,
         train_dtype=sides.train_dtype,
@@ -109,6 +110,7 @@ def _pair_summary(
         exact_sides=_in_fp32(manifest.settings, name),
         can_be_looked_into=manifest.settings.has_plain_weights(name),
         is_logged=is_logged,
+        is_of_server=not (mu.is_computed_here or mu.logged),
         is_of_log=manifest.log is not None,
         departures=departures(manifest.settings, name, of_pairs, deviations),
         log_faults=_log_faults(manifest) if is_logged else [],

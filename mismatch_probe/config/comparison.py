@@ -175,7 +175,7 @@ class CompareSettings(Settings):
     def has_plain_weights(self, pair: PairName) -> bool:
         """Whether both sides compute here, with the run's own checkpoint and no adapter."""
         sides = self.pi(pair[0]), self.mu(pair[1])
-        return all(not side.logged and side.model == self.model and side.adapter is None for side in sides)
+        return all(side.is_computed_here and side.model == self.model and side.adapter is None for side in sides)
 
     def exact_sides(self, pair: PairName) -> tuple[list[DeclaredSide], list[DeclaredSide]]:
         """The sides of a pair as they would be declared in FP32, under names of their own. A server serves one dtype:

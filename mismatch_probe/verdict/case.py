@@ -21,8 +21,8 @@ class Case:
     `applied_train` and `applied_infer` were read back from the loaded model and the running engine. `takes_dtypes`:
     whether the run can be given an FP32 pair later; one with another run's responses cannot. legs_say_whose_they_are:
     and were found to be the run's own. has_run: there is a run that a command can go on from. is_logged: both sides are
-    those of a log. is_of_log: its responses are a log's. departures: how far the log's sides lie from the reference.
-    log_faults: what makes its numbers mean nothing.
+    those of a log. is_of_server: its responses are a server's, whose weights nobody has read. is_of_log: they are a
+    log's. departures: how far the log's sides lie from the reference. log_faults: what makes its numbers mean nothing.
     """
 
     name: tuple[str, str]
@@ -45,6 +45,7 @@ class Case:
     can_be_looked_into: bool = True
     has_run: bool = True
     is_logged: bool = False
+    is_of_server: bool = False
     is_of_log: bool = False
     departures: Departures | None = None
     log_faults: list[Cause] = field(default_factory=list)

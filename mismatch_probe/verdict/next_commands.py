@@ -25,6 +25,11 @@ _SCORE_IN_FP32: Final = (
     "compare these"
 )
 
+_SERVER_BESIDE_ENGINE: Final = (
+    "Beside the engine here, in the same dtype and in FP32, what is the server's own shows: other weights than the "
+    "checkpoint's, quantised ones, another dtype than was said"
+)
+
 _INSIDE_THE_MODEL = (Code.UNEXPLAINED, Code.ONE_SIDED_DTYPE, Code.POSITIONS, Code.STALE_WEIGHTS)
 """Bugs whose place is a module. The others lie in ids, prompts, labels and sampling, where no module is at fault."""
 
@@ -52,6 +57,8 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         return [f"{_TRY_CAUSES}: `{EXPLAIN}`"]
     if verdict.kind == "undecided" and case.takes_dtypes:
         command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
+        if case.is_of_server:
+            return [f"{_SERVER_BESIDE_ENGINE}: `{command}`"]
         return [f"FP32 against FP32 decides between precision and a bug: `{command}`"]
     if verdict.kind == "undecided":
         return [

@@ -11,10 +11,10 @@ import pytest
 
 from mismatch_probe.children import preloads
 from mismatch_probe.children.job import Request
-from mismatch_probe.children.messages import FAILURE, read
+from mismatch_probe.children.messages import FAILURE, as_exception, described, read
 from mismatch_probe.children.preloads import Preload
 from mismatch_probe.children.start import Job, run, started
-from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError
+from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
 
 
 def job(function: str, *arguments: Any, log: Path | None = None, preload: Preload = "engine") -> Job:
@@ -49,6 +49,15 @@ def test_a_failure_comes_back_as_the_same_error() -> None:
         run(job("refuses", "not a run"))
     assert str(refused.value) == "not a run"
     assert "in refuses" in "".join(refused.value.__notes__), "for --debug"
+
+
+def test_a_failure_of_a_kind_that_a_room_keeps_to_itself_is_told_as_what_it_is_a_kind_of() -> None:
+    class KeyMissingError(UsageError):
+        pass
+
+    raised = as_exception(described(KeyMissingError("a key is missing"), "the job"))
+    assert type(raised) is UsageError
+    assert str(raised) == "a key is missing"
 
 
 def test_an_error_that_nobody_expected_is_one_line_and_the_log_has_the_rest(tmp_path: Path) -> None:

@@ -332,10 +332,28 @@ def test_another_model_of_the_same_vocabulary_is_no_precision(
     vllm: RealServer, other_weights: Path, tmp_path: Path
 ) -> None:
     words = ("--model", other_weights, *SMALL[2:], "--train", "bf16", "--infer", of_server(vllm.url))
-    probe("compare", *words, "--out", tmp_path / "run")
-    found = pair(RunDirectory(tmp_path / "run"), "bf16/prod")
-    print(found.verdict)
-    assert found.verdict.kind in ("undecided", "bug")
+    probe("compare", *words, "--out", tmp_path / "run", code=ExitCode.PASS)
+    verdict = pair(RunDirectory(tmp_path / "run"), "bf16/prod").verdict
+    assert verdict.kind == "undecided"
+    assert any("mostly on the engine's side" in evidence for evidence in verdict.evidence)
+    [advice] = verdict.advice
+    assert "what is the server's own shows: other weights than the checkpoint's" in advice
+    assert "--train bf16:dtype=bf16 --train fp32:dtype=fp32 --infer bf16:dtype=bf16 --infer fp32:dtype=fp32" in advice
+
+
+def test_a_temperature_that_no_log_prob_shows_is_a_bug(vllm: RealServer, tmp_path: Path) -> None:
+    def colder(path: str, body: Json) -> Json:
+        if "sampling_params" not in body:
+            return body
+        return {**body, "sampling_params": {**body["sampling_params"], "temperature": 0.3}}
+
+    with Proxy(vllm.url, before=colder) as proxy:
+        words = ("--train", "bf16", "--infer", of_server(proxy.url), "--out", tmp_path / "run")
+        said = probe("compare", *SMALL, *words, code=ExitCode.PASS)
+    verdict = pair(RunDirectory(tmp_path / "run"), "bf16/prod").verdict
+    assert (verdict.kind, verdict.code) == ("bug", "temperature")
+    assert "the server does not draw its tokens from the log-probs that it gives" in verdict.sentence
+    assert "does not draw its tokens" in said.stderr
 
 
 def test_doctor_shows_what_a_server_applies(vllm: RealServer) -> None:
