@@ -28,10 +28,12 @@ _SHARES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
 """Of the made-up prompt, where a token is looked for that the model is not sure of."""
 _TOP: Final = 5
 _SEED: Final = 20260101
-_LEAST_CHANGE: Final = 1e-3
-"""Of a log-prob, in nats, by half the temperature, where it is one after temperature."""
-_TOO_SURE: Final = 0.99
-"""A token as likely as this is as likely at any temperature."""
+_LEAST_CHANGE: Final = 0.02
+"""Nats by which half the temperature moves the log-prob of a likely token at least, where it is one after temperature;
+rounding moves it less.
+"""
+_TOO_SURE: Final = 0.95
+"""A token that is likelier than this is nearly as likely at any temperature."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _log_probs(client: Client, prompt: list[int]) -> str | None:
     best = max(first, key=lambda token_id: first[token_id], default=None)
     if best is None or best not in second or not np.isfinite([first[best], second[best]]).all():
         return None
-    if abs(second[best] - first[best]) > _LEAST_CHANGE * max(1.0, abs(first[best])):
+    if abs(second[best] - first[best]) > _LEAST_CHANGE:
         return "after temperature"
     return "before temperature" if np.exp(first[best]) < _TOO_SURE else None
 

@@ -71,7 +71,10 @@ def _answer(choice: Any) -> Answer:
     return Answer(
         token_ids=token_ids,
         logprobs=as_logprobs(values),
-        candidates=[_candidates(top) for top in tops],
+        candidates=[
+            {token_id: log_prob(value), **_candidates(top)}
+            for token_id, value, top in zip(token_ids, values, tops, strict=True)
+        ],
         finish_reason=str(choice.get("finish_reason")),
         prompt_ids=None if given is None else whole_numbers(given, "prompt_token_ids"),
         prompt_candidates=prompt_candidates(choice.get("prompt_logprobs")),
