@@ -222,3 +222,78 @@ def test_facts_leave_out_what_changes_no_log_prob() -> None:
 def test_a_mixture_of_experts_is_known_by_its_number_of_experts() -> None:
     assert has_experts({"num_local_experts": 8})
     assert not has_experts({"hidden_size": 64})
+
+
+ASKED = {
+    "echoes_prompt_ids": True,
+    "log_probs": "after temperature",
+    "again": 0.0,
+    "in_a_crowd": 0.0,
+    "behind_the_cache": 0.0,
+    "same_tokens": True,
+    "refuses_unknown_ids": True,
+    "weight_version": "step-7",
+    "sampled_as_said": 0.4,
+}
+SERVER = {
+    "engine": "server", "dtype_known_from": "the server", "weights_are_labelled": True, "prefill": True, "asked": ASKED,
+}  # fmt: skip
+
+
+def test_a_server_that_says_all_and_does_as_it_says_is_not_accused() -> None:
+    assert preflight(sides({}, SERVER)) == []
+
+
+@pytest.mark.parametrize(
+    ("applied", "asked", "setting", "level", "words"),
+    [
+        ({"prefill": False}, {}, "prefill", "note", "nothing is said of decoding against prefill"),
+        ({"dtype_known_from": "the side's own words"}, {}, "dtype", "note", "bf16 is what the side was given"),
+        ({"weights_are_labelled": False}, {}, "weight_version", "note", "does not label its weights"),
+        (
+            {},
+            {"echoes_prompt_ids": False},
+            "asked.echoes_prompt_ids",
+            "warning",
+            "does not echo the prompt's token ids",
+        ),
+        ({}, {"refuses_unknown_ids": False}, "asked.refuses_unknown_ids", "warning", "may serve another model"),
+        (
+            {},
+            {"sampled_as_said": 1e-9},
+            "asked.sampled_as_said",
+            "error",
+            "does not draw its tokens from the log-probs",
+        ),
+        ({"replay_temperature": 0.7}, {"log_probs": None}, "asked.log_probs", "warning", "could not be told"),
+        (
+            {"logprobs_mode": "raw_logprobs"},
+            {},
+            "logprobs_mode",
+            "error",
+            "not those of the distribution it samples from",
+        ),
+        (
+            {},
+            {"in_a_crowd": 0.03},
+            "asked.again, asked.in_a_crowd, asked.behind_the_cache",
+            "note",
+            "0.0300 nats when asked among others",
+        ),
+    ],
+)
+def test_what_a_server_does_not_say_or_does_otherwise_is_found_once(
+    applied: dict[str, Any], asked: dict[str, Any], setting: str, level: str, words: str
+) -> None:
+    [found] = [
+        finding
+        for finding in preflight(sides({}, {**SERVER, **applied, "asked": {**ASKED, **asked}}))
+        if finding.setting != "temperature"
+    ]
+    assert (found.setting, found.level) == (setting, level)
+    assert words in found.what
+
+
+def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
+    unknown = {**ASKED, "refuses_unknown_ids": None, "sampled_as_said": None, "behind_the_cache": None}
+    assert preflight(sides({}, {**SERVER, "asked": unknown})) == []

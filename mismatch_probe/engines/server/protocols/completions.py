@@ -66,7 +66,12 @@ def _answer(choice: Any) -> Answer:
     values = member(logprobs, "token_logprobs", list)
     if len(values) != len(token_ids):
         raise NoAnswer(f"it has {len(values)} log-probs for {len(token_ids)} tokens")
-    tops = logprobs.get("top_logprobs") or [None] * len(token_ids)
+    tops = logprobs.get("top_logprobs")
+    tops = [None] * len(token_ids) if tops is None else tops
+    if not isinstance(tops, list) or len(tops) != len(token_ids):
+        raise NoAnswer(
+            f"it has {len(tops) if isinstance(tops, list) else 'no list of'} candidates for {len(token_ids)} tokens"
+        )
     given = choice.get("prompt_token_ids")
     return Answer(
         token_ids=token_ids,
@@ -89,4 +94,6 @@ def _token_id(text: Any) -> int:
 
 
 def _candidates(top: Any) -> Candidates:
+    if not isinstance(top, dict | None):
+        raise NoAnswer("its candidates are no table")
     return {_token_id(text): log_prob(value) for text, value in (top or {}).items()}
