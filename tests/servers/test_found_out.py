@@ -215,6 +215,22 @@ def test_weights_that_change_without_a_label_are_seen_between_batches(vllm: Real
         assert [one.sequence for one in again.sample(requests(3), plain)] == [one.sequence for one in before]
 
 
+def test_a_label_that_changes_is_named_with_both(vllm: RealServer) -> None:
+    vllm.label("step-1")
+    try:
+        with started(vllm.url) as engine:
+            recorded = engine.effective_settings()
+            assert (recorded["weight_version"], recorded["weights_are_labelled"]) == ("step-1", True)
+            assert "weight_version" not in said(engine)
+            vllm.label("step-2")
+            with pytest.raises(EngineError, match="changed its weights from step-1 to step-2 while it was measured"):
+                engine.sample(requests(1), SamplingSettings(max_new_tokens=MOST_TOKENS))
+        with started(vllm.url) as later, pytest.raises(EngineError, match="from step-1 to step-2"):
+            later.require_same_policy(recorded)
+    finally:
+        vllm.label("default")
+
+
 def drawn(token_id: int) -> Answer:
     return Answer([token_id], np.zeros(1, dtype=np.float32), [{0: np.log(0.5), 1: np.log(0.3)}], "length")
 

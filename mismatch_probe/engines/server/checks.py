@@ -70,9 +70,20 @@ class SameWeights:
         """
         for version in answer.versions:
             if self.version is not None and version != self.version:
-                raise EngineError(
-                    f"the server at {self._where} changed its weights from {self.version} to {version} while it was "
-                    "measured: its responses would be of two policies; bring it back to the first weights and continue "
-                    "with --resume, or give another --out"
-                )
+                raise self._changed(self.version, version)
             self.version = version
+
+    def require(self, recorded: str | None) -> None:
+        """
+        Raises:
+            EngineError: an earlier process recorded another label.
+        """
+        if None not in (recorded, self.version) and recorded != self.version:
+            raise self._changed(recorded, self.version)
+
+    def _changed(self, before: str | None, now: str | None) -> EngineError:
+        return EngineError(
+            f"the server at {self._where} changed its weights from {before} to {now} while it was measured: its "
+            "responses would be of two policies; bring it back to the first weights and continue with --resume, or "
+            "give another --out"
+        )

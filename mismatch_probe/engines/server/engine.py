@@ -125,6 +125,7 @@ class ServerEngine(Engine):
         raise EngineError("the weights of a server that was started elsewhere are left as they are")
 
     def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
+        self._client.weights.require(recorded.get("weight_version"))
         self._standing.require(recorded.get("standing_answer", self._standing.answer))
 
     def effective_settings(self) -> dict[str, Any]:
