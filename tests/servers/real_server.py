@@ -83,7 +83,7 @@ class RealServer:
         self._post("/reset_prefix_cache", {})
 
     def label(self, version: str) -> None:
-        self._post("/update_weight_version", {"weight_version": version})
+        self._post("/update_weight_version", {"new_version": version})
 
     def _post(self, path: str, content: dict[str, object]) -> None:
         body = json.dumps(content).encode()
