@@ -294,6 +294,18 @@ def test_what_a_server_does_not_say_or_does_otherwise_is_found_once(
     assert words in found.what
 
 
+@pytest.mark.parametrize(
+    ("root", "settings"), [("/models/policy-12/", []), ("org/other", ["model_root"]), ("policy-12", []), (None, [])]
+)
+def test_a_server_that_says_another_name_than_the_checkpoints_is_told(root: str | None, settings: list[str]) -> None:
+    checkpoint = ModelIdentity(
+        name="ckpt/policy-12", folder="/here/ckpt/policy-12", fingerprint="a", architecture="X", context_length=8,
+        checkpoint_dtype="bfloat16", weight_bytes=1, has_tokenizer=True,
+    )  # fmt: skip
+    told = preflight(sides({}, {**SERVER, "model_root": root}, checkpoints=(checkpoint, checkpoint)))
+    assert [finding.setting for finding in told] == settings
+
+
 def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
     unknown = {**ASKED, "refuses_unknown_ids": None, "sampled_as_said": None, "behind_the_cache": None}
     assert preflight(sides({}, {**SERVER, "asked": unknown})) == []

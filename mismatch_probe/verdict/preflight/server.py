@@ -60,6 +60,16 @@ def _identity(sides: Sides, asked: dict[str, Any]) -> Iterator[SettingFinding]:
             f"the server does not say in which dtype it computes: {sides.infer_dtype} is what the side was given",
             "Give the dtype that the server was started with: url=...,dtype=fp16.",
         )
+    root, checkpoint = sides.infer.get("model_root"), None if sides.checkpoints is None else sides.checkpoints[1]
+    if root and checkpoint and _last(root) not in (_last(checkpoint.folder), _last(checkpoint.name)):
+        yield _finding(
+            "note",
+            "model_root",
+            f"the server says that it serves {root}, and this run takes {checkpoint.name}: only the log-probs show "
+            "whether they are the same",
+            "See that both are one checkpoint, or give the side the one it serves: url=...,checkpoint=FOLDER.",
+            Code.STALE_WEIGHTS,
+        )
     if not sides.infer.get("weights_are_labelled"):
         yield _finding(
             "note",
@@ -85,6 +95,11 @@ def _identity(sides: Sides, asked: dict[str, Any]) -> Iterator[SettingFinding]:
             "Compare the vocabulary of the served model with the checkpoint's.",
             Code.STALE_WEIGHTS,
         )
+
+
+def _last(path: str) -> str:
+    """The last name of a folder or a hub id."""
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _noise(asked: dict[str, Any]) -> Iterator[SettingFinding]:
