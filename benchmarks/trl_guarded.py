@@ -26,10 +26,13 @@ from mismatch_probe import host
 STEPS = 20
 FAULT_AT = 6
 WARM_UP = 2
-COST_ROUNDS = 2
+COST_STEPS = 10
+COST_ROUNDS = (1, 2)
 SOURCE, PROMPTS, NEW_TOKENS = "sums:terms=3", 8, 48
 RATE = {"stale engine": 2e-4}
 FAULTS: Final = ("none", "stale engine", "temperature 0.7", "NaN reward")
+RUNS: Final = (*FAULTS, *(f"{kind} {number}" for number in COST_ROUNDS for kind in ("guarded", "plain")))
+"""Each a process of its own; `plain` ones have no guards."""
 
 SAME: Final = {
     "sampling/sampling_logp_difference/mean": "mismatch/abs_logprob_diff",
@@ -45,8 +48,9 @@ SAME: Final = {
 """TRL's name: ours, where both mean the same. TRL's mean ratio is bounded at 3; these runs stay below."""
 
 
-def run(fault: str, folder: Path, *, guarded: bool) -> None:
+def run(name: str, folder: Path) -> None:
     """One run; what it logged and decided goes to `folder/run.json`."""
+    fault, guarded = (name if name in FAULTS else "none"), not name.startswith("plain")
     host.prepare_process()
     import torch
     from transformers import TrainerCallback
@@ -76,7 +80,7 @@ def run(fault: str, folder: Path, *, guarded: bool) -> None:
 
     trainer = demo_trainer(
         folder,
-        steps=STEPS,
+        steps=STEPS if name in FAULTS else COST_STEPS,
         source=SOURCE,
         prompts=PROMPTS,
         new_tokens=NEW_TOKENS,
@@ -133,13 +137,15 @@ def plant(fault: str, trainer: Any) -> None:
         generation.generate = from_then_on(generate, cooler)
 
 
-def in_its_process(fault: str, *, guarded: bool) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as scratch:
-        command = ["-m", "benchmarks.trl_guarded", "--inside", scratch, "--fault", fault]
-        command += [] if guarded else ["--unguarded"]
-        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-        document: dict[str, Any] = json.loads((Path(scratch) / "run.json").read_text())
-        return document
+def in_its_process(name: str, scratch: Path) -> dict[str, Any]:
+    """What a run of `RUNS` gave, from an earlier call where it is in `scratch`."""
+    folder = scratch / name.replace(" ", "-")
+    if not (folder / "run.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "benchmarks.trl_guarded", "--inside", str(folder), "--run", name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    document: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return document
 
 
 def equal_rows(logs: list[dict[str, float]]) -> list[str]:
@@ -164,62 +170,73 @@ def fault_row(fault: str, document: dict[str, Any]) -> str:
     return f"| {fault} | {first['step']} | {by} | {moved} | {stopped} | {last['diagnosis'] or '-'} |"
 
 
-def median_seconds(guarded: bool) -> float:
-    return statistics.median(in_its_process("none", guarded=guarded)["seconds"][WARM_UP:])
+def seconds(name: str, scratch: Path) -> float:
+    """Of a step of a run, the median after the first ones."""
+    return statistics.median(in_its_process(name, scratch)["seconds"][WARM_UP:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inside", type=Path)
-    parser.add_argument("--fault", default="none", choices=FAULTS)
-    parser.add_argument("--unguarded", action="store_true")
+    parser.add_argument("--run", choices=RUNS)
+    parser.add_argument("--scratch", type=Path, help="a folder whose finished runs are not made again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.inside is not None:
-        run(options.fault, options.inside, guarded=not options.unguarded)
+        run(options.run, options.inside)
         return
     if find_spec("trl") is None:
         sys.exit("TRL is not installed; run pip install --no-deps trl==1.16.0")
-    documents = {fault: in_its_process(fault, guarded=True) for fault in FAULTS}
-    seconds = [(median_seconds(True), median_seconds(False)) for _ in range(COST_ROUNDS)]
-    ratios = [guarded / plain - 1 for guarded, plain in seconds]
-    lines = [
-        "# Guards in TRL's own loop",
-        "",
-        "`python -m benchmarks.trl_guarded --out reports/adapters.md`: GRPOTrainer of TRL 1.16, vLLM in its process,",
-        f"the demo checkpoint in BF16, {PROMPTS} prompts x {SAMPLES} responses of up to {NEW_TOKENS} tokens a step,",
-        f"{STEPS} steps, on a CPU. Guards are switched on by `guard(trainer, probe=True)` and nothing else.",
-        "",
-        "## The same numbers",
-        "",
-        "Of the run with nothing wrong, what TRL logs beside what the guards see: at the last step, and the largest",
-        "relative difference at any step.",
-        "",
-        "| TRL | mismatch-probe | steps | TRL's | ours | most apart |",
-        "|---|---|---|---|---|---|",
-        *equal_rows(documents["none"]["logs"]),
-        "",
-        "## Faults",
-        "",
-        f"Each begins at step {FAULT_AT}. Weights: of the policy, in the steps whose update was withheld.",
-        "",
-        "| fault | first seen at step | by | weights | the run | diagnosis |",
-        "|---|---|---|---|---|---|",
-        *(fault_row(fault, document) for fault, document in documents.items()),
-        "",
-        "## Cost",
-        "",
-        "Processor time of a step with guards and the probe over that of one without, medians of steps after the first "
-        f"{WARM_UP},",
-        f"each pair of runs in turn: {', '.join(f'{100 * ratio:+.1f} %' for ratio in ratios)} "
-        f"({seconds[-1][0]:.2f} s against {seconds[-1][1]:.2f} s in the last pair).",
-        "",
-    ]
-    text = "\n".join(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = options.scratch or Path(folder)
+        if options.run is not None:
+            in_its_process(options.run, scratch)
+            return
+        text = report(scratch)
     if options.out is None:
         print(text)
     else:
         options.out.write_text(text)
+
+
+def report(scratch: Path) -> str:
+    documents = {fault: in_its_process(fault, scratch) for fault in FAULTS}
+    pairs = [(seconds(f"guarded {number}", scratch), seconds(f"plain {number}", scratch)) for number in COST_ROUNDS]
+    ratios = [guarded / plain - 1 for guarded, plain in pairs]
+    guarded, plain = pairs[-1]
+    return "\n".join(
+        [
+            "# Guards in TRL's own loop",
+            "",
+            "`python -m benchmarks.trl_guarded --out reports/adapters.md`: GRPOTrainer of TRL 1.16, vLLM in its process,",
+            f"the demo checkpoint in BF16, {PROMPTS} prompts x {SAMPLES} responses of up to {NEW_TOKENS} tokens a step,",
+            f"{STEPS} steps, on a CPU. Guards are switched on by `guard(trainer, probe=True)` and nothing else.",
+            "",
+            "## The same numbers",
+            "",
+            "Of the run with nothing wrong, what TRL logs beside what the guards see: at the last step, and the largest",
+            "relative difference at any step.",
+            "",
+            "| TRL | mismatch-probe | steps | TRL's | ours | most apart |",
+            "|---|---|---|---|---|---|",
+            *equal_rows(documents["none"]["logs"]),
+            "",
+            "## Faults",
+            "",
+            f"Each begins at step {FAULT_AT}. Weights: of the policy, in the steps whose update was withheld.",
+            "",
+            "| fault | first seen at step | by | weights | the run | diagnosis |",
+            "|---|---|---|---|---|---|",
+            *(fault_row(fault, document) for fault, document in documents.items()),
+            "",
+            "## Cost",
+            "",
+            "Processor time of a step with guards and the probe over that of one without, medians of steps after the",
+            f"first {WARM_UP}, each pair of runs in turn: {', '.join(f'{100 * ratio:+.1f} %' for ratio in ratios)}",
+            f"({guarded:.2f} s against {plain:.2f} s in the last pair).",
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Final, Self
 
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.text_table import text_table
 
 _INPUTS: Final = {
     "mismatch/temperature_fit": "entropy",
@@ -97,12 +98,7 @@ class Explanation:
         return f"guards that are off here, {told}" if off else ""
 
     def __str__(self) -> str:
-        widths = [max(len(cell) for cell in column) for column in zip(COLUMNS, *self.rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            for row in (COLUMNS, *self.rows)
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        return text_table(COLUMNS, self.rows)
 
 
 COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")

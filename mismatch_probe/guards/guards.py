@@ -13,6 +13,7 @@ On several ranks each measures its own responses, the arrays are gathered, and e
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -29,6 +30,7 @@ from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe, Probed
 from mismatch_probe.guards.rules.base import GuardSettings, Values
+from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
 
 _HISTORY_STEPS: Final = 16
@@ -141,6 +143,27 @@ class Guards:
     def add(self, metrics: Values) -> None:
         """What became known of the last step after it was judged; diagnoses look at it."""
         self._history[-1][1].update(metrics)
+
+    def self_test(self, batch: Batch) -> SelfTest:
+        """Which of these guards would have fired here: faults planted in copies of a sound batch, each in a run of its
+        own. Nothing of it is remembered.
+
+        Raises:
+            UsageError: the batch lacks a side's log-probs, or its arrays do not fit together.
+        """
+
+        def new_run() -> Judge:
+            guards = Guards(self._settings, can=self._can)
+            steps = count(1)
+
+            def judge(sums: Sums) -> Decision:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # which guards are off is told by `explain`
+                    return guards.observe(sums, step=next(steps))
+
+            return judge
+
+        return run_self_test(batch, new_run)
 
     def diagnosis(self) -> Diagnosis:
         """The likely cause of what the guards said last."""

@@ -1,0 +1,153 @@
+"""Would the guards have fired here? Faults planted in copies of a user's own batch, and what guards said to each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.arrays import Layout
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.loop_decision import Decision
+from mismatch_probe.guards.sums import Sums
+from mismatch_probe.guards.text_table import text_table
+from mismatch_probe.stats.sequences import Floats
+
+SOUND_STEPS: Final = 10
+"""As many as the slowest default guard learns its level from, and some."""
+FAULTY_STEPS: Final = 4
+
+_TEMPERATURE: Final = 0.7
+_OTHER_WEIGHTS_NATS: Final = 0.5
+_SCALE: Final = 1e6
+
+Rows = list[Floats]
+Judge = Callable[[Sums], Decision]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One fault over `FAULTY_STEPS` steps, counted from the first. guards: those that fired and had not on the batch as
+    it is. seen_at, withheld_at, stopped_at: the step at which the first of them fired, the first whose update the loop
+    would not have applied, and that at which the run would have ended; None where it did not come to that.
+    """
+
+    fault: str
+    guards: tuple[str, ...]
+    seen_at: int | None
+    withheld_at: int | None
+    stopped_at: int | None
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What guards said to a batch as it is, and to each fault planted in it. Prints as a table."""
+
+    as_given: tuple[str, ...]
+    planted: tuple[Planted, ...]
+
+    def __iter__(self) -> Iterator[Planted]:
+        return iter(self.planted)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Faults that no guard fired on."""
+        return tuple(row.fault for row in self.planted if row.seen_at is None)
+
+    def __str__(self) -> str:
+        rows = [
+            (row.fault, *map(_step, (row.seen_at, row.withheld_at, row.stopped_at)), ", ".join(row.guards) or "none")
+            for row in self.planted
+        ]
+        given = ", ".join(self.as_given) or "no guard"
+        return f"{text_table(COLUMNS, rows)}\n\non the batch as it is: {given}"
+
+
+COLUMNS: Final = ("planted fault", "seen at step", "update withheld", "run stopped", "guards that fire")
+
+
+def _step(step: int | None) -> str:
+    return "-" if step is None else str(step)
+
+
+def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
+    """`new_run` starts guards that know nothing yet, and gives what takes a step's sums to their decision.
+
+    Raises:
+        UsageError: the batch lacks a side's log-probs, so there is nothing to plant faults in.
+    """
+    if batch.log_pi is None or batch.log_mu is None:
+        raise UsageError("a self-test plants faults in log-probs: give a batch with log_pi and log_mu")
+    sound = batch.measure()
+    judge = new_run()
+    as_given = {event.guard for _ in range(SOUND_STEPS) for event in judge(sound).events}
+    return SelfTest(
+        tuple(sorted(as_given)),
+        tuple(_planted(fault, changed.measure(), sound, as_given, new_run()) for fault, changed in _faults(batch)),
+    )
+
+
+def _planted(fault: str, faulty: Sums, sound: Sums, as_given: set[str], judge: Judge) -> Planted:
+    for _ in range(SOUND_STEPS):
+        judge(sound)
+    decisions = {step: judge(faulty) for step in range(1, FAULTY_STEPS + 1)}
+    fired = {
+        step: [event.guard for event in decision.events if event.guard not in as_given]
+        for step, decision in decisions.items()
+    }
+    return Planted(
+        fault,
+        tuple(dict.fromkeys(guard for guards in fired.values() for guard in guards)),
+        _first(step for step, guards in fired.items() if guards),
+        _first(step for step, decision in decisions.items() if fired[step] and decision.skip),
+        _first(step for step, decision in decisions.items() if fired[step] and decision.stop),
+    )
+
+
+def _first(steps: Iterator[int]) -> int | None:
+    return next(steps, None)
+
+
+def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
+    """Each named, in a copy of the batch."""
+    layout = Layout.of(batch.log_pi, batch.mask, "log_pi")
+    ends = np.cumsum(layout.lengths)[:-1]
+    random = np.random.default_rng(0)
+
+    def rows(values: Floats) -> Rows:
+        return np.split(values, ends)
+
+    log_pi, log_mu = (layout.log_probs(side, "a side", "log_pi") for side in (batch.log_pi, batch.log_mu))
+    entropy = None if batch.entropy is None else layout.flat(batch.entropy, "entropy", "log_pi")
+    whole = replace(
+        batch,
+        log_pi=rows(log_pi),
+        log_mu=rows(log_mu),
+        mask=None,
+        entropy=None if entropy is None else rows(entropy),
+    )
+    noise = _OTHER_WEIGHTS_NATS * random.standard_normal(log_mu.size) * -np.expm1(log_mu)
+    yield f"log-probs of mu at temperature {_TEMPERATURE:g}", replace(whole, log_mu=rows(_cooled(log_mu, entropy)))
+    yield "labels shifted by one token", replace(whole, log_pi=[np.roll(row, 1) for row in rows(log_pi)])
+    yield "responses paired with others", replace(whole, log_pi=rows(np.roll(log_pi, log_pi.size // 2)))
+    yield "an engine with other weights", replace(whole, log_mu=rows(np.minimum(log_mu + noise, 0.0)))
+    yield "one log-prob of mu is NaN", replace(whole, log_mu=rows(_with_nan(log_mu)))
+    yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
+    yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
+    if batch.rewards is not None:
+        rewards = layout.of_rows(batch.rewards, "rewards").astype(np.float64)
+        yield "one reward is NaN", replace(whole, rewards=_with_nan(rewards))
+        yield f"rewards times {_SCALE:g}", replace(whole, rewards=rewards * _SCALE)
+
+
+def _cooled(log_mu: Floats, entropy: Floats | None) -> Floats:
+    """To first order in 1 / T - 1 (`stats.temperature`); without entropies their mean stands for each."""
+    entropies: Floats | float = -float(log_mu.mean()) if entropy is None else entropy
+    return np.asarray(np.minimum(log_mu + (1 / _TEMPERATURE - 1) * (log_mu + entropies), 0.0))
+
+
+def _with_nan(values: Sequence[float] | Floats) -> Floats:
+    spoiled = np.array(values, dtype=np.float64)
+    spoiled[0] = np.nan
+    return spoiled

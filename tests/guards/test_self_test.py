@@ -1,0 +1,47 @@
+"""Faults planted in a copy of a user's batch: which guards would have fired."""
+
+import numpy as np
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.guards import Guards
+from tests.guards.steps import batch
+
+GUARDS = Guards.default(can={"skip", "stop"})
+
+
+def test_every_fault_is_seen_but_the_copy_which_no_guard_can_see() -> None:
+    given = batch(1)
+    before = np.array(given.log_mu)
+    tested = GUARDS.self_test(given)
+    assert tested.as_given == ()
+    seen = {row.fault: row for row in tested}
+    assert tested.unseen == ("log-probs of mu copied from pi's",)
+    assert "temperature" in seen["log-probs of mu at temperature 0.7"].guards
+    assert seen["one log-prob of mu is NaN"].guards[0] == "mismatch-nonfinite"
+    assert (seen["labels shifted by one token"].withheld_at, seen["one reward is NaN"].withheld_at) == (2, 1)
+    assert seen["one reward is NaN"].stopped_at == 3
+    assert seen["rewards times 1e+06"].guards[0] == "reward-scale"
+    assert np.array_equal(given.log_mu, before)
+    assert {guard.state for guard in GUARDS.explain()} == {"told at the first step"}
+
+
+def test_guards_that_are_off_see_nothing() -> None:
+    tested = GUARDS.self_test(batch(1, entropy=None, rewards=None))
+    assert not any("temperature" in row.guards or "reward" in row.fault for row in tested)
+
+
+def test_a_batch_that_is_ill_already_says_so() -> None:
+    assert "temperature" in GUARDS.self_test(batch(1, temperature=0.7)).as_given
+
+
+def test_it_prints_as_a_table() -> None:
+    lines = str(GUARDS.self_test(batch(1))).splitlines()
+    assert lines[0].split("  ")[0] == "planted fault"
+    assert any(line.split() == ["rewards", "times", "1e+06", "1", "1", "3", "reward-scale"] for line in lines)
+    assert lines[-1] == "on the batch as it is: no guard"
+
+
+def test_a_batch_without_the_sampler_has_nothing_to_plant_faults_in() -> None:
+    with pytest.raises(UsageError, match="give a batch with log_pi and log_mu"):
+        GUARDS.self_test(batch(1, log_mu=None))
