@@ -178,7 +178,7 @@ def seconds(name: str, scratch: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inside", type=Path)
-    parser.add_argument("--run", choices=RUNS)
+    parser.add_argument("--run", "--fault", choices=RUNS)
     parser.add_argument("--scratch", type=Path, help="a folder whose finished runs are not made again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -208,14 +208,15 @@ def report(scratch: Path) -> str:
         [
             "# Guards in TRL's own loop",
             "",
-            "`python -m benchmarks.trl_guarded --out reports/adapters.md`: GRPOTrainer of TRL 1.16, vLLM in its process,",
-            f"the demo checkpoint in BF16, {PROMPTS} prompts x {SAMPLES} responses of up to {NEW_TOKENS} tokens a step,",
-            f"{STEPS} steps, on a CPU. Guards are switched on by `guard(trainer, probe=True)` and nothing else.",
+            "`python -m benchmarks.trl_guarded --out reports/adapters.md`: GRPOTrainer of TRL 1.16, vLLM in its",
+            f"process, the demo checkpoint in BF16, {PROMPTS} prompts x {SAMPLES} responses of up to {NEW_TOKENS}",
+            f"tokens a step, {STEPS} steps, on a CPU. Guards are switched on by `guard(trainer, probe=True)` and nothing",
+            "else.",
             "",
             "## The same numbers",
             "",
-            "Of the run with nothing wrong, what TRL logs beside what the guards see: at the last step, and the largest",
-            "relative difference at any step.",
+            "Of the run with nothing wrong, what TRL logs beside what the guards see: at the last step, and the",
+            "largest relative difference at any step.",
             "",
             "| TRL | mismatch-probe | steps | TRL's | ours | most apart |",
             "|---|---|---|---|---|---|",

@@ -178,7 +178,7 @@ class TrainingRun:
         return framed(render_training([(course, self.summary) for course in read_courses([self._directory])]))
 
 
-def _of_places(column: pa.ChunkedArray, responses: Sequence[int], places: Sequence[int], kind: pa.DataType) -> pa.Array:
+def _of_places(column: pa.ChunkedArray, responses: Array, places: Sequence[int], kind: pa.DataType) -> pa.Array:
     """The value at a place of each response's list."""
     lists = column.to_pylist()
     return pa.array([lists[row][place] for row, place in zip(responses, places, strict=True)], kind)
