@@ -17,6 +17,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest, TrainingSummary
+from mismatch_probe.stats.sequences import Array
 
 Frame = Any
 """A pandas DataFrame where pandas is installed, else a pyarrow Table."""
