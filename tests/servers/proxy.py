@@ -3,6 +3,7 @@
 import http.client
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,13 +39,14 @@ After = Callable[[str, Json, Reply], Reply]
 class Proxy:
     """before: changes what is asked (its path, its body). after: changes what is answered (and sees what was asked).
 
-    seen: the path, headers and body of every request.
+    pause_seconds: before each fifth of an answer. seen: the path, headers and body of every request.
     """
 
     def __init__(self, target: str, before: Before | None = None, after: After | None = None) -> None:
         self.target = target
         self.before: Before = before or (lambda path, body: body)
         self.after: After = after or (lambda path, body, reply: reply)
+        self.pause_seconds = 0.0
         self.seen: list[tuple[str, dict[str, str], Json]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -102,8 +104,15 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             for name, value in reply.headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(reply.body[: reply.cut])
+            self._write(reply.body[: reply.cut])
             self.close_connection = reply.cut is not None
+
+        def _write(self, body: bytes) -> None:
+            """Whole, or in five pieces with a pause before each."""
+            size = -(-len(body) // (5 if proxy.pause_seconds else 1)) or 1
+            for start in range(0, len(body), size):
+                time.sleep(proxy.pause_seconds)
+                self.wfile.write(body[start : start + size])
 
         def log_message(self, *words: object) -> None:
             pass

@@ -185,6 +185,19 @@ def test_a_slow_server_is_given_up_after_two_tries(vllm: RealServer) -> None:
         assert len(proxy.seen) == 2
 
 
+def test_a_server_that_trickles_its_answer_is_too_slow_as_well(vllm: RealServer) -> None:
+    with Proxy(vllm.url) as proxy, started(proxy.url, timeout_seconds=1.0) as engine:
+        proxy.pause_seconds = 0.3
+        with pytest.raises(EngineError, match="did not answer /inference/v1/generate within 1 s, 2 times in a row"):
+            engine.sample(requests(1), PLAIN)
+
+
+def test_closing_twice_is_closing_once(vllm: RealServer) -> None:
+    engine = started(vllm.url)
+    engine.close()
+    engine.close()
+
+
 @pytest.mark.parametrize(
     "trouble",
     [

@@ -57,7 +57,7 @@ class Connection(Closing):
         self._runner = asyncio.Runner()
         self._client = httpx.AsyncClient(
             headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
-            timeout=httpx.Timeout(arguments.timeout_seconds, connect=_CONNECT_SECONDS, pool=None),
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=arguments.concurrency),
             follow_redirects=False,
             trust_env=False,
@@ -88,8 +88,9 @@ class Connection(Closing):
         return self._run(self._all(requests, read, on_finished))
 
     def close(self) -> None:
-        self._run(self._client.aclose())
-        self._runner.close()
+        if not self._client.is_closed:
+            self._run(self._client.aclose())
+            self._runner.close()
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._runner.run(work)
@@ -125,10 +126,11 @@ class Connection(Closing):
         wait, slow = _FIRST_WAIT_SECONDS, 0
         for number in range(1, tries + 1):
             try:
-                response = await self._client.request(
-                    "GET" if request.body is None else "POST", f"{self.url}{request.path}", json=request.body
-                )
-            except (httpx.ReadTimeout, httpx.WriteTimeout):
+                async with asyncio.timeout(self._arguments.timeout_seconds):
+                    response = await self._client.request(
+                        "GET" if request.body is None else "POST", f"{self.url}{request.path}", json=request.body
+                    )
+            except TimeoutError:
                 slow += 1
                 problem = f"did not answer {request.path} within {self._arguments.timeout_seconds:g} s"
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
