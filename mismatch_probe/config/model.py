@@ -1,6 +1,6 @@
 """The parts of what is asked for: frozen, typed settings that a run directory records and a resume must match."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -92,6 +92,12 @@ class EngineSettings(Settings):
     prefill: bool = True
     adapter: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _server_has_an_address(self) -> Self:
+        if self.is_remote and "url" not in self.args:
+            raise ValueError("a server is a side of a comparison with an address: --infer NAME:url=http://HOST:PORT")
+        return self
 
     @property
     def is_remote(self) -> bool:

@@ -59,7 +59,7 @@ def _as_address(text: str) -> str:
             "a server's address is http://HOST:PORT and a path at most: a run records it, so a key belongs into the "
             "environment"
         )
-    if address.scheme not in ("http", "https") or not address.hostname or "*" in address.hostname:
+    if address.scheme not in ("http", "https") or not address.hostname:
         raise ValueError("a server's address begins with http:// or https:// and a host; write url=http://HOST:PORT")
     host = f"[{address.hostname}]" if ":" in address.hostname else address.hostname
     return f"{address.scheme}://{host}{'' if port is None else f':{port}'}{address.path.rstrip('/')}"

@@ -17,6 +17,7 @@ from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.side_text import parse_side, write_side
 from mismatch_probe.config.sides import response_of, sampler_of
 from mismatch_probe.config.spelling import with_one_spelling
+from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
 
 FP8KV = {"name": "fp8kv", "dtype": "bf16", "args": {"kv_cache_dtype": "fp8"}}
@@ -355,6 +356,12 @@ def test_arguments_of_a_server_are_checked_and_no_key_is_among_them(args: dict[s
 def test_a_server_is_no_engine_of_the_whole_run() -> None:
     with pytest.raises(UsageError, match="a server is a side of its own"):
         settings(engine={"name": "server", "args": {"url": "http://host"}})
+
+
+def test_training_samples_from_no_server() -> None:
+    given = {"model": {"path": "demo"}, "engine": {"name": "server"}}
+    with pytest.raises(UsageError, match="a server is a side of a comparison with an address"):
+        parse_settings(TrainSettings, given)
 
 
 def test_a_server_has_no_counterpart_in_fp32_but_the_engine_here() -> None:
