@@ -10,9 +10,12 @@ from typing import Any, Final
 
 from safetensors.torch import load_file
 
-from benchmarks.training_faults.faults import applied_rate, first_sync_skipped, reward_nan, sampling_temperature
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
+from benchmarks.training_faults.reward_faults import reward_nan
 from benchmarks.training_faults.runs import LabRun, digest_of, run_with, small_settings, weights_digest
+from benchmarks.training_faults.sampling_faults import sampling_changed
+from benchmarks.training_faults.sync_faults import first_sync_skipped
+from benchmarks.training_faults.update_faults import applied_rate
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
 from mismatch_probe.guards.load import parse_guards
@@ -84,7 +87,7 @@ def lower_learning_rate(scratch: Path) -> Proof:
 def switch_correction(scratch: Path) -> Proof:
     updates = _Updates()
     settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, objective={"name": "grpo"})
-    inject = _both(partial(sampling_temperature, temperature=1.7), updates.record)
+    inject = _both(partial(sampling_changed, temperature=1.7), updates.record)
     run_with(scratch, settings, inject, Now(STEP), guards=asking("switch_correction(seq-mis)"))
     first, again = updates.of(STEP)
     later = [update for step in range(STEP + 1, STEPS + 1) for update in updates.of(step)]

@@ -1,36 +1,51 @@
 """The faults: what goes wrong, how strongly, which guard must see it, and which cause the diagnosis must name."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import torch
-
-from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
-from mismatch_probe.config.model import SamplingSettings
+from benchmarks.training_faults.injection import Inject
+from benchmarks.training_faults.reward_faults import reward_given, reward_nan, reward_slow, rewards_shuffled
+from benchmarks.training_faults.sampling_faults import (
+    all_cut,
+    ends_dropped,
+    labels_shifted,
+    sampling_changed,
+    sampling_hidden,
+)
+from benchmarks.training_faults.sync_faults import (
+    every_third_sync_skipped,
+    first_sync_skipped,
+    last_layer_kept,
+    layer_perturbed,
+    layer_scaled,
+    stale_cache,
+    sync_skipped,
+)
+from benchmarks.training_faults.update_faults import (
+    activations,
+    applied_rate,
+    gradients_overflow,
+    loss_scale,
+    nothing,
+    scheduled_rate,
+)
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.diagnosis import EndCause
-from mismatch_probe.records.sequences import EncodedPrompt, SampledSequence, SampleRequest
-from mismatch_probe.tasks.rewards import Reward
-from mismatch_probe.train.parts import TrainingParts
 
-Weights = Iterable[tuple[str, torch.Tensor]]
-
+ONSET: Final = 6
+"""The first faulty step, unless a fault says otherwise."""
 TRAINED: Final[tuple[Dtype, ...]] = (Dtype.FP16, Dtype.BF16)
-_LAYER: Final = "layers.1."
-_BAD_REWARD_EVERY: Final = 8
-_FAR_ABOVE_FP16: Final = 2.0**60
-_ONE_NORM: Final = 1e6
+_FROM_THE_START: Final = 1
 
 
 @dataclass(frozen=True)
 class Fault:
     """A fault at one strength.
 
-    `usual` marks what a default guard must catch within two steps; other strengths show where that ends. `guards`: any
-    of them is right. `lasts`: steps it is there for, to the end where None.
+    `guards`: any of them is right; none where the run ends with an error. `lasts`: steps it is there for, to the end
+    where None. `settings`: of the run, where the fault needs others.
     """
 
     name: str
@@ -38,263 +53,152 @@ class Fault:
     inject: Inject
     guards: tuple[str, ...]
     causes: tuple[EndCause, ...]
-    usual: bool = True
     lasts: int | None = None
+    onset: int = ONSET
     dtypes: tuple[Dtype, ...] = TRAINED
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
         return "-".join("".join(c if c.isalnum() else " " for c in f"{self.name} {self.strength}").split())
 
 
-def sync_skipped(parts: TrainingParts, now: Now) -> None:
-    """The engine takes what it is sent and keeps what it has."""
-
-    def make(update_weights: Callable[[Weights], None]) -> Callable[[Weights], None]:
-        def update(weights: Weights) -> None:
-            if now.faulty:
-                deque(weights, maxlen=0)
-            else:
-                update_weights(weights)
-
-        return update
-
-    replaced(parts.engine, "update_weights", make)
-
-
-def first_sync_skipped(parts: TrainingParts, now: Now) -> None:
-    """As `sync_skipped`, once: when the same step sends again, the engine takes it."""
-    skipped = False
-
-    def make(update_weights: Callable[[Weights], None]) -> Callable[[Weights], None]:
-        def update(weights: Weights) -> None:
-            nonlocal skipped
-            if now.faulty and not skipped:
-                skipped = True
-                deque(weights, maxlen=0)
-            else:
-                update_weights(weights)
-
-        return update
-
-    replaced(parts.engine, "update_weights", make)
-
-
-def sampling_temperature(parts: TrainingParts, now: Now, *, temperature: float) -> None:
-    """The engine samples at another temperature than it is told, and its log-probs are of that temperature."""
-    engine: Any = parts.engine
-
-    def make(generate: Callable[..., Any]) -> Callable[..., Any]:
-        def at_another(inputs: Any, params: Sequence[Any], **rest: Any) -> Any:
-            for param in params:
-                if now.faulty and param.temperature > 0:
-                    param.temperature = temperature
-            return generate(inputs, params, **rest)
-
-        return at_another
-
-    replaced(engine.llm, "generate", make)
-
-
-def hidden_sampling_temperature(parts: TrainingParts, now: Now, *, temperature: float) -> None:
-    """As `sampling_temperature`, and the log-probs are those of the temperature it was told."""
-    sampling_temperature(parts, now, temperature=temperature)
-
-    def make(sample: Callable[..., list[SampledSequence]]) -> Callable[..., list[SampledSequence]]:
-        def unseen(requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
-            sampled = sample(requests, sampling)
-            if not now.faulty:
-                return sampled
-            told = parts.engine.replay([response.sequence for response in sampled])
-            return [replace(one, scores=scores) for one, scores in zip(sampled, told, strict=True)]
-
-        return unseen
-
-    replaced(parts.engine, "sample", make)
-
-
-def training_temperature(parts: TrainingParts, now: Now, *, temperature: float) -> None:
-    """The training path divides its logits by another temperature than the engine."""
-    module: Any = parts.policy.module
-
-    def make(send: Callable[[], None]) -> Callable[[], None]:
-        def first_divide(*_: Any) -> None:
-            if now.faulty:
-                replaced(module, "_temperature", lambda _: temperature)
-            send()
-
-        return first_divide
-
-    replaced(parts.sync, "send", make)
-
-
-def layer_perturbed(parts: TrainingParts, now: Now, *, noise: float) -> None:
-    """One layer's matrices reach the engine with noise of `noise` times their standard deviation."""
-
-    def spoiled(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(0)
-        for name, tensor in weights:
-            if now.faulty and _LAYER in name and tensor.dim() == 2:
-                drawn = torch.randn(tensor.shape, generator=generator) * (noise * float(tensor.float().std()))
-                yield name, (tensor.float() + drawn).to(tensor.dtype)
-            else:
-                yield name, tensor
-
-    def make(update_weights: Callable[[Weights], None]) -> Callable[[Weights], None]:
-        return lambda weights: update_weights(spoiled(weights))
-
-    replaced(parts.engine, "update_weights", make)
-
-
-def reward_nan(parts: TrainingParts, now: Now) -> None:
-    """The reward function returns NaN for one response in eight."""
-    calls = 0
-
-    def make(reward: Reward) -> Reward:
-        def score(prompt: EncodedPrompt, response: str) -> Any:
-            nonlocal calls
-            calls += 1
-            return float("nan") if now.faulty and calls % _BAD_REWARD_EVERY == 0 else reward.score(prompt, response)
-
-        return replace(reward, score=score)
-
-    replaced(parts.rollouts, "_reward", make)
-
-
-def scheduled_rate(parts: TrainingParts, now: Now, *, factor: float) -> None:
-    """The schedule gives another rate, which the log shows."""
-
-    def make(rate: Callable[[int], float]) -> Callable[[int], float]:
-        return lambda step: rate(step) * (factor if now.faulty else 1)
-
-    replaced(optimizer_of(parts), "learning_rate", make)
-
-
-def applied_rate(parts: TrainingParts, now: Now, *, factor: float) -> None:
-    """The optimizer steps at another rate than the log shows."""
-
-    def make(step: Callable[[float], None]) -> Callable[[float], None]:
-        return lambda rate: step(rate * (factor if now.faulty else 1))
-
-    replaced(optimizer_of(parts), "step", make)
-
-
-def loss_scale(parts: TrainingParts, now: Now) -> None:
-    """The loss scale is set far above what FP16 holds, once; halving has to bring it back."""
-    optimizer = optimizer_of(parts)
-
-    def make(send: Callable[[], None]) -> Callable[[], None]:
-        def first_raise() -> None:
-            if now.step == now.onset and optimizer.loss_scale is not None:
-                optimizer.loss_scale.value = _FAR_ABOVE_FP16
-            send()
-
-        return first_raise
-
-    replaced(parts.sync, "send", make)
-
-
-def activations(parts: TrainingParts, now: Now) -> None:
-    """The training path's last norm multiplies by a million, past what FP16 holds, once the engine has its weights."""
-    module: Any = parts.policy.module
-    norm = module.model.model.norm.weight
-
-    def make(sample: Callable[[int], Any]) -> Callable[[int], Any]:
-        def then_grow(step: int) -> Any:
-            if now.step == now.onset:
-                with torch.no_grad():
-                    norm.to_local().mul_(_ONE_NORM)
-            return sample(step)
-
-        return then_grow
-
-    replaced(parts.rollouts, "sample", make)
-
-
 def at_strengths(
     name: str,
     inject: Callable[..., None],
-    strengths: Mapping[str, dict[str, float]],
+    strengths: Mapping[str, dict[str, Any]],
     guards: tuple[str, ...],
     causes: tuple[EndCause, ...],
-    usual: Sequence[str] = (),
 ) -> Iterator[Fault]:
-    """A fault at each of its strengths; all are usual unless `usual` names some."""
+    """A fault at each of its strengths."""
     for strength, arguments in strengths.items():
-        yield Fault(name, strength, partial(inject, **arguments), guards, causes, strength in (usual or strengths))
+        yield Fault(name, strength, partial(inject, **arguments), guards, causes)
 
+
+def _rewards(strength: str, bad: Callable[[float, str], Any], guards: tuple[str, ...], *causes: EndCause) -> Fault:
+    return Fault("reward function", strength, partial(reward_given, bad=bad), guards, causes)
+
+
+_TOO_LARGE: Final = (("update-size", "update-jump", "reward-collapse"), (EndCause.LEARNING_RATE,))
+_PARTIAL: Final = (("unsynced-weights", "other-weights"), (EndCause.PARTIAL_SYNC, EndCause.STALE_SYNC))
+_STALE: Final = (("stale-engine", "unsynced-weights"), (EndCause.STALE_SYNC, EndCause.PARTIAL_SYNC))
+_HIDDEN: Final = (("sampling", "support", "temperature"), (EndCause.TEMPERATURE,))
 
 FAULTS: Final[tuple[Fault, ...]] = (
-    Fault("sync skipped", "every sync", sync_skipped, ("stale-engine",), (EndCause.STALE_SYNC,)),
-    Fault("sync skipped", "once", first_sync_skipped, ("stale-engine",), (EndCause.STALE_SYNC,)),
-    *at_strengths(
-        "engine samples at another temperature",
-        sampling_temperature,
-        {f"{value:g} for 1": {"temperature": value} for value in (0.8, 1.05, 1.2)},
-        ("temperature",),
-        (EndCause.TEMPERATURE,),
-        usual=("0.8 for 1", "1.2 for 1"),
+    _rewards("inf", lambda right, response: float("inf"), ("reward-nonfinite",), EndCause.REWARD_NAN),
+    Fault("reward function", "NaN for one in 8", reward_nan, ("reward-nonfinite",), (EndCause.REWARD_NAN,)),
+    _rewards("a string", lambda right, response: str(right), ()),
+    _rewards("None", lambda right, response: None, ()),
+    _rewards("constant", lambda right, response: 0.5, ("constant-reward", "flat-groups"), EndCause.FLAT),
+    _rewards(
+        "all zero",
+        lambda right, response: 0.0,
+        ("constant-reward", "flat-groups", "reward-collapse"),
+        EndCause.FLAT,
+        EndCause.REWARD_CHANGED,
     ),
-    *at_strengths(
-        "engine samples at another temperature, its log-probs do not show it",
-        hidden_sampling_temperature,
-        {f"{value:g} for 1": {"temperature": value} for value in (0.5, 1.5, 2.0)},
-        ("sampling",),
-        (EndCause.TEMPERATURE,),
-        usual=("1.5 for 1", "2 for 1"),
-    ),
-    *at_strengths(
-        "training path at another temperature",
-        training_temperature,
-        {f"{value:g} for 1": {"temperature": value} for value in (0.8, 1.2)},
-        ("temperature",),
-        (EndCause.TEMPERATURE,),
-    ),
-    *at_strengths(
-        "one layer perturbed on its way to the engine",
-        layer_perturbed,
-        {f"noise of {value:.0%}": {"noise": value} for value in (0.01, 0.05, 0.2)},
-        ("engine-weights", "engine-layer"),
-        (EndCause.ENGINE_WEIGHTS,),
-        usual=("noise of 20%",),
+    _rewards("x 1e30", lambda right, response: 1e30 * right, ("reward-scale",), EndCause.REWARD_SCALE),
+    _rewards(
+        "length of the response", lambda right, response: float(len(response)), ("reward-range",), EndCause.REWARD_SCALE
     ),
     Fault(
-        "reward NaN",
-        "one response in 8",
-        reward_nan,
-        ("reward-nonfinite",),
-        (EndCause.REWARD_NAN,),
+        "reward function",
+        "too slow for one in 8",
+        reward_slow,
+        ("reward-nonfinite", "reward-seconds"),
+        (EndCause.REWARD_LATE,),
     ),
-    Fault("reward NaN", "one step only", reward_nan, ("reward-nonfinite",), (EndCause.REWARD_NAN,), lasts=1),
+    Fault("rewards shuffled", "in each step", rewards_shuffled, ("reward-repeat",), (EndCause.REWARD_UNREPEATED,)),
     *at_strengths(
-        "learning rate, as scheduled",
-        scheduled_rate,
-        {f"x {value:g}": {"factor": value} for value in (100.0,)},
-        ("learning-rate-jump",),
-        (EndCause.LEARNING_RATE,),
+        "one layer on its way to the engine",
+        layer_scaled,
+        {"x 1.01": {"factor": 1.01}, "x 1.1": {"factor": 1.1}},
+        *_PARTIAL,
+    ),
+    Fault("one layer on its way to the engine", "noise of 20%", partial(layer_perturbed, noise=0.2), *_PARTIAL),
+    Fault("last layer", "never synced", last_layer_kept, *_PARTIAL),
+    Fault("sync skipped", "every sync", sync_skipped, *_STALE),
+    Fault("sync skipped", "every third step", every_third_sync_skipped, *_STALE),
+    Fault("sync skipped", "once", first_sync_skipped, *_STALE, lasts=1),
+    Fault(
+        "stale prefix cache",
+        "from the onset",
+        stale_cache,
+        ("mismatch-limit", "mismatch-floor", "mismatch-drift", "extreme-above", "extreme-below"),
+        (EndCause.STALE_SYNC, EndCause.PRECISION_DRIFT),
+        settings={
+            "engine": {"prefix_caching": True, "args": {"block_size": 32}},
+            "task": {"source": "sums:terms=6", "num_problems": 8},
+            "rollout": {"max_new_tokens": 80},
+        },
+    ),
+    *at_strengths(
+        "engine samples otherwise, its log-probs show it",
+        sampling_changed,
+        {"temperature 0.8": {"temperature": 0.8}, "temperature 1.2": {"temperature": 1.2}, "top-p 0.9": {"top_p": 0.9}},
+        *_HIDDEN,
+    ),
+    *at_strengths(
+        "engine samples otherwise, its log-probs hide it",
+        sampling_hidden,
+        {
+            "temperature 0.8": {"temperature": 0.8},
+            "top-p 0.9": {"top_p": 0.9},
+            "repetition penalty 1.2": {"repetition_penalty": 1.2},
+        },
+        *_HIDDEN,
     ),
     *at_strengths(
         "learning rate, applied unseen",
         applied_rate,
-        {f"x {value:g}": {"factor": value} for value in (100.0,)},
-        ("update-size", "update-jump"),
+        {f"x {value:g}": {"factor": value} for value in (8.0, 20.0, 100.0)},
+        *_TOO_LARGE,
+    ),
+    Fault(
+        "learning rate, as scheduled",
+        "x 100",
+        partial(scheduled_rate, factor=100.0),
+        ("learning-rate-jump",),
         (EndCause.LEARNING_RATE,),
     ),
     Fault(
-        "loss-scale overflow",
-        "scale of 2^60",
+        "learning rate, from the start",
+        "1e-3",
+        nothing,
+        *_TOO_LARGE,
+        settings={"optimizer": {"learning_rate": 1e-3}},
+        onset=_FROM_THE_START,
+    ),
+    Fault(
+        "activations",
+        "last norm x 1e6",
+        activations,
+        ("loss-nonfinite", "mismatch-nonfinite", "mismatch-limit", "update-size"),
+        (EndCause.FP16_DEAD, EndCause.NONFINITE_GRADIENT, EndCause.LEARNING_RATE),
+    ),
+    Fault(
+        "gradients",
+        "infinite in every update",
+        gradients_overflow,
+        ("overflow",),
+        (EndCause.FP16_DEAD, EndCause.NONFINITE_GRADIENT),
+    ),
+    Fault(
+        "gradients",
+        "loss scale of 2^60",
         loss_scale,
         ("overflow",),
         (EndCause.FP16_DEAD,),
         lasts=1,
         dtypes=(Dtype.FP16,),
     ),
+    Fault("labels shifted", "by one", labels_shifted, ("sampling", "mismatch-limit"), (EndCause.LABEL_OFFSET,)),
+    Fault("end of responses", "dropped", ends_dropped, ("no-end",), (EndCause.NO_END,)),
     Fault(
-        "activations beyond FP16",
-        "last norm x 1e6",
-        activations,
-        ("loss-nonfinite", "mismatch-nonfinite"),
-        (EndCause.FP16_DEAD, EndCause.NONFINITE_GRADIENT),
-        dtypes=(Dtype.FP16,),
+        "responses",
+        "all cut",
+        partial(all_cut, tokens=6),
+        ("truncated", "all-truncated", "reward-collapse"),
+        (EndCause.TRUNCATED,),
     ),
 )

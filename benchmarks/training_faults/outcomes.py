@@ -1,23 +1,27 @@
-"""A fault's run judged: when the guards fired, what they did, which cause they would name."""
+"""A fault's run judged: when guards fired, what they did, which cause they named, and what is left of the policy."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.training_faults.faults import Fault
+from benchmarks.training_faults.faults import ONSET, Fault
 from benchmarks.training_faults.injection import Now
+from benchmarks.training_faults.kept_policies import Measured, measured_policy, same_weights
 from benchmarks.training_faults.runs import LabRun, run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnose import diagnose
 
-ONSET: Final = 6
-STEPS: Final = 10
-CLEAN_STEPS: Final = 30
+LATER: Final = 20
+"""Steps after its onset at which a fault is judged."""
+STEPS: Final = ONSET + LATER
 SOON: Final = 2
-"""Steps, the first faulty one included, within which a fault has to be seen."""
+"""Steps, the first faulty one included, within which most faults are seen."""
+_KEEP: Final = 20
+_ERRORS: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,13 @@ class Firing:
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """`fired` is the step of the first right guard; `level` and `moved` are its metric before and at that step."""
+    """`fired` is the step of the first right guard, `cause` what the diagnosis says then. ended: the sentence that the
+    run was ended with. kept: the step of the checkpoint that is left; rewards are of that policy and of the clean
+    twin's at that step, on all problems and with the right reward function.
+    """
 
     fault: str
     strength: str
-    usual: bool
     dtype: Dtype
     onset: int
     fired: int | None
@@ -44,23 +50,28 @@ class FaultOutcome:
     right_cause: bool
     firings: list[Firing]
     early: list[Firing]
-    stopped: str | None
+    ended: str | None
     steps: int
+    kept: int
+    reward: float
+    reward_error: float
+    twin_reward: float
+    twin_error: float
+
+    @property
+    def is_seen(self) -> bool:
+        """By a guard that is right, or by an error that ends the run, and nothing fired before."""
+        return (self.fired is not None or self.ended is not None) and not self.early
 
     @property
     def in_time(self) -> bool:
-        return self.fired is not None and self.fired < self.onset + SOON and not self.early
+        first = self.steps if self.fired is None and self.ended is not None else self.fired
+        return self.is_seen and first is not None and first < self.onset + SOON
 
-
-@dataclass(frozen=True)
-class CleanOutcome:
-    dtype: Dtype
-    seed: int
-    steps: int
-    overflows: int
-    firings: list[Firing]
-    first_reward: float
-    last_reward: float
+    @property
+    def survived(self) -> bool:
+        """Whether the policy that is left is as good as the clean twin's, within three standard errors."""
+        return self.reward >= self.twin_reward - _ERRORS * math.hypot(self.reward_error, self.twin_error)
 
 
 def fault_outcome(fault: Fault, dtype: Dtype, scratch: Path, steps: int = STEPS) -> FaultOutcome:
@@ -68,83 +79,78 @@ def fault_outcome(fault: Fault, dtype: Dtype, scratch: Path, steps: int = STEPS)
     name = f"{dtype}-{fault.slug}"
     kept = scratch / "outcomes" / f"{name}.json"
     if kept.exists():
-        return _read_fault(kept)
-    now = Now(ONSET, None if fault.lasts is None else ONSET + fault.lasts)
-    run = run_with(scratch / "runs" / name, small_settings(dtype, seed=0, steps=steps), fault.inject, now)
-    found = _judged(fault, dtype, run)
-    _write(kept, asdict(found))
-    return found
+        return _read(kept)
+    twin = clean_twin(fault, dtype, scratch, steps)
+    now = Now(fault.onset, None if fault.lasts is None else fault.onset + fault.lasts)
+    settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **fault.settings)
+    run = run_with(scratch / "runs" / name, settings, fault.inject, now)
+    outcome = _judged(fault, dtype, run, twin, scratch)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+    return outcome
 
 
-def clean_outcome(dtype: Dtype, seed: int, scratch: Path, growth_interval: int | None = None) -> CleanOutcome:
-    """Run without a fault, or read what came of it before; `growth_interval` of the loss scale, if not the default."""
-    name = f"{dtype}-clean-{seed}" + ("" if growth_interval is None else f"-growth-{growth_interval}")
-    kept = scratch / "outcomes" / f"{name}.json"
-    if kept.exists():
-        content = json.loads(kept.read_text(encoding="utf-8"))
-        return CleanOutcome(**{**content, "firings": [Firing(**one) for one in content["firings"]]})
-    scale = {} if growth_interval is None else {"loss_scale": {"growth_interval": growth_interval}}
-    settings = small_settings(dtype, seed=seed, steps=CLEAN_STEPS, **scale)
-    run = run_with(scratch / "runs" / name, settings)
-    steps = list(run.metrics.values())
-    found = CleanOutcome(
-        dtype=dtype,
-        seed=seed,
-        steps=len(steps),
-        overflows=sum(int(step["optim/overflow"]) for step in steps),
-        firings=_firings(_events(run)),
-        first_reward=sum(step["reward/mean"] for step in steps[:5]) / 5,
-        last_reward=sum(step["reward/mean"] for step in steps[-5:]) / 5,
-    )
-    _write(kept, asdict(found))
-    return found
+def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> Path:
+    """The run of these settings without the fault, made once: its directory."""
+    own: dict[str, Any] = {} if fault.onset < ONSET else dict(fault.settings)
+    name = f"{dtype}-twin" + (f"-{fault.slug}" if own else "")
+    path = scratch / "runs" / name
+    done = scratch / "outcomes" / f"{name}.done"
+    if not done.exists():
+        run_with(path, small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **own))
+        done.parent.mkdir(parents=True, exist_ok=True)
+        done.touch()
+    return path
 
 
-def _judged(fault: Fault, dtype: Dtype, run: LabRun) -> FaultOutcome:
-    events, metrics = _events(run), run.metrics
-    right = next((event for event in events if event.guard in fault.guards and event.step >= ONSET), None)
-    cause = None
-    if right is not None:
-        until = right.step
-        cause = diagnose(
-            {step: values for step, values in metrics.items() if step <= until},
-            [event for event in events if event.step <= until],
-        ).cause
+def _judged(fault: Fault, dtype: Dtype, run: LabRun, twin: Path, scratch: Path) -> FaultOutcome:
+    events, metrics = all_events(run), run.metrics
+    right = next((event for event in events if event.guard in fault.guards and event.step >= fault.onset), None)
+    cause = None if right is None else _cause_at(right.step, metrics, events)
+    kept = run.checkpoint_steps[-1]
+    mine, its = run.checkpoint_path(kept), LabRun.checkpoint_of(twin, kept)
+    rewards = measured_policy(its, dtype, scratch)
+    left: Measured = rewards if same_weights(mine, its) else measured_policy(mine, dtype, scratch)
     return FaultOutcome(
         fault=fault.name,
         strength=fault.strength,
-        usual=fault.usual,
         dtype=dtype,
-        onset=ONSET,
+        onset=fault.onset,
         fired=None if right is None else right.step,
         guard=None if right is None else right.guard,
         actions=[] if right is None else [str(action) for action in right.actions],
-        cause=None if cause is None else cause.value,
-        right_cause=cause in fault.causes,
-        firings=_firings(events),
-        early=_firings([event for event in events if event.step < ONSET]),
-        stopped=run.stopped,
-        steps=len(metrics),
+        cause=cause,
+        right_cause=cause in {one.value for one in fault.causes},
+        firings=as_firings(events),
+        early=as_firings([event for event in events if event.step < fault.onset]),
+        ended=run.stopped or run.failed,
+        steps=max(metrics, default=0),
+        kept=kept,
+        reward=left.reward,
+        reward_error=left.error,
+        twin_reward=rewards.reward,
+        twin_error=rewards.error,
     )
 
 
-def _events(run: LabRun) -> list[GuardEvent]:
+def _cause_at(step: int, metrics: dict[int, dict[str, float]], events: Sequence[GuardEvent]) -> str:
+    """What the diagnosis says at the end of a step."""
+    history = {past: values for past, values in metrics.items() if step - 16 < past <= step}
+    return diagnose(history, [event for event in events if event.step <= step]).cause.value
+
+
+def all_events(run: LabRun) -> list[GuardEvent]:
     return [event for decision in run.seen.decisions.values() for event in decision.events]
 
 
-def _firings(events: Sequence[GuardEvent]) -> list[Firing]:
+def as_firings(events: Sequence[GuardEvent]) -> list[Firing]:
     return [
         Firing(event.step, event.guard, f"{event.value:.3g}", [str(action) for action in event.actions])
         for event in events
     ]
 
 
-def _read_fault(path: Path) -> FaultOutcome:
+def _read(path: Path) -> FaultOutcome:
     content = json.loads(path.read_text(encoding="utf-8"))
     firings = {name: [Firing(**one) for one in content[name]] for name in ("firings", "early")}
     return FaultOutcome(**{**content, **firings})
-
-
-def _write(path: Path, content: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content), encoding="utf-8")

@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.training_faults.answers import Proof
+from benchmarks.training_faults.clean_runs import CLEAN_STEPS, CleanOutcome
 from benchmarks.training_faults.cost import Cost
-from benchmarks.training_faults.outcomes import CLEAN_STEPS, ONSET, SOON, CleanOutcome, FaultOutcome
+from benchmarks.training_faults.faults import ONSET
+from benchmarks.training_faults.outcomes import LATER, SOON, FaultOutcome
 from benchmarks.training_faults.runs import SMALL
 
 EDGE = (
-    f"{CLEAN_STEPS} steps each; the loss scale doubles after every second clean step instead of the 400th, so that it "
+    f"{CLEAN_STEPS} steps; the loss scale doubles after every second clean step instead of the 400th, so that it "
     "overflows again and again. Two overflows in a row warn."
 )
 
@@ -30,7 +32,7 @@ def publish(results: Results, folder: Path, command: str) -> None:
     parts = (
         _summary(results, command),
         _faults(results.faults),
-        _clean("Clean runs", f"{CLEAN_STEPS} steps each, default settings.", results.clean),
+        _clean("Clean runs", f"{CLEAN_STEPS} steps each, default settings but for the shape.", results.clean),
         _clean("FP16 at the edge", EDGE, results.at_the_edge),
         _proofs(results.proofs),
         _costs(results.costs),
@@ -42,28 +44,27 @@ def publish(results: Results, folder: Path, command: str) -> None:
 
 
 def _summary(results: Results, command: str) -> str:
-    usual = [fault for fault in results.faults if fault.usual]
-    caught = sum(one.in_time for one in usual)
-    named = sum(one.right_cause for one in usual)
-    firings = sum(len(one.firings) for one in results.clean)
-    steps = sum(one.steps for one in results.clean)
-    at_the_edge = sum(len(one.firings) for one in results.at_the_edge)
-    overflows = sum(one.overflows for one in results.at_the_edge)
+    faults, clean = results.faults, results.clean
     rollout = SMALL["rollout"]
     cost = ", ".join(f"{cost.share:.2%} ({cost.dtype})" for cost in results.costs)
+    unseen = ", ".join(_called(one) for one in faults if not one.is_seen) or "none"
+    lost = ", ".join(_called(one) for one in faults if not one.survived) or "none"
     return "\n".join(
         (
             "# Guards against real faults",
             "",
             f"Real training runs on the shipped checkpoint (vLLM in process, {rollout['prompts']} prompts x "
             f"{rollout['samples']} samples, up to {rollout['max_new_tokens']} tokens), each with one fault injected "
-            f"from step {ONSET} on, under the default guards.",
+            f"from step {ONSET} on and judged {LATER} steps later, under the default guards.",
             "",
-            f"- Caught within {SOON} steps, nothing fired before: **{caught} of {len(usual)}** at usual strengths; "
-            f"cause named right at that step: {named} of {len(usual)}.",
-            f"- Clean runs: **{firings} firings** in {len(results.clean)} runs, {steps} steps.",
-            f"- FP16 runs whose loss scale is kept at the edge of overflow: {at_the_edge} firings, all told below, in "
-            f"{len(results.at_the_edge)} runs with {overflows} overflows.",
+            f"- Seen, and nothing fired before: **{sum(one.is_seen for one in faults)} of {len(faults)}**, "
+            f"{sum(one.in_time for one in faults)} of them within {SOON} steps; cause named right at that step: "
+            f"{sum(one.right_cause for one in faults)}. Not seen: {unseen}.",
+            f"- **Survived: {sum(one.survived for one in faults)} of {len(faults)}**: the policy that is left earns as "
+            f"much as the clean twin's of that step, within three standard errors. Not survived: {lost}.",
+            f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "
+            f"{sum(len(one.firings) for one in clean)} firings, in {len(clean)} runs, "
+            f"{sum(one.steps for one in clean)} steps.",
             f"- Actions proven in real runs: **{sum(proof.holds for proof in results.proofs)} of "
             f"{len(results.proofs)}**.",
             f"- Metrics and guards cost **{cost}** of a step.",
@@ -73,24 +74,31 @@ def _summary(results: Results, command: str) -> str:
     )
 
 
+def _called(fault: FaultOutcome) -> str:
+    return f"{fault.fault} {fault.strength} ({fault.dtype})"
+
+
 def _faults(faults: Sequence[FaultOutcome]) -> str:
     lines = [
         "## Faults",
         "",
-        f"Step {ONSET} is the first faulty one. Strengths in brackets are weaker than what the defaults are to see.",
+        f"Step {ONSET} is the first faulty one, but for the rate that is too high from the start. `kept` is the step "
+        "of the newest checkpoint at the end. Its reward is measured on all 64 problems, 256 responses, with the right "
+        "reward function, beside the clean twin's of the same step.",
         "",
-        "| fault | strength | dtype | fired at | guard | answer | cause named | then |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | strength | dtype | fired | guard | answer | cause | then | kept | reward, twin's | survived |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in faults:
-        strength = fault.strength if fault.usual else f"({fault.strength})"
         fired = "not" if fault.fired is None else str(fault.fired)
         cause = "" if fault.cause is None else fault.cause + ("" if fault.right_cause else " (wrong)")
-        then = f"stopped at {fault.steps}" if fault.stopped else "went on"
-        answer = " + ".join(fault.actions)
+        then = "went on" if fault.ended is None else f"stopped at {fault.steps}"
+        if fault.ended is not None and fault.fired is None:
+            then = f"ended with an error after step {fault.steps}"
         lines.append(
-            f"| {fault.fault} | {strength} | {fault.dtype} | {fired} | {fault.guard or ''} | {answer} | {cause} | "
-            f"{then} |"
+            f"| {fault.fault} | {fault.strength} | {fault.dtype} | {fired} | {fault.guard or ''} | "
+            f"{' + '.join(fault.actions)} | {cause} | {then} | {fault.kept} | {fault.reward:.2f}, "
+            f"{fault.twin_reward:.2f} | {'yes' if fault.survived else 'no'} |"
         )
     return "\n".join(lines)
 
@@ -101,13 +109,14 @@ def _clean(title: str, about: str, clean: Sequence[CleanOutcome]) -> str:
         "",
         about,
         "",
-        "| dtype | seed | overflows | firings | reward, first and last 5 steps |",
-        "|---|---|---|---|---|",
+        "| dtype | shape | overflows | firings | stopped | reward, first and last 5 steps |",
+        "|---|---|---|---|---|---|",
     ]
     for one in clean:
         firings = ", ".join(f"{firing.guard} at {firing.step}" for firing in one.firings) or "none"
         reward = f"{one.first_reward:.2f}, {one.last_reward:.2f}"
-        lines.append(f"| {one.dtype} | {one.seed} | {one.overflows} | {firings} | {reward} |")
+        stopped = "no" if one.stopped is None else f"at {one.steps}"
+        lines.append(f"| {one.dtype} | {one.shape} | {one.overflows} | {firings} | {stopped} | {reward} |")
     return "\n".join(lines)
 
 

@@ -17,11 +17,12 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module
+from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.parts import TrainingParts
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import execute_training, resume_training, start_training
@@ -49,15 +50,27 @@ class Seen:
 
 @dataclass(frozen=True)
 class LabRun:
-    """A run's files, what was seen while it ran, and the sentence it was stopped with."""
+    """A run's files, what was seen while it ran, and the sentence a guard stopped it with, or it failed with."""
 
     directory: TrainingDirectory
     seen: Seen
     stopped: str | None
+    failed: str | None = None
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
         return dict(self.directory.read_metrics())
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        return Checkpoints(self.directory.checkpoints_path, keep=2).steps()
+
+    def checkpoint_path(self, step: int) -> Path:
+        return self.checkpoint_of(self.directory.path, step)
+
+    @staticmethod
+    def checkpoint_of(run: Path, step: int) -> Path:
+        return Checkpoints(TrainingDirectory(run).checkpoints_path, keep=2).model_path(step).parent
 
 
 def small_settings(dtype: Dtype, *, seed: int, steps: int, **changes: Any) -> TrainSettings:
@@ -97,13 +110,15 @@ def run_with(
     if not resume:
         shutil.rmtree(path, ignore_errors=True)
     directory = (resume_training if resume else start_training)(path, preparation)
-    stopped = None
+    stopped = failed = None
     with swapped(run_module, "assembled", lambda real: lambda *given: watched_parts(real, *given)):
         try:
             execute_training(directory, preparation, watch)
         except TrainingStopped as stop:
             stopped = str(stop)
-    return LabRun(directory, seen, stopped)
+        except UsageError as error:
+            failed = str(error)
+    return LabRun(directory, seen, stopped, failed)
 
 
 def _watch_starts(parts: TrainingParts, now: Now, seen: Seen) -> None:

@@ -1,23 +1,15 @@
 """Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""
 
-from mismatch_probe.guards.actions import Action, ActionKind
+from mismatch_probe.guards.answers import LOG, RATE_BEFORE, RESYNC, ROLLBACK, SKIP, SMALLER_STEPS, STOP, TIGHTEN, WARN
+from mismatch_probe.guards.reward_defaults import REWARD_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.floor import CanaryFloorSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
+from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
-
-_LOG = Action(ActionKind.LOG)
-_WARN = Action(ActionKind.WARN)
-_SKIP = Action(ActionKind.SKIP_UPDATE)
-_RESYNC = Action(ActionKind.RESYNC)
-_ROLLBACK = Action(ActionKind.ROLLBACK)
-_STOP = Action(ActionKind.STOP)
-_TIGHTEN = Action(ActionKind.TIGHTEN_SEQUENCES, factor=0.5)
-_TENTH_OF_RATE = Action(ActionKind.LOWER_LEARNING_RATE, factor=0.1)
-_RATE_BEFORE = Action(ActionKind.LOWER_LEARNING_RATE, to_level=True)
 
 _ENGINE = (
     LimitSettings(
@@ -25,7 +17,7 @@ _ENGINE = (
         metric="sync/engine_unchanged",
         above=0,
         clear_after=5,
-        actions=((_SKIP, _RESYNC), (_STOP,)),
+        actions=((SKIP, RESYNC), (STOP,)),
         source="exact: an engine that took new weights cannot repeat its old log-probs bit for bit",
     ),
     LimitSettings(
@@ -33,7 +25,7 @@ _ENGINE = (
         metric="sync/weights_unchanged",
         above=0,
         clear_after=5,
-        actions=((_SKIP, _RESYNC), (_STOP,)),
+        actions=((SKIP, RESYNC), (STOP,)),
         source="exact: a weight of the engine that is sent other numbers cannot keep its digest",
     ),
     LimitSettings(
@@ -41,7 +33,7 @@ _ENGINE = (
         metric="sync/weights_other",
         above=0,
         clear_after=5,
-        actions=((_SKIP, _RESYNC), (_STOP,)),
+        actions=((SKIP, RESYNC), (STOP,)),
         source="exact: a weight of the engine that once had the digest of what was sent always has it after a sync",
     ),
     GrowthSettings(
@@ -50,7 +42,7 @@ _ENGINE = (
         ratio=10,
         least=1e-3,
         clear_after=5,
-        actions=((_SKIP, _RESYNC), (_STOP,)),
+        actions=((SKIP, RESYNC), (STOP,)),
         source="relative to the run: a layer with noise of a fifth raises it 14 times in BF16 and 76 times in FP16",
     ),
     GrowthSettings(
@@ -60,7 +52,7 @@ _ENGINE = (
         least=1e-3,
         patience=2,
         clear_after=5,
-        actions=((_SKIP, _RESYNC), (_STOP,)),
+        actions=((SKIP, RESYNC), (STOP,)),
         source="relative to the run: clean steps reached 2.0 times their level, a layer with noise of a fifth 14 times",
     ),
     LimitSettings(
@@ -70,17 +62,25 @@ _ENGINE = (
         below=0.9,
         patience=2,
         clear_after=5,
-        actions=((_SKIP,), (_STOP,)),
+        actions=((SKIP,), (STOP,)),
         source="exact: the fit is 1 where both sides use one temperature; a tenth is left for noise",
     ),
-    LimitSettings(
+    MeanSettings(
         name="sampling",
-        metric="mismatch/surprise_excess",
-        above=0.02,
+        metric="mismatch/surprise_mean",
+        error="mismatch/surprise_error",
+        tolerance=0.002,
         patience=2,
         clear_after=5,
-        actions=((_SKIP,), (_STOP,)),
-        source="exact: 0 for tokens drawn from pi, whatever the log-probs say; three standard errors are taken off",
+        actions=((SKIP,), (STOP,)),
+        source="exact: 0 in expectation for tokens drawn from pi, whatever the log-probs say; rounding is tolerated",
+    ),
+    LimitSettings(
+        name="no-end",
+        metric="response/unended_share",
+        above=0,
+        actions=((SKIP,), (SKIP,), (STOP,)),
+        source="exact: a response that was not cut ends with a token that ends responses",
     ),
     LimitSettings(
         name="support",
@@ -89,7 +89,7 @@ _ENGINE = (
         below=0.995,
         error="mismatch/is_ratio_mean_error",
         patience=2,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="invariant: the mean of pi/mu over mu's tokens is 1 where both normalise over the same support",
     ),
 )
@@ -98,7 +98,7 @@ _MISMATCH = (
     NonfiniteSettings(
         name="mismatch-nonfinite",
         metric="mismatch/kl_k3",
-        actions=((_SKIP,), (_STOP,)),
+        actions=((SKIP,), (STOP,)),
         source="missing or infinite log-probs are a broken record, whatever their number",
     ),
     LimitSettings(
@@ -106,7 +106,7 @@ _MISMATCH = (
         metric="mismatch/kl_k3",
         above=0.015,
         patience=2,
-        actions=((_SKIP, _RESYNC), (_ROLLBACK,), (_STOP,)),
+        actions=((SKIP, RESYNC), (ROLLBACK,), (STOP,)),
         source="prime-rl, integration tests: mismatch_kl (k3) below 0.015 in each of 20 steps",
     ),
     CanaryFloorSettings(
@@ -115,7 +115,7 @@ _MISMATCH = (
         times=100,
         least=1e-6,
         patience=2,
-        actions=((_WARN, _RESYNC), (_WARN,)),
+        actions=((WARN, RESYNC), (WARN,)),
         source="relative to the canary: a whole format, BF16 for FP16, is 24 times in arXiv 2510.26788",
     ),
     CusumSettings(
@@ -125,7 +125,7 @@ _MISMATCH = (
         h=4,
         spread=0.5,
         least=1e-6,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="arXiv 2510.26788: a growing mismatch came before every collapse; a clean one may grow 20-fold",
     ),
     LimitSettings(
@@ -133,7 +133,7 @@ _MISMATCH = (
         metric="mismatch/prob_diff_max",
         above=0.9,
         patience=3,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="arXiv 2510.26788: the extremes of pi - mu went to +1 and -1 before each collapse",
     ),
     LimitSettings(
@@ -141,7 +141,7 @@ _MISMATCH = (
         metric="mismatch/prob_diff_min",
         below=-0.9,
         patience=3,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="arXiv 2510.26788: the extremes of pi - mu went to +1 and -1 before each collapse",
     ),
     LimitSettings(
@@ -149,7 +149,7 @@ _MISMATCH = (
         metric="mismatch/ess_token",
         below=0.3,
         patience=2,
-        actions=((_WARN,), (_TIGHTEN,)),
+        actions=((WARN,), (TIGHTEN,)),
         source="verl, rollout correction: alert at ESS below 0.3",
     ),
 )
@@ -158,25 +158,25 @@ _UPDATE = (
     GrowthSettings(
         name="learning-rate-jump",
         metric="optim/learning_rate",
-        ratio=10,
+        ratio=4,
         reference=4,
         clear_after=5,
-        actions=((_SKIP, _RATE_BEFORE), (_SKIP, _RATE_BEFORE), (_STOP,)),
+        actions=((SKIP, RATE_BEFORE), (SKIP, RATE_BEFORE), (STOP,)),
         source="a schedule's steps are smaller: linear warm-up at most doubles the rate from one step to the next",
     ),
     LimitSettings(
         name="update-size",
         metric="update/policy_shift_k3",
-        above=0.5,
-        actions=((_ROLLBACK, _TENTH_OF_RATE), (_STOP,)),
-        source="judgement: target KLs of PPO codes are 0.01 to 0.05 nats; this is ten times the largest",
+        above=0.05,
+        actions=(*SMALLER_STEPS, (STOP,)),
+        source="target KLs of PPO codes are 0.01 to 0.05 nats: one update that goes farther is too large",
     ),
     GrowthSettings(
         name="update-jump",
         metric="update/policy_shift_k3",
         ratio=100,
-        least=0.05,
-        actions=((_ROLLBACK, _TENTH_OF_RATE), (_STOP,)),
+        least=0.01,
+        actions=(*SMALLER_STEPS, (STOP,)),
         source="relative to the run: the shift grows with the square of the step, so this step is ten times as large",
     ),
 )
@@ -185,21 +185,21 @@ _NUMERICS = (
     NonfiniteSettings(
         name="loss-nonfinite",
         metric="optim/loss",
-        actions=((_SKIP,), (_ROLLBACK,), (_STOP,)),
+        actions=((SKIP,), (ROLLBACK,), (STOP,)),
         source="the forward pass overflowed or the data is broken; smaller loss scales do not help",
     ),
     LimitSettings(
         name="overflow",
         metric="optim/overflows_in_a_row",
         above=1,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="dynamic loss scaling: one overflow after growth is normal, halving mends it; a second in a row is not",
     ),
     LimitSettings(
         name="overflow-dead",
         metric="optim/overflows_in_a_row",
         above=15,
-        actions=((_STOP,),),
+        actions=((STOP,),),
         source="sixteen halvings, from the usual start of 2^16 down to 1, and still no finite gradient",
     ),
     FlatlineSettings(
@@ -207,7 +207,7 @@ _NUMERICS = (
         zero=("optim/loss", "optim/grad_norm"),
         nonfinite=("reward/mean",),
         patience=2,
-        actions=((_STOP,),),
+        actions=((STOP,),),
         source="Gemma3-12B under FP16 in TRL: loss 0, grad_norm 0, reward NaN",
     ),
     FlatlineSettings(
@@ -215,7 +215,7 @@ _NUMERICS = (
         zero=("optim/grad_norm",),
         nonzero=("optim/loss",),
         patience=2,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="FP16 flushes gradients near 1e-9 to zero; where all answers score alike the loss is zero too",
     ),
     FlatlineSettings(
@@ -224,7 +224,7 @@ _NUMERICS = (
         at_least={"response/truncated_share": 0.9},
         patience=3,
         clear_after=1,
-        actions=((_WARN,), (_WARN,), (_WARN,), (_STOP,)),
+        actions=((WARN,), (WARN,), (WARN,), (STOP,)),
         source="judgement: twelve steps of cut responses without a gradient; one step that learns clears it",
     ),
     LimitSettings(
@@ -232,63 +232,9 @@ _NUMERICS = (
         metric="response/truncated_share",
         above=0.99,
         patience=8,
-        actions=((_WARN,), (_LOG,)),
+        actions=((WARN,), (LOG,)),
         source="judgement: in eight steps hardly a response ended, so no reward of a whole answer was given",
     ),
 )
 
-_REWARD = (
-    LimitSettings(
-        name="reward-nonfinite",
-        metric="reward/nonfinite",
-        above=0,
-        actions=((_SKIP,), (_SKIP,), (_STOP,)),
-        source="a reward that is no number makes the gradient none",
-    ),
-    GrowthSettings(
-        name="reward-seconds",
-        metric="time/reward_seconds",
-        ratio=10,
-        least=1.0,
-        patience=2,
-        actions=((_WARN,), (_LOG,)),
-        source="judgement: rewards take ten times as long as they did, and longer than a second a step",
-    ),
-    GrowthSettings(
-        name="reward-scale",
-        metric="reward/largest",
-        ratio=1000,
-        actions=((_SKIP,), (_SKIP,), (_STOP,)),
-        source="judgement: a reward function keeps its scale; a thousandfold reward is another unit or a mistake",
-    ),
-    FlatlineSettings(
-        name="constant-reward",
-        zero=("reward/std",),
-        patience=16,
-        actions=((_WARN,), (_LOG,)),
-        source="judgement: all responses of sixteen steps earned the same: the task is solved, or nothing is judged",
-    ),
-    FlatlineSettings(
-        name="flat-groups",
-        zero=("optim/grad_norm",),
-        at_least={"reward/flat_groups_share": 1.0},
-        patience=16,
-        actions=((_WARN,), (_LOG,)),
-        source="judgement: in sixteen steps no prompt's responses earned different rewards, and nothing was learnt",
-    ),
-    GrowthSettings(
-        name="reward-collapse",
-        metric="reward/mean",
-        direction="down",
-        ratio=2,
-        window=3,
-        reference=16,
-        least=0.2,
-        error="reward/mean_error",
-        patience=2,
-        actions=((_WARN,), (_ROLLBACK,), (_STOP,)),
-        source="judgement: half of a level above 0.2 lost, and not by one batch or by few responses",
-    ),
-)
-
-DEFAULT_GUARDS: tuple[GuardSettings, ...] = (*_ENGINE, *_MISMATCH, *_UPDATE, *_NUMERICS, *_REWARD)
+DEFAULT_GUARDS: tuple[GuardSettings, ...] = (*_ENGINE, *_MISMATCH, *_UPDATE, *_NUMERICS, *REWARD_GUARDS)

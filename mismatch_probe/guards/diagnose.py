@@ -10,16 +10,21 @@ from mismatch_probe.guards.end_signatures import (
     label_offset,
     learning_rate,
     missing_logprobs,
+    no_end,
     nonfinite_gradient,
     precision_drift,
+    sampling,
+    temperature,
+    unexplained,
+)
+from mismatch_probe.guards.reward_signatures import (
+    flat,
     reward_changed,
     reward_late,
     reward_nan,
     reward_scale,
-    sampling,
-    temperature,
+    reward_unrepeated,
     truncated,
-    unexplained,
 )
 from mismatch_probe.guards.rules.base import Values
 from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, stale_sync
@@ -32,6 +37,8 @@ _SIGNATURES: Final = (
     reward_nan,
     nonfinite_gradient,
     truncated,
+    no_end,
+    reward_unrepeated,
     label_offset,
     stale_sync,
     partial_sync,
@@ -40,6 +47,7 @@ _SIGNATURES: Final = (
     engine_weights,
     sampling,
     reward_changed,
+    flat,
     precision_drift,
 )
 """In the order of `EndCause`."""

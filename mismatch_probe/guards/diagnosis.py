@@ -19,6 +19,8 @@ class EndCause(StrEnum):
     REWARD_NAN = "reward_nan"
     NONFINITE_GRADIENT = "nonfinite_gradient"
     TRUNCATED = "truncated"
+    NO_END = "no_end"
+    REWARD_UNREPEATED = "reward_unrepeated"
     LABEL_OFFSET = "label_offset"
     STALE_SYNC = "stale_sync"
     PARTIAL_SYNC = "partial_sync"
@@ -26,6 +28,7 @@ class EndCause(StrEnum):
     LEARNING_RATE = "learning_rate"
     ENGINE_WEIGHTS = "engine_weights"
     REWARD_CHANGED = "reward_changed"
+    FLAT = "flat"
     PRECISION_DRIFT = "precision_drift"
     UNEXPLAINED = "unexplained"
 

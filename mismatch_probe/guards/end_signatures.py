@@ -6,37 +6,21 @@ from itertools import pairwise
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.rules.mean import newest_means
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.1
 _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
 _OTHER_TEMPERATURE = 0.1
-_SURPRISE_NATS = 0.02
+_SURPRISE_NATS = 0.002
+_SURPRISE_ERRORS = 5.0
 _GROWN = 3.0
 _EXTREME = 0.9
 _LAST_EVENTS = 3
-_CUT_STEPS = 3
-_MOSTLY_CUT = 0.9
-_OTHER_SCALE = 100.0
 _UNLIKE = 0.3
 _LABEL_NATS = 0.5
 _ALIKE = 0.25
-_REWARD_ERRORS = 6.0
-
-
-def reward_scale(window: Window) -> Diagnosis | None:
-    """Rewards far beyond those of the steps before, which overflow whatever is computed of them."""
-    largest = [value for value in window.finite("reward/largest") if value > 0]
-    usual = statistics.median(largest[:-2]) if len(largest) > 2 else math.inf
-    if not largest or max(largest[-2:]) < _OTHER_SCALE * usual:
-        return None
-    return Diagnosis(
-        EndCause.REWARD_SCALE,
-        f"The rewards have another scale: one is {write_value(max(largest[-2:]))} in size, the "
-        f"largest of a step before {write_value(usual)}.",
-        ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
-    )
 
 
 def missing_logprobs(window: Window) -> Diagnosis | None:
@@ -79,33 +63,6 @@ def fp16_dead(window: Window) -> Diagnosis | None:
     )
 
 
-def reward_late(window: Window) -> Diagnosis | None:
-    late = window.last("reward/late")
-    if not late:
-        return None
-    return Diagnosis(
-        EndCause.REWARD_LATE,
-        f"The reward function is too slow: for {write_value(late)} responses of the last step it took longer than "
-        "task.reward_seconds.",
-        ("Time it on the responses of this step; make it faster, raise the limit or task.reward_workers.",),
-    )
-
-
-def reward_nan(window: Window) -> Diagnosis | None:
-    count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
-    if count:
-        seen = f"{write_value(count)} of them"
-    elif mean is not None and not math.isfinite(mean):
-        seen = "some of them"
-    else:
-        return None
-    return Diagnosis(
-        EndCause.REWARD_NAN,
-        f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
-        ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
-    )
-
-
 def nonfinite_gradient(window: Window) -> Diagnosis | None:
     loss, in_a_row = window.last("optim/loss"), window.last("optim/overflows_in_a_row") or 0.0
     if loss is not None and not math.isfinite(loss):
@@ -121,21 +78,15 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
     )
 
 
-def truncated(window: Window) -> Diagnosis | None:
-    """Responses that are cut off score alike, so that nothing is learnt."""
-    recent = sorted(window.history)[-_CUT_STEPS:]
-    shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]
-    norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]
-    if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
+def no_end(window: Window) -> Diagnosis | None:
+    share = window.last("response/unended_share")
+    if not share:
         return None
     return Diagnosis(
-        EndCause.TRUNCATED,
-        f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
-        "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
-        (
-            "Raise --max-new-tokens, or take an easier --task.",
-            "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
-        ),
+        EndCause.NO_END,
+        f"Responses lost their end: {write_value(100 * share)} % of the last step's were not cut and do not end with a "
+        "token that ends them, so that ending is not learnt.",
+        ("Keep the end-of-sequence token in the response's ids, its log-probs and the mask of the loss.",),
     )
 
 
@@ -194,38 +145,21 @@ def learning_rate(window: Window) -> Diagnosis | None:
 
 def sampling(window: Window) -> Diagnosis | None:
     """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
-    excess = window.finite("mismatch/surprise_excess")[-2:]
-    if len(excess) < 2 or min(excess) <= _SURPRISE_NATS:
+    surprises = zip(window.finite("mismatch/surprise_mean"), window.finite("mismatch/surprise_error"), strict=False)
+    beyond = [
+        mean
+        for _, mean, error in newest_means([list(surprise) for surprise in surprises])
+        if abs(mean) > _SURPRISE_NATS + _SURPRISE_ERRORS * error
+    ]
+    if not beyond:
         return None
+    side = "above" if beyond[0] > 0 else "below"
     return Diagnosis(
         EndCause.TEMPERATURE,
         "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the responses "
-        f"are at least {write_value(excess[-1])} nats a token away from what its entropy says.",
+        f"are {write_value(abs(beyond[0]))} nats a token {side} what its entropy says.",
         ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
     )
-
-
-def reward_changed(window: Window) -> Diagnosis | None:
-    """The reward jumped from one step to the next and stayed there, while no update was large.
-
-    A large update would have been named before.
-    """
-    steps = sorted(step for step, values in window.history.items() if "update/policy_shift_k3" in values)
-    means = [window.history[step].get("reward/mean", math.nan) for step in steps]
-    errors = [window.history[step].get("reward/mean_error", math.nan) for step in steps]
-    for place in range(2, len(steps) - 1):
-        before, after = means[:place], means[place:]
-        gap = max(min(after) - max(before), min(before) - max(after))
-        error = math.hypot(statistics.fmean(errors[:place]), statistics.fmean(errors[place:]))
-        if gap > 0 and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
-            levels = f"from {write_value(statistics.fmean(before))} to {write_value(statistics.fmean(after))}"
-            return Diagnosis(
-                EndCause.REWARD_CHANGED,
-                f"The reward went {levels} "
-                f"between steps {steps[place - 1]} and {steps[place]}, although no update moved the policy far.",
-                ("See whether the reward function, its data or the problems changed at that step.",),
-            )
-    return None
 
 
 def precision_drift(window: Window) -> Diagnosis | None:

@@ -10,7 +10,7 @@ from mismatch_probe.guards.text_table import text_table
 
 _INPUTS: Final = {
     "mismatch/temperature_fit": "entropy",
-    "mismatch/surprise_excess": "entropy",
+    "mismatch/surprise_": "entropy",
     "mismatch/kl_entropy_ratio": "entropy",
     "policy/entropy": "entropy",
     "mismatch/": "log_pi and log_mu",

@@ -14,6 +14,7 @@ from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.floor import CanaryFloorSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
+from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.guards.rules.nonfinite import NonfiniteSettings
 
 RULES: dict[str, type[GuardSettings]] = {
@@ -21,6 +22,7 @@ RULES: dict[str, type[GuardSettings]] = {
     "nonfinite": NonfiniteSettings,
     "growth": GrowthSettings,
     "cusum": CusumSettings,
+    "mean": MeanSettings,
     "flatline": FlatlineSettings,
     "floor": CanaryFloorSettings,
 }

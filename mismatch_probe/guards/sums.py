@@ -93,14 +93,23 @@ class SurpriseTotals(Totals):
         return cls(float(len(surprise)), float(surprise.sum()), float(surprise @ surprise), float(entropy.sum()))
 
     @property
-    def excess(self) -> float:
-        """How far the mean surprise is from 0, less three standard errors, nats; 0 where within.
+    def mean(self) -> float:
+        return self.surprise / self.tokens
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean.
 
         The terms are differences of a martingale, so they do not correlate. Where no unlikely token came up they vary
         too little; their variance is then taken from the entropy.
         """
         variance = max(self.squares, _VARIANCE_OF_ENTROPY * self.entropies) / self.tokens
-        return max(0.0, abs(self.surprise) / self.tokens - _STANDARD_ERRORS * math.sqrt(variance / self.tokens))
+        return math.sqrt(variance / self.tokens)
+
+    @property
+    def excess(self) -> float:
+        """How far the mean is from 0, less three standard errors, nats; 0 where within."""
+        return max(0.0, abs(self.mean) - _STANDARD_ERRORS * self.error)
 
 
 @dataclass(frozen=True)
@@ -238,7 +247,8 @@ class Sums(Totals):
         if with_entropy:
             usable = not self.nonfinite
             metrics["mismatch/temperature_fit"] = self.temperature.ratio
-            metrics["mismatch/surprise_excess"] = self.surprise.excess if usable else math.nan
+            for name in ("mean", "error", "excess"):
+                metrics[f"mismatch/surprise_{name}"] = getattr(self.surprise, name) if usable else math.nan
             metrics["policy/entropy"] = self.surprise.entropies / self.compared
         if self.nonfinite:
             metrics = dict.fromkeys(metrics, math.nan)

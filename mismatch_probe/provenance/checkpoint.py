@@ -54,6 +54,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def end_token_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
+    """The tokens that end a response: the tokenizer's, and those of config.json and generation_config.json."""
+    given: list[Any] = [of_tokenizer]
+    for name in ("config.json", "generation_config.json"):
+        named = (_read_object(folder / name) or {}).get("eos_token_id")
+        given += named if isinstance(named, list) else [named]
+    return frozenset(token_id for token_id in given if isinstance(token_id, int))
+
+
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
         return as_object(read_json(path, constants=True))

@@ -1,6 +1,6 @@
 """A step's metrics, by the same statistics as `compare`, from log-probs that nothing has clamped or masked."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -11,8 +11,13 @@ from mismatch_probe.train.objectives.losses import LossPlan
 from mismatch_probe.train.rollouts import Rollout
 
 
-def response_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats) -> Metrics:
-    """What a step's responses are and earned, with pi's log-probs and entropies before the update [T]."""
+def response_metrics(
+    rollouts: Sequence[Rollout], log_pi: Floats, entropy: Floats, end_tokens: Collection[int] = ()
+) -> Metrics:
+    """What a step's responses are and earned, with pi's log-probs and entropies before the update [T].
+
+    end_tokens: those that end a response, where they are known.
+    """
     ends = np.cumsum([rollout.length for rollout in rollouts])[:-1]
     batch = Batch(
         np.split(log_pi, ends),
@@ -22,7 +27,12 @@ def response_metrics(rollouts: Sequence[Rollout], log_pi: Floats, entropy: Float
         rewards=[rollout.reward for rollout in rollouts],
         truncated=[rollout.truncated for rollout in rollouts],
     )
-    return {**batch.measure().metrics(), "reward/late": float(sum(rollout.is_late for rollout in rollouts))}
+    unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
+    return {
+        **batch.measure().metrics(),
+        "reward/late": float(sum(rollout.is_late for rollout in rollouts)),
+        "response/unended_share": float(np.mean(unended)) if end_tokens else 0.0,
+    }
 
 
 def correction_metrics(plan: LossPlan) -> Metrics:

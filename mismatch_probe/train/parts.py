@@ -11,6 +11,7 @@ from mismatch_probe.config.train import OptimizerSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
+from mismatch_probe.provenance.checkpoint import end_token_ids
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
 from mismatch_probe.tasks.reward_calls import RewardLimits
 from mismatch_probe.train.critic import Critic
@@ -102,6 +103,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
                 settings.seed,
                 _ranks_an_engine(engine),
                 RewardLimits(settings.task.reward_workers, settings.task.reward_seconds),
+                end_token_ids(preparation.folder, preparation.tokenizer.eos_token_id),
             ),
             sync=WeightSync(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
             tokenizer=preparation.tokenizer,

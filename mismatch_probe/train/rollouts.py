@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,10 +14,18 @@ from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, Token
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits
 from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
-from mismatch_probe.train.distributed import engine_share, gathered, speaks_for_engine
+from mismatch_probe.train.distributed import (
+    as_first_rank_has_it,
+    engine_share,
+    gathered,
+    is_main,
+    speaks_for_engine,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_ASKED_AGAIN: Final = 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Rollout:
 class Rollouts:
     """Samples step after step. Which problems a step sees and every seed follow from the step's number alone.
 
-    reward_seconds: what the rewards of the last responses took.
+    reward_seconds: what the rewards of the last responses took. ends: the tokens that end a response.
     """
 
     def __init__(
@@ -53,7 +61,10 @@ class Rollouts:
         seed: int,
         ranks_an_engine: int = 1,
         limits: RewardLimits = ONE_BY_ONE,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
+        self.ends = ends
+        self._by_id = {problem.prompt_id: problem for problem in problems}
         self.reward_seconds = 0.0
         self._limits = limits
         self._engine = engine
@@ -115,6 +126,19 @@ class Rollouts:
             )
         ]
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
+
+    def unrepeated(self, step: int, rollouts: Sequence[Rollout]) -> float:
+        """How many of a few responses earn something else than they did, asked again; on every rank the same."""
+        if not is_main():
+            return as_first_rank_has_it(0.0)
+        whole = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
+        random = np.random.default_rng([self._seed, step])
+        again = [whole[row] for row in random.permutation(len(whole))[:_ASKED_AGAIN]]
+        answered = [Answered(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in again]
+        judged = judge_responses(self._reward, answered, self._limits)
+        rewards = np.array([rollout.reward for rollout in again])
+        differ = ~np.isclose(judged.rewards, rewards, rtol=1e-6, equal_nan=True) & ~judged.is_late
+        return as_first_rank_has_it(float(differ.sum()))
 
     def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""

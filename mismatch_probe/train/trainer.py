@@ -131,6 +131,8 @@ class Trainer:
         num_tokens = sum(rollout.length for rollout in prepared.rollouts)
         with clock("measure"):
             metrics |= self._measured(step, prepared)
+        with clock("reward"):
+            metrics["reward/unrepeated"] = self._parts.rollouts.unrepeated(step, prepared.rollouts)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
             decision = self._guards.judge(step, metrics, canary=step == 1)
@@ -166,7 +168,7 @@ class Trainer:
     def _measured(self, step: int, prepared: Prepared) -> Metrics:
         scored = prepared.scored
         return {
-            **response_metrics(prepared.rollouts, scored.log_pi_T, scored.entropy_T),
+            **response_metrics(prepared.rollouts, scored.log_pi_T, scored.entropy_T, self._parts.rollouts.ends),
             **correction_metrics(prepared.plan),
             **value_metrics(prepared.plan),
             **prepared.learnt,

@@ -58,6 +58,8 @@ class Run:
             "mismatch/ess_token": 1 / (1 + 2 * k3),
             "mismatch/temperature_fit": 1 + self._random.normal(0, min(0.02, rms)),
             "mismatch/surprise_excess": 0.0,
+            "mismatch/surprise_mean": 0.0,
+            "mismatch/surprise_error": 0.01,
             "mismatch/is_ratio_mean_error": rms / 50,
             "mismatch/is_ratio_mean": 1 + self._random.normal(0, rms / 50),
             "reward/mean": accuracy,
@@ -67,7 +69,9 @@ class Run:
             "reward/flat_groups_share": 1.0 if saturated else 0.3,
             "reward/nonfinite": 0.0,
             "reward/late": 0.0,
+            "reward/unrepeated": 0.0,
             "time/reward_seconds": 0.2,
+            "response/unended_share": 0.0,
             "response/truncated_share": 0.3 * (1 - course),
             "policy/entropy": 0.3 * (0.05 / 0.3) ** course * self._noise(0.1),
             "optim/grad_norm": 0.0 if saturated else float("inf") if overflow else 0.5 * self._noise(0.5),
@@ -120,6 +124,16 @@ def temperature_on_one_side(metrics: Metrics, age: int) -> None:
 def sampled_at_another_temperature(metrics: Metrics, age: int) -> None:
     """With log-probs that do not show it."""
     metrics["mismatch/surprise_excess"] = 0.05
+    metrics["mismatch/surprise_mean"] = 0.08
+
+
+def end_tokens_dropped(metrics: Metrics, age: int) -> None:
+    metrics["response/unended_share"] = 0.9
+
+
+def tenfold_rewards(metrics: Metrics, age: int) -> None:
+    for name in ("mean", "largest", "std", "mean_error"):
+        metrics[f"reward/{name}"] = 40 * metrics[f"reward/{name}"]
 
 
 def one_layer_perturbed(metrics: Metrics, age: int) -> None:

@@ -17,6 +17,7 @@ from tests.guards.streams import (
     all_truncated,
     applied_unseen_times_100,
     dead_fp16,
+    end_tokens_dropped,
     last_layer_never_synced,
     learning_rate_times_100,
     one_layer_a_hundredth_off,
@@ -29,6 +30,7 @@ from tests.guards.streams import (
     sampled_at_another_temperature,
     sync_skipped,
     temperature_on_one_side,
+    tenfold_rewards,
 )
 
 FAULTS: dict[str, tuple[Fault, str, EndCause]] = {
@@ -39,6 +41,8 @@ FAULTS: dict[str, tuple[Fault, str, EndCause]] = {
     "one layer perturbed": (one_layer_perturbed, "engine-weights", EndCause.ENGINE_WEIGHTS),
     "one layer perturbed a little": (one_layer_perturbed_a_little, "engine-layer", EndCause.ENGINE_WEIGHTS),
     "sampled at another temperature": (sampled_at_another_temperature, "sampling", EndCause.TEMPERATURE),
+    "end tokens dropped": (end_tokens_dropped, "no-end", EndCause.NO_END),
+    "rewards of another range": (tenfold_rewards, "reward-range", EndCause.REWARD_SCALE),
     "reward NaN": (reward_nan, "reward-nonfinite", EndCause.REWARD_NAN),
     "reward too late": (reward_late, "reward-seconds", EndCause.REWARD_LATE),
     "learning rate times 100": (learning_rate_times_100, "learning-rate-jump", EndCause.LEARNING_RATE),
@@ -191,6 +195,7 @@ def test_a_hidden_top_p_shows_at_low_entropy_where_it_moves_the_mean_ratio_by_li
         ({"reward/std": 0.0}, "constant-reward", 45),
         ({"optim/grad_norm": 0.0, "reward/flat_groups_share": 1.0}, "flat-groups", 45),
         ({"response/truncated_share": 1.0}, "all-truncated", 37),
+        ({"reward/unrepeated": 1.0}, "reward-repeat", 32),
     ],
 )
 def test_a_run_that_goes_on_and_learns_nothing_is_named_and_not_stopped(

@@ -20,6 +20,8 @@ REPORTED = {
     "sync/weights_unchanged": 0.0,
     "sync/weights_other": 0.0,
     "time/reward_seconds": 0.1,
+    "reward/unrepeated": 0.0,
+    "response/unended_share": 0.0,
 }
 
 

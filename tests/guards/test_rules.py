@@ -1,5 +1,6 @@
 """Each rule family against what it is defined to be."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.rules.base import Guard
+from mismatch_probe.guards.rules.mean import MeanSettings
 
 
 def rule(kind: str, **parameters: Any) -> Guard:
@@ -221,3 +223,34 @@ def sentence(kind: str, values: list[float], **parameters: Any) -> str:
     found = [started.judge({"m": value}) for value in values][-1]
     assert found is not None
     return found.sentence
+
+
+def means(values: list[float], error: float = 1.0, **changes: Any) -> list[bool]:
+    rule = MeanSettings(name="mean", metric="m", error="e", actions=["log"], **changes).start()
+    return [rule.judge({"m": value, "e": error}) is not None for value in values]
+
+
+def test_a_mean_is_judged_by_the_standard_error_of_the_steps_that_it_is_taken_over() -> None:
+    assert means([2.0] * 8, errors=5) == [False] * 7 + [True]
+    assert means([6.0], errors=5) == [True]
+    assert means([-6.0], errors=5) == [True]
+    assert means([6.0], errors=5, tolerance=1.5) == [False]
+    assert means([2.0] * 40, errors=5, window=4) == [False] * 40
+    assert means([math.nan], errors=5) == [True]
+
+
+def test_a_mean_that_is_as_expected_is_hardly_ever_broken() -> None:
+    random = np.random.default_rng(0)
+    runs = [means(list(random.standard_normal(100))) for _ in range(100)]
+    assert sum(map(any, runs)) <= 1
+
+
+def test_a_mean_goes_on_from_its_state() -> None:
+    settings = MeanSettings(name="mean", metric="m", error="e", actions=["log"])
+    first, second = settings.start(), settings.start()
+    for _ in range(7):
+        assert first.judge({"m": 2.0, "e": 1.0}) is None
+    second.restore(json.loads(json.dumps(first.state())))
+    breach = second.judge({"m": 2.0, "e": 1.0})
+    assert breach is not None
+    assert breach.steps == 8

@@ -29,10 +29,19 @@ StartEngine = Callable[[Path], ModelEngine]
 
 
 class StoppingEngine(ModelEngine):
-    """Every response ends by itself, whatever its last token."""
+    """Every response ends by itself: its last token is the one that ends responses, whatever was drawn."""
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
-        return [replace(one, finish_reason="stop") for one in super().sample(requests, sampling)]
+        sampled = super().sample(requests, sampling)
+        ended = [
+            replace(one.sequence, token_ids=[*one.sequence.token_ids[:-1], self.model.config.eos_token_id])
+            for one in sampled
+        ]
+        scores = self.replay(ended)
+        return [
+            replace(one, sequence=sequence, scores=given, finish_reason="stop")
+            for one, sequence, given in zip(sampled, ended, scores, strict=True)
+        ]
 
 
 def quick_home(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: StartEngine = StoppingEngine) -> Path:

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.training_faults import answers
 from benchmarks.training_faults.answers import Proof
-from benchmarks.training_faults.faults import FAULTS, Fault
-from benchmarks.training_faults.outcomes import ONSET, SOON, fault_outcome
+from benchmarks.training_faults.faults import FAULTS, ONSET, Fault
+from benchmarks.training_faults.outcomes import SOON, fault_outcome
 from benchmarks.training_faults.runs import run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
@@ -23,19 +23,27 @@ CHOSEN = [
     if (fault.name, fault.strength)
     in {
         ("sync skipped", "every sync"),
-        ("engine samples at another temperature", "1.2 for 1"),
-        ("one layer perturbed on its way to the engine", "noise of 20%"),
+        ("one layer on its way to the engine", "x 1.01"),
+        ("last layer", "never synced"),
+        ("engine samples otherwise, its log-probs show it", "temperature 1.2"),
+        ("reward function", "too slow for one in 8"),
+        ("end of responses", "dropped"),
         ("learning rate, applied unseen", "x 100"),
-        ("loss-scale overflow", "scale of 2^60"),
+        ("gradients", "loss scale of 2^60"),
     }
 ]
+
+UNSEEN_IN_LOG_PROBS = ("one layer on its way to the engine", "last layer")
+"""In BF16."""
 
 
 @pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: fault.slug)
 def test_a_fault_is_caught_within_two_steps_and_its_cause_named(fault: Fault, tmp_path: Path) -> None:
-    found = fault_outcome(fault, Dtype.FP16, tmp_path, steps=ONSET + SOON - 1)
+    dtype = Dtype.BF16 if fault.name in UNSEEN_IN_LOG_PROBS else Dtype.FP16
+    found = fault_outcome(fault, dtype, tmp_path, steps=ONSET + SOON - 1)
     assert found.in_time, found.firings
     assert found.right_cause, found.cause
+    assert found.survived or fault.name == "learning rate, applied unseen", (found.reward, found.twin_reward)
 
 
 def test_no_guard_fires_without_a_fault(tmp_path: Path) -> None:

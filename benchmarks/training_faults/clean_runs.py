@@ -1,0 +1,75 @@
+"""Runs of many shapes without a fault: what the guards say where there is nothing to say."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.training_faults.outcomes import Firing, all_events, as_firings
+from benchmarks.training_faults.runs import run_with, small_settings
+from mismatch_probe.dtypes import Dtype
+
+CLEAN_STEPS: Final = 30
+_UNMOVING: Final = {"optimizer": {"learning_rate": 1e-9}}
+
+
+def _shape(prompts: int, samples: int, **changes: Any) -> dict[str, Any]:
+    return {"rollout": {"prompts": prompts, "samples": samples}, **changes}
+
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "1 x 4": _shape(1, 4),
+    "2 x 2": _shape(2, 2),
+    "2 x 8": _shape(2, 8),
+    "8 x 4": _shape(8, 4),
+    "16 x 4": _shape(16, 4),
+    "32 x 8": _shape(32, 8),
+    "1 x 4, unmoving": _shape(1, 4, **_UNMOVING),
+    "2 x 4, unmoving": _shape(2, 4, **_UNMOVING),
+    "8 x 4, unmoving": _shape(8, 4, **_UNMOVING),
+    "4 x 16, unmoving": _shape(4, 16, **_UNMOVING),
+    "8 x 4, LoRA": _shape(8, 4, policy={"lora": {"rank": 8}}),
+    "8 x 4, PPO": _shape(8, 4, objective={"name": "ppo"}),
+    "8 x 4, GSPO": _shape(8, 4, objective={"name": "gspo"}),
+    "4 x 8, GRPO": _shape(4, 8, objective={"name": "grpo"}),
+    "8 x 4, two updates": {"rollout": {"updates": 2}},
+}
+
+
+@dataclass(frozen=True)
+class CleanOutcome:
+    dtype: Dtype
+    shape: str
+    steps: int
+    overflows: int
+    firings: list[Firing]
+    stopped: str | None
+    first_reward: float
+    last_reward: float
+
+
+def clean_outcome(dtype: Dtype, shape: str, scratch: Path, growth_interval: int | None = None) -> CleanOutcome:
+    """Run without a fault, or read what came of it before; `growth_interval` of the loss scale, if not the default."""
+    number = list(SHAPES).index(shape)
+    name = f"{dtype}-clean-{number}" + ("" if growth_interval is None else f"-growth-{growth_interval}")
+    kept = scratch / "outcomes" / f"{name}.json"
+    if kept.exists():
+        content = json.loads(kept.read_text(encoding="utf-8"))
+        return CleanOutcome(**{**content, "firings": [Firing(**one) for one in content["firings"]]})
+    scale = {} if growth_interval is None else {"loss_scale": {"growth_interval": growth_interval}}
+    settings = small_settings(dtype, seed=number + 1, steps=CLEAN_STEPS, **SHAPES[shape], **scale)
+    run = run_with(scratch / "runs" / name, settings)
+    steps = list(run.metrics.values())
+    outcome = CleanOutcome(
+        dtype=dtype,
+        shape=shape,
+        steps=len(steps),
+        overflows=sum(int(step["optim/overflow"]) for step in steps),
+        firings=as_firings(all_events(run)),
+        stopped=run.stopped,
+        first_reward=sum(step["reward/mean"] for step in steps[:5]) / 5,
+        last_reward=sum(step["reward/mean"] for step in steps[-5:]) / 5,
+    )
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+    return outcome

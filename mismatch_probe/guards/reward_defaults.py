@@ -1,0 +1,77 @@
+"""The default guards of rewards."""
+
+from mismatch_probe.guards.answers import LOG, ROLLBACK, SKIP, STOP, TENTH_OF_RATE, WARN
+from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.flatline import FlatlineSettings
+from mismatch_probe.guards.rules.growth import GrowthSettings
+from mismatch_probe.guards.rules.limit import LimitSettings
+
+REWARD_GUARDS: tuple[GuardSettings, ...] = (
+    LimitSettings(
+        name="reward-nonfinite",
+        metric="reward/nonfinite",
+        above=0,
+        actions=((SKIP,), (SKIP,), (STOP,)),
+        source="a reward that is no number makes the gradient none",
+    ),
+    GrowthSettings(
+        name="reward-seconds",
+        metric="time/reward_seconds",
+        ratio=10,
+        least=1.0,
+        patience=2,
+        actions=((WARN,), (LOG,)),
+        source="judgement: rewards take ten times as long as they did, and longer than a second a step",
+    ),
+    GrowthSettings(
+        name="reward-scale",
+        metric="reward/largest",
+        ratio=1000,
+        actions=((SKIP,), (SKIP,), (STOP,)),
+        source="judgement: a reward function keeps its scale; a thousandfold reward is another unit or a mistake",
+    ),
+    GrowthSettings(
+        name="reward-range",
+        metric="reward/largest",
+        ratio=10,
+        patience=2,
+        actions=((SKIP,), (STOP,)),
+        source="judgement: a reward function keeps its range; tenfold in two steps in a row, it is another function",
+    ),
+    LimitSettings(
+        name="reward-repeat",
+        metric="reward/unrepeated",
+        above=0,
+        patience=3,
+        actions=((WARN,), (LOG,)),
+        source="exact for a function of the response alone: asked again, it gives the reward that was learnt from",
+    ),
+    FlatlineSettings(
+        name="constant-reward",
+        zero=("reward/std",),
+        patience=16,
+        actions=((WARN,), (LOG,)),
+        source="judgement: all responses of sixteen steps earned the same: the task is solved, or nothing is judged",
+    ),
+    FlatlineSettings(
+        name="flat-groups",
+        zero=("optim/grad_norm",),
+        at_least={"reward/flat_groups_share": 1.0},
+        patience=16,
+        actions=((WARN,), (LOG,)),
+        source="judgement: in sixteen steps no prompt's responses earned different rewards, and nothing was learnt",
+    ),
+    GrowthSettings(
+        name="reward-collapse",
+        metric="reward/mean",
+        direction="down",
+        ratio=2,
+        window=3,
+        reference=16,
+        least=0.2,
+        error="reward/mean_error",
+        patience=2,
+        actions=((WARN,), (ROLLBACK, TENTH_OF_RATE), (STOP,)),
+        source="judgement: half of a level above 0.2 lost, and not by one batch or by few responses",
+    ),
+)

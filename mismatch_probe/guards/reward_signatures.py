@@ -1,0 +1,121 @@
+"""What rewards that nothing can be learnt from look like; None where a window does not show it."""
+
+import math
+import statistics
+
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.rules.base import write_value
+
+_FLAT_STEPS = 8
+_CUT_STEPS = 3
+_MOSTLY_CUT = 0.9
+_OTHER_SCALE = 10.0
+_REWARD_ERRORS = 6.0
+
+
+def reward_scale(window: Window) -> Diagnosis | None:
+    """Rewards far beyond those of the steps before, which overflow whatever is computed of them."""
+    largest = [value for value in window.finite("reward/largest") if value > 0]
+    usual = statistics.median(largest[:-2]) if len(largest) > 2 else math.inf
+    if not largest or max(largest[-2:]) < _OTHER_SCALE * usual:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_SCALE,
+        f"The rewards have another scale: one is {write_value(max(largest[-2:]))} in size, the "
+        f"largest of a step before {write_value(usual)}.",
+        ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
+    )
+
+
+def reward_late(window: Window) -> Diagnosis | None:
+    late = window.last("reward/late")
+    if not late:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_LATE,
+        f"The reward function is too slow: for {write_value(late)} responses of the last step it took longer than "
+        "task.reward_seconds.",
+        ("Time it on the responses of this step; make it faster, raise the limit or task.reward_workers.",),
+    )
+
+
+def reward_nan(window: Window) -> Diagnosis | None:
+    count, mean = window.last("reward/nonfinite"), window.last("reward/mean")
+    if count:
+        seen = f"{write_value(count)} of them"
+    elif mean is not None and not math.isfinite(mean):
+        seen = "some of them"
+    else:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_NAN,
+        f"The rewards of the last step cannot be learned from: {seen} are NaN or infinite.",
+        ("Call the reward function on the responses of this step, and return 0 where it cannot judge one.",),
+    )
+
+
+def reward_unrepeated(window: Window) -> Diagnosis | None:
+    counts = window.finite("reward/unrepeated")[-_CUT_STEPS:]
+    if len(counts) < _CUT_STEPS or min(counts) == 0:
+        return None
+    return Diagnosis(
+        EndCause.REWARD_UNREPEATED,
+        f"Rewards do not belong to their responses: asked again, the reward function gives {write_value(counts[-1])} "
+        "of a few responses of the last step another reward.",
+        ("See whether rewards are paired with other responses, or whether the function gives one response two.",),
+    )
+
+
+def reward_changed(window: Window) -> Diagnosis | None:
+    """The reward jumped from one step to the next and stayed there, while no update was large.
+
+    A large update would have been named before.
+    """
+    steps = sorted(step for step, values in window.history.items() if "update/policy_shift_k3" in values)
+    means = [window.history[step].get("reward/mean", math.nan) for step in steps]
+    errors = [window.history[step].get("reward/mean_error", math.nan) for step in steps]
+    for place in range(2, len(steps) - 1):
+        before, after = means[:place], means[place:]
+        gap = max(min(after) - max(before), min(before) - max(after))
+        error = math.hypot(statistics.fmean(errors[:place]), statistics.fmean(errors[place:]))
+        if gap > 0 and abs(statistics.fmean(after) - statistics.fmean(before)) > _REWARD_ERRORS * error:
+            levels = f"from {write_value(statistics.fmean(before))} to {write_value(statistics.fmean(after))}"
+            return Diagnosis(
+                EndCause.REWARD_CHANGED,
+                f"The reward went {levels} "
+                f"between steps {steps[place - 1]} and {steps[place]}, although no update moved the policy far.",
+                ("See whether the reward function, its data or the problems changed at that step.",),
+            )
+    return None
+
+
+def flat(window: Window) -> Diagnosis | None:
+    """Steps in which no two responses to a prompt earned another reward."""
+    shares = window.finite("reward/flat_groups_share")[-_FLAT_STEPS:]
+    if len(shares) < _FLAT_STEPS or min(shares) < 1:
+        return None
+    spread = window.last("reward/std")
+    what = "all responses earned the same" if spread == 0 else "all responses to a prompt earned the same"
+    return Diagnosis(
+        EndCause.FLAT,
+        f"Nothing is learnt: in each of the last {_FLAT_STEPS} steps {what}.",
+        ("Take problems that are solved now and then, and see whether the reward function judges anything.",),
+    )
+
+
+def truncated(window: Window) -> Diagnosis | None:
+    """Responses that are cut off score alike, so that nothing is learnt."""
+    recent = sorted(window.history)[-_CUT_STEPS:]
+    shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]
+    norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]
+    if len(recent) < _CUT_STEPS or min(shares) < _MOSTLY_CUT or any(norm != 0 for norm in norms):
+        return None
+    return Diagnosis(
+        EndCause.TRUNCATED,
+        f"Nothing is learnt: in each of the last {_CUT_STEPS} steps at least {write_value(100 * min(shares))} % of the "
+        "responses were cut at the length limit, no two of a prompt earned another reward, and the gradient was 0.",
+        (
+            "Raise --max-new-tokens, or take an easier --task.",
+            "See whether the model ends its responses at all: the chat template, the end-of-sequence token.",
+        ),
+    )

@@ -1,0 +1,67 @@
+"""The mean of a metric over the newest steps against the value it has in expectation, by standard errors."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import Field, FiniteFloat
+
+from mismatch_probe.config.model import Count
+from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
+
+
+class MeanSettings(MetricGuardSettings):
+    """The mean of the last 1, 2, 4, ... and at most `window` steps must be within `errors` of its standard errors, and
+    `tolerance`, of `expected`. error: a metric that gives the standard error of this one at each step.
+    """
+
+    rule: Literal["mean"] = "mean"
+    error: str = Field(min_length=1)
+    expected: FiniteFloat = 0.0
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    window: Count = 32
+    errors: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric, self.error)
+
+    def start(self) -> Guard:
+        return Mean(self)
+
+
+class Mean(Guard):
+    """Remembers the last `window` steps, each a value and its error."""
+
+    remembers = ("recent",)
+
+    def __init__(self, settings: MeanSettings) -> None:
+        self._settings = settings
+        self.recent: list[list[float]] = []
+
+    def judge(self, values: Values) -> Breach | None:
+        settings = self._settings
+        value, error = values[settings.metric], values[settings.error]
+        broken = not_a_number(settings.metric, value, settings.tolerance)
+        if broken is not None or not math.isfinite(error):
+            return broken
+        self.recent = [*self.recent, [value, error]][-settings.window :]
+        for steps, mean, error_of_mean in newest_means(self.recent):
+            allowed = settings.tolerance + settings.errors * error_of_mean
+            if abs(mean - settings.expected) > allowed:
+                over = "" if steps == 1 else f" on average over {steps} steps"
+                sentence = (
+                    f"{settings.metric} is {write_value(mean)}{over}, more than {write_value(allowed)} from the "
+                    f"{write_value(settings.expected)} that it is in expectation"
+                )
+                return Breach(settings.metric, mean, allowed, sentence, steps=steps)
+        return None
+
+
+def newest_means(recent: Sequence[Sequence[float]]) -> Iterator[tuple[int, float, float]]:
+    """Of values and their errors, oldest first: how many of the newest, their mean, and its standard error."""
+    steps = 1
+    while steps <= len(recent):
+        values, errors = zip(*recent[-steps:], strict=True)
+        yield steps, math.fsum(values) / steps, math.sqrt(math.fsum(error**2 for error in errors)) / steps
+        steps *= 2
