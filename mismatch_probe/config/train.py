@@ -39,7 +39,8 @@ class TaskSettings(Settings):
     with the recorded answer, else `module:function`. truncated: a response cut at `max_new_tokens` counts as `wrong`
     (reward 0) or is left out of the loss (`masked`). reward_workers: how many calls of a `module:function` run at a
     time; with 1 they are made one after another in the main thread, and `reward_seconds`, what each may take, is not
-    kept. A call that takes longer gives no reward (NaN).
+    kept. A call that takes longer gives no reward (NaN). rewards_repeated: of how many responses a step the reward is
+    asked for again, to see whether rewards belong to their responses; 0 for a function that changes with every call.
     """
 
     source: str = "sums:medium"
@@ -49,6 +50,7 @@ class TaskSettings(Settings):
     truncated: Literal["wrong", "masked"] = "wrong"
     reward_workers: Count = 8
     reward_seconds: Positive = 60.0
+    rewards_repeated: CountOrNone = 4
 
 
 class RolloutSettings(Settings):

@@ -104,6 +104,7 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
                 _ranks_an_engine(engine),
                 RewardLimits(settings.task.reward_workers, settings.task.reward_seconds),
                 end_token_ids(preparation.folder, preparation.tokenizer.eos_token_id),
+                settings.task.rewards_repeated,
             ),
             sync=WeightSync(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
             tokenizer=preparation.tokenizer,

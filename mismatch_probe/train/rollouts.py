@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from mismatch_probe.train.distributed import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_ASKED_AGAIN: Final = 4
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,9 @@ class Rollouts:
         ranks_an_engine: int = 1,
         limits: RewardLimits = ONE_BY_ONE,
         ends: frozenset[int] = frozenset(),
+        rewards_repeated: int = 4,
     ) -> None:
+        self._rewards_repeated = rewards_repeated
         self.ends = ends
         self._by_id = {problem.prompt_id: problem for problem in problems}
         self.reward_seconds = 0.0
@@ -133,7 +133,7 @@ class Rollouts:
             return as_first_rank_has_it(0.0)
         whole = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
         random = np.random.default_rng([self._seed, step])
-        again = [whole[row] for row in random.permutation(len(whole))[:_ASKED_AGAIN]]
+        again = [whole[row] for row in random.permutation(len(whole))[: self._rewards_repeated]]
         answered = [Answered(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in again]
         judged = judge_responses(self._reward, answered, self._limits)
         rewards = np.array([rollout.reward for rollout in again])

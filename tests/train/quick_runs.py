@@ -29,29 +29,21 @@ StartEngine = Callable[[Path], ModelEngine]
 
 
 class StoppingEngine(ModelEngine):
-    """Every response ends by itself: its last token is the one that ends responses, whatever was drawn."""
+    """Every response ends by itself, whatever its last token."""
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
-        sampled = super().sample(requests, sampling)
-        ended = [
-            replace(one.sequence, token_ids=[*one.sequence.token_ids[:-1], self.model.config.eos_token_id])
-            for one in sampled
-        ]
-        scores = self.replay(ended)
-        return [
-            replace(one, sequence=sequence, scores=given, finish_reason="stop")
-            for one, sequence, given in zip(sampled, ended, scores, strict=True)
-        ]
+        return [replace(one, finish_reason="stop") for one in super().sample(requests, sampling)]
 
 
 def quick_home(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: StartEngine = StoppingEngine) -> Path:
-    """`folder` with problems and rewards, and a quick engine wherever one is started."""
+    """`folder` with problems and rewards, and a quick engine wherever one is started; no token ends its responses."""
 
     @contextmanager
     def start(checkpoint: str, *_: Any, **__: Any) -> Iterator[ModelEngine]:
         yield engine(Path(checkpoint))
 
     monkeypatch.setattr("mismatch_probe.train.parts.start_engine", start)
+    monkeypatch.setattr("mismatch_probe.train.parts.end_token_ids", lambda *_: frozenset())
     monkeypatch.syspath_prepend(folder)
     (folder / "lengths_as_rewards.py").write_text(REWARDS, encoding="utf-8")
     rows = [json.dumps({"prompt": f"{number} + {number} = "}) for number in range(8)]

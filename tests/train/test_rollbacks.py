@@ -55,6 +55,7 @@ def test_weights_that_broke_a_rule_while_its_guard_was_patient_are_not_gone_back
     (home / "rewards_of_two_steps.py").write_text(REWARDS, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "rewards_of_two_steps", raising=False)
     task = {"source": str(home / "problems.jsonl"), "num_problems": 8, "reward": "rewards_of_two_steps:two_steps"}
+    task |= {"rewards_repeated": 0, "reward_workers": 1}
     guards = guard_file(home, f"{POOR}actions = {actions}")
     loaded = checkpoints_gone_back_to(monkeypatch)
     given = {"task": task, "checkpoint": {"every": 1}, "guards": guards, "infer_dtype": "bf16"}
