@@ -87,7 +87,13 @@ def test_prompt_log_probs_were_never_asked_for(run: tuple[RunDirectory, Proxy]) 
 
 def test_the_page_says_what_the_server_was_found_to_do(run: tuple[RunDirectory, Proxy]) -> None:
     page = run[0].report_path.read_text(encoding="utf-8")
-    for words in ("asked.in_a_crowd", "a server (vLLM 0.", "the server does not label its weights", run[1].url):
+    for words in (
+        "prod: what the server was found to do",
+        "the same among 15 others",
+        "a server (vLLM 0.",
+        "the server does not label its weights",
+        run[1].url,
+    ):
         assert words in page
     assert "the server was not asked for prompt log-probs, whole distributions or experts" in page
 

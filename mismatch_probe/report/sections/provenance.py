@@ -15,6 +15,7 @@ from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.sections.server import server_tables
 from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
 
 _VALUE_CHARACTERS = 300
@@ -23,6 +24,7 @@ _ABSENT = "—"
 
 def settings(summary: Summary, manifest: Manifest) -> Section:
     blocks: list[Block] = [_preflight(summary)] if summary.preflight else []
+    blocks += server_tables(manifest)
     blocks += [_both_sides(pair, manifest) for pair in summary.pairs]
     blocks.append(key_values("Settings of the run, resolved", manifest.settings.model_dump(mode="json"), folded=True))
     return Section(
