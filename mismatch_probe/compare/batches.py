@@ -7,7 +7,11 @@ import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted, send_event
+from mismatch_probe.compare.stages import LegStage
 from mismatch_probe.records.parts import Parts
+from mismatch_probe.records.rows import leg_table
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
 BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
 
@@ -35,3 +39,23 @@ def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: Ba
         seconds = time.monotonic() - start
         send_event(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
     send_event(events, StageDone(stage=stage))
+
+
+def run_scores(
+    run: RunDirectory,
+    stage: LegStage,
+    sequences: Sequence[TokenSequence],
+    batches: Sequence[list[int]],
+    score: Callable[[list[TokenSequence]], list[ScoredSequence]],
+    events: Send,
+    *,
+    double: bool = False,
+) -> None:
+    """`run_batches` with what `score` says of a batch of the sequences, as a leg; in FP64 where it is `double`."""
+
+    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
+        batch = [sequences[row] for row in rows]
+        table = leg_table(batch, score(batch), double=double)
+        return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
+
+    run_batches(run.parts(stage.name, stage.outputs), stage.name, batches, work, events)

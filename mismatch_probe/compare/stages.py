@@ -1,25 +1,32 @@
 """The stages of a comparison: what each computes for a side, and which leg it writes."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 
 
 @dataclass(frozen=True)
-class _OneLegStage(ABC):
-    """What writes one leg of a side; `model` is what the training path loads for it."""
+class _OneLegStage:
+    """What writes one leg of a side. `work` and `leaves` name the stage and its leg as the side spells them."""
+
+    work: ClassVar[str]
+    leaves: ClassVar[str] = ""
 
     side: Side
 
     @property
-    @abstractmethod
-    def leg(self) -> str: ...
+    def name(self) -> str:
+        return self.side.stage(self.work)
+
+    @property
+    def leg(self) -> str:
+        return self.side.leg(self.leaves)
 
     @property
     def model(self) -> Side:
+        """What the training path loads for it."""
         return self.side
 
     @property
@@ -31,13 +38,7 @@ class _OneLegStage(ABC):
 class SampleStage(_OneLegStage):
     """mu samples responses and reports the log-probs it decoded with."""
 
-    @property
-    def name(self) -> str:
-        return self.side.stage("sample")
-
-    @property
-    def leg(self) -> str:
-        return self.side.leg("decode")
+    work, leaves = "sample", "decode"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -48,13 +49,7 @@ class SampleStage(_OneLegStage):
 class ReplayStage(_OneLegStage):
     """mu scores its own responses again by prefill."""
 
-    @property
-    def name(self) -> str:
-        return self.side.stage("replay")
-
-    @property
-    def leg(self) -> str:
-        return self.side.leg("prefill")
+    work, leaves = "replay", "prefill"
 
 
 EngineChange = Literal["alone", "cached"]
@@ -79,26 +74,18 @@ class EngineFloorStage(_OneLegStage):
 class DecodeAloneStage(_OneLegStage):
     """mu samples the beginnings of a few of its responses again, each alone."""
 
+    leaves = "decoded-alone"
+
     @property
     def name(self) -> str:
         return self.side.stage("sample", "alone")
-
-    @property
-    def leg(self) -> str:
-        return self.side.leg("decoded-alone")
 
 
 @dataclass(frozen=True)
 class EngineRoutingStage(_OneLegStage):
     """mu's choice of experts on a few of its responses, by prefill."""
 
-    @property
-    def name(self) -> str:
-        return self.side.stage("routing")
-
-    @property
-    def leg(self) -> str:
-        return self.side.leg("routing")
+    work = leaves = "routing"
 
 
 @dataclass(frozen=True)
@@ -120,15 +107,9 @@ class DistributionsStage:
 class ScoreStage(_OneLegStage):
     """The training path scores the responses of `samplers`: pi, or the reference on weights as given or rounded."""
 
+    work = "score"
+
     samplers: tuple[str, ...]
-
-    @property
-    def leg(self) -> str:
-        return self.side.leg()
-
-    @property
-    def name(self) -> str:
-        return self.side.stage("score")
 
 
 FloorChange = Literal["alone", "again", "other-attention"]
@@ -140,6 +121,10 @@ class FloorStage(_OneLegStage):
 
     samplers: tuple[str, ...]
     change: FloorChange
+
+    @property
+    def name(self) -> str:
+        return self.side.stage("score", self.change)
 
     @property
     def leg(self) -> str:
@@ -155,28 +140,18 @@ class FloorStage(_OneLegStage):
         assert self.side.training is not None
         return _OTHER_ATTENTION[self.side.training.attention] if self.change == "other-attention" else None
 
-    @property
-    def name(self) -> str:
-        return self.side.stage("score", self.change)
-
 
 @dataclass(frozen=True)
 class RoutingStage(_OneLegStage):
     """pi's choice of experts on the few responses of each engine whose own choice is recorded."""
 
-    engines: tuple[Side, ...]
+    work = leaves = "routing"
 
-    @property
-    def leg(self) -> str:
-        return self.side.leg("routing")
+    engines: tuple[Side, ...]
 
     @property
     def samplers(self) -> tuple[str, ...]:
         return tuple(mu.sampler for mu in self.engines)
-
-    @property
-    def name(self) -> str:
-        return self.side.stage("routing")
 
 
 @dataclass(frozen=True)
@@ -186,16 +161,16 @@ class FullVocabularyStage(_OneLegStage):
     mu: Side
 
     @property
+    def name(self) -> str:
+        return f"compare-{self.leg}"
+
+    @property
     def leg(self) -> str:
         return self.side.full_vocabulary_leg(self.mu)
 
     @property
     def samplers(self) -> tuple[str, ...]:
         return (self.mu.sampler,)
-
-    @property
-    def name(self) -> str:
-        return f"compare-{self.leg}"
 
 
 TrainingStage = ScoreStage | FloorStage | RoutingStage | FullVocabularyStage

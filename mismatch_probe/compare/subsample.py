@@ -9,13 +9,13 @@ from mismatch_probe.records.sequences import TokenSequence
 
 LONGEST_REPEATED: Final = 4096
 """Tokens: eager attention holds a matrix of tokens by tokens for each head."""
+TOO_LONG: Final = f"every response is longer than {LONGEST_REPEATED} tokens with its prompt"
 
 MOST_NUMBERS: Final = 4_000_000
 """Positions times vocabulary of one sampler, 16 MB in FP32."""
 
 LEAST_CONTEXT_TOKENS: Final = 65_536
 """Tokens of context that the chosen positions may have together, however small the run."""
-
 
 DECODED_ALONE: Final = 32
 """First tokens of a response that are decoded again: 16 responses alone take as many steps as one of 512 tokens."""
