@@ -1,11 +1,13 @@
-"""A comparison's job in a process of its own, its output in `RUN/logs/JOB.log`."""
+"""A comparison's job in a process of its own: how it is started, its output in `RUN/logs/JOB.log`, and what it does."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from mismatch_probe.children import start
+from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.events import AnyEvent, parse
-from mismatch_probe.compare.plan import PlannedJob
+from mismatch_probe.compare.plan import TRAINING_PATH, PlannedJob, make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 
 _WHEN_KILLED: Final = "lower --max-new-tokens, training.batch_tokens or the engine's cache, then continue with --resume"
@@ -19,14 +21,29 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
     """
     child = start.Job(
         name=job.name,
-        function="mismatch_probe.compare.worker:run_recorded",
+        function=f"{__name__}:run_recorded",
         arguments=(str(run.path.absolute()), job.name),
         preload="engine" if job.starts_engine else "training",
         when_killed=_WHEN_KILLED,
         log=run.log_path(job.name),
     )
+    start.run(child, lambda message: on_event(parse(message)))
 
-    def pass_on(message: Any) -> None:
-        on_event(parse(message))
 
-    start.run(child, pass_on)
+def run_recorded(events: Send, run_path: str, job_name: str) -> None:
+    """Run a job of the run in `run_path` until every stage of it is recorded: what the child process does.
+
+    Raises:
+        MismatchProbeError: it cannot be done.
+    """
+    run = RunDirectory(Path(run_path))
+    manifest = run.read_manifest()
+    job = make_plan(manifest.settings).job(job_name)
+    if job_name == TRAINING_PATH:
+        from mismatch_probe.compare.scoring_job import run_scoring
+
+        run_scoring(run, manifest, job, events)
+    else:
+        from mismatch_probe.compare.engine_job import run_engine
+
+        run_engine(run, manifest, job, events)

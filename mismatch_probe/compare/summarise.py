@@ -25,7 +25,7 @@ from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import Estimate, RoutingCheck
+from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
@@ -48,19 +48,9 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     """
     reader, legs = RunReader(run, manifest), Legs(run, manifest.run_key)
     data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
-    level = manifest.settings.confidence
-    metrics: dict[PairName, tuple[dict[str, Estimate], dict[str, str]]] = {
-        name: ({}, {}) if pair_data.pair is None else pair_metrics(pair_data.pair, level=level)
-        for name, pair_data in data.items()
-    }
     routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
     deviations = disagreements(manifest, data, routings)
-    pairs = [
-        _with_full_vocabulary(legs, manifest, pair_data, _pair_summary(manifest, name, data, metrics[name], deviations))
-        for name, pair_data in data.items()
-    ]
-    pairs = [_with_decoded_alike(legs, manifest, data[pair.train, pair.infer], pair) for pair in pairs]
-    pairs = [_with_routing(pair, routings[pair.train, pair.infer]) for pair in pairs]
+    pairs = [_pair_summary(legs, manifest, name, data, routings[name], deviations) for name in data]
     pairs = _with_settings(manifest.settings, pairs, data)
     contrasts = _contrasts(pairs)
     return Summary(
@@ -76,19 +66,21 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
 
 
 def _pair_summary(
+    legs: Legs,
     manifest: Manifest,
     name: PairName,
     of_pairs: Mapping[PairName, PairData],
-    measured: tuple[dict[str, Estimate], dict[str, str]],
+    routing: RoutingCheck | str | None,
     deviations: dict[PairName, Disagreement],
 ) -> PairSummary:
     data = of_pairs[name]
-    sides = sides_of(manifest, name, data)
-    metrics, unavailable = measured
-    pair = data.pair
-    law = None if pair is None else length_law(pair, level=manifest.settings.confidence)
-    found_blame = None if pair is None else blame(pair, level=manifest.settings.confidence)
-    pi, mu = manifest.settings.pi(name[0]), manifest.settings.mu(name[1])
+    sides, settings, pair = sides_of(manifest, name, data), manifest.settings, data.pair
+    level = settings.confidence
+    metrics, unavailable = ({}, {}) if pair is None else pair_metrics(pair, level=level)
+    closer, not_closer, full_vocabulary = _measured_closely(legs, settings, name, data, routing)
+    law = None if pair is None else length_law(pair, level=level)
+    blamed = None if pair is None else blame(pair, level=level)
+    pi, mu = settings.pi(name[0]), settings.mu(name[1])
     is_logged = pi.logged and mu.logged
     case = Case(
         name=name,
@@ -99,20 +91,20 @@ def _pair_summary(
         counts=data.counts,
         metrics=metrics,
         length=law,
-        blame=found_blame,
+        blame=blamed,
         disagreement=deviations.get(name),
         exact=exact_of(manifest, name, deviations),
         ids=data.ids,
         preflight=preflight(sides),
         legs_say_whose_they_are=data.legs_say_whose_they_are,
         takes_dtypes=RESPONSES not in manifest.content_keys,
-        exact_name=manifest.settings.exact_counterpart(name),
-        exact_sides=_in_fp32(manifest.settings, name),
-        can_be_looked_into=manifest.settings.has_plain_weights(name),
+        exact_name=settings.exact_counterpart(name),
+        exact_sides=_in_fp32(settings, name),
+        can_be_looked_into=settings.has_plain_weights(name),
         is_logged=is_logged,
         is_of_server=not (mu.is_computed_here or mu.logged),
         is_of_log=manifest.log is not None,
-        departures=departures(manifest.settings, name, of_pairs, deviations),
+        departures=departures(settings, name, of_pairs, deviations),
         log_faults=_log_faults(manifest) if is_logged else [],
     )
     return PairSummary(
@@ -122,17 +114,19 @@ def _pair_summary(
         infer_dtype=sides.infer_dtype,
         legs=data.legs,
         counts=data.counts,
-        metrics=metrics,
-        metrics_unavailable=unavailable,
+        metrics=metrics | closer,
+        metrics_unavailable=unavailable | not_closer,
         length=law,
-        blame=found_blame,
-        confidence=[] if pair is None else confidence_bins(pair, level=manifest.settings.confidence),
+        blame=blamed,
+        confidence=[] if pair is None else confidence_bins(pair, level=level),
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),
         worst_tokens=[] if pair is None else _worst(data, pair),
+        full_vocabulary=full_vocabulary,
+        routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,
-        steps=over_steps(data, manifest.settings.confidence),
-        corrections=[] if pair is None else simulate_corrections(pair, level=manifest.settings.confidence),
+        steps=over_steps(data, level),
+        corrections=[] if pair is None else simulate_corrections(pair, level=level),
         verdict=judge(case),
     )
 
@@ -143,37 +137,28 @@ def _log_faults(manifest: Manifest) -> list[Cause]:
     return [Cause(code=note.code, sentence=note.sentence) for note in notes if note.level == "broken"]
 
 
-def _with_full_vocabulary(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:
-    if data.pair is None:
-        return summary
-    settings = manifest.settings
-    pi, mu = settings.pi(summary.train), settings.mu(summary.infer)
-    check = full_vocabulary_of(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
-    if isinstance(check, str):
-        unavailable = summary.metrics_unavailable | dict.fromkeys(("full_kl", "full_tv"), check)
-        return summary.model_copy(update={"metrics_unavailable": unavailable})
-    metrics = summary.metrics | {"full_kl": check.full_kl, "full_tv": check.full_tv}
-    return summary.model_copy(update={"metrics": metrics, "full_vocabulary": check})
-
-
-def _with_decoded_alike(legs: Legs, manifest: Manifest, data: PairData, summary: PairSummary) -> PairSummary:
-    if data.pair is None:
-        return summary
-    settings = manifest.settings
-    share = share_decoded_alike(legs, settings.mu(summary.infer), data.pair, data.key_of, settings.confidence)
-    if share is None:
-        return summary
-    return summary.model_copy(update={"metrics": summary.metrics | {"decoded_alike": share}})
-
-
-def _with_routing(summary: PairSummary, check: RoutingCheck | str | None) -> PairSummary:
-    if check is None:
-        return summary
-    if isinstance(check, str):
-        unavailable = summary.metrics_unavailable | dict.fromkeys(ROUTING_METRICS, check)
-        return summary.model_copy(update={"metrics_unavailable": unavailable})
-    metrics = dict(zip(ROUTING_METRICS, (check.other_experts, check.weight_distance), strict=True))
-    return summary.model_copy(update={"metrics": summary.metrics | metrics, "routing": check})
+def _measured_closely(
+    legs: Legs, settings: CompareSettings, name: PairName, data: PairData, routing: RoutingCheck | str | None
+) -> tuple[dict[str, Estimate], dict[str, str], FullVocabularyCheck | None]:
+    """Metrics that were measured on a few responses, why others could not be had, and the full-vocabulary check."""
+    metrics: dict[str, Estimate] = {}
+    unavailable: dict[str, str] = {}
+    check = share = None
+    if data.pair is not None:
+        pi, mu = settings.pi(name[0]), settings.mu(name[1])
+        check = full_vocabulary_of(legs, pi, mu, data.pair, data.row_ids, settings.confidence)
+        share = share_decoded_alike(legs, mu, data.pair, data.key_of, settings.confidence)
+    if isinstance(check, FullVocabularyCheck):
+        metrics |= {"full_kl": check.full_kl, "full_tv": check.full_tv}
+    elif check is not None:
+        unavailable |= dict.fromkeys(("full_kl", "full_tv"), check)
+    if share is not None:
+        metrics["decoded_alike"] = share
+    if isinstance(routing, RoutingCheck):
+        metrics |= zip(ROUTING_METRICS, (routing.other_experts, routing.weight_distance), strict=True)
+    elif routing is not None:
+        unavailable |= dict.fromkeys(ROUTING_METRICS, routing)
+    return metrics, unavailable, check if isinstance(check, FullVocabularyCheck) else None
 
 
 def _in_fp32(settings: CompareSettings, name: PairName) -> tuple[str, ...]:

@@ -1,9 +1,15 @@
-"""A job of a localization in a process of its own, its output in the workspace."""
+"""A job of a localization in a process of its own: how it is started, its output in the workspace, and what it does.
 
-from typing import Final
+Each side has a process of its own: vLLM binds the threads of the one it runs in, and memory is given back at its end.
+"""
+
+import resource
+from pathlib import Path
+from typing import Any, Final
 
 from mismatch_probe.children import start
-from mismatch_probe.localize.workspace import TRAINING, JobNotes, Workspace
+from mismatch_probe.children.messages import Send
+from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobNotes, Workspace
 
 _WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
 
@@ -16,10 +22,35 @@ def run_job(workspace: Workspace, job: str) -> JobNotes:
     """
     child = start.Job(
         name=f"the {job} job",
-        function="mismatch_probe.localize.worker:run_noted",
+        function=f"{__name__}:run_noted",
         arguments=(job, str(workspace.path.absolute())),
         preload="training" if job == TRAINING else "engine",
         when_killed=_WHEN_KILLED,
         log=workspace.log(job),
     )
     return JobNotes.model_validate(start.run(child))
+
+
+def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
+    """The job's notes as JSON values: what the child process does.
+
+    Raises:
+        MismatchProbeError: it cannot be done.
+    """
+    notes = _run(job, Workspace(Path(folder)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return notes.model_copy(update={"peak_memory_bytes": peak}).model_dump(mode="json")
+
+
+def _run(job: str, workspace: Workspace) -> JobNotes:
+    if job == ENGINE:
+        from mismatch_probe.localize.engine_job import run_engine_job
+
+        return run_engine_job(workspace)
+    if job == TRAINING:
+        from mismatch_probe.localize.training_job import run_training_job
+
+        return run_training_job(workspace)
+    from mismatch_probe.localize.switches import run_switch_job
+
+    return run_switch_job(workspace, job)

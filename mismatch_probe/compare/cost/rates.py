@@ -1,6 +1,7 @@
 """How fast a machine works, and how long something therefore takes: arithmetic on measured rates alone."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
+from operator import add
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -22,24 +23,14 @@ class Work:
     operations: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.matrix_flops + other.matrix_flops,
-            self.attention_flops + other.attention_flops,
-            self.memory_bytes + other.memory_bytes,
-            self.operations + other.operations,
-        )
+        return Work(*map(add, astuple(self), astuple(other)))
 
     def times(self, factor: float) -> "Work":
-        return Work(
-            self.matrix_flops * factor,
-            self.attention_flops * factor,
-            self.memory_bytes * factor,
-            self.operations * factor,
-        )
+        return Work(*(amount * factor for amount in astuple(self)))
 
     def shared_by(self, ranks: int) -> "Work":
         """What each of several ranks does: its part of the arithmetic, and every small operation."""
-        return Work(self.matrix_flops / ranks, self.attention_flops / ranks, self.memory_bytes / ranks, self.operations)
+        return replace(self.times(1 / ranks), operations=self.operations)
 
 
 class Rates(BaseModel):

@@ -210,33 +210,27 @@ def work_of(stage: Stage, workload: Workload) -> Work:
 
 
 def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
-    """Prefill of the prompts, then a step for each token of the longest response, in which every weight is read once
-    and every sequence's keys and values.
-    """
-    responses, itemsize, sequences = workload.responses, mu.dtype.num_bytes, workload.sequences
+    """Every response, as many at a time as the engine takes."""
+    responses, sequences = workload.responses, workload.sequences
     batch = workload.settings.engine.batch_sequences or _ENGINE_SEQUENCES
     at_once = min(batch, engine_number(mu, "max_num_seqs", _ENGINE_SEQUENCES))
     steps = ceil(sequences / at_once) * responses.longest_tokens
-    tokens, prompt_tokens = sequences * responses.mean_tokens, float(workload.prompts.sum()) * workload.samples
-    context = prompt_tokens / sequences + responses.mean_tokens / 2
-    return Work(
-        matrix_flops=architecture.matrix_flops(prompt_tokens + tokens, sequences + tokens),
-        attention_flops=architecture.attention_flops(workload.prompts, causal=True) * workload.samples,
-        memory_bytes=steps * architecture.parameters * itemsize
-        + architecture.kv_bytes(tokens * context, itemsize)
-        + tokens * architecture.vocab_size * _LOGIT_BYTES,
-        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
-        + tokens * _SAMPLED_TOKEN_OPERATIONS,
-    )
+    prompts = np.tile(workload.prompts, workload.samples)
+    return _decoding(mu, architecture, prompts, responses.mean_tokens, steps)
 
 
 def _decoded_alone(mu: Side, workload: Workload, architecture: Architecture) -> Work:
-    """As `_sampling`, one response at a time, of which only the first tokens."""
-    prompts, itemsize = _repeated(workload, workload.settings.floors.num_sequences), mu.dtype.num_bytes
-    prompts = prompts - workload.responses.mean_tokens
+    """The first tokens of a few responses, one response at a time."""
+    repeated = _repeated(workload, workload.settings.floors.num_sequences)
     each = min(workload.responses.mean_tokens, DECODED_ALONE)
-    steps = tokens = len(prompts) * each
-    prompt_tokens = float(prompts.sum())
+    return _decoding(mu, architecture, repeated - workload.responses.mean_tokens, each, len(repeated) * each)
+
+
+def _decoding(mu: Side, architecture: Architecture, prompts: Lengths, each: float, steps: float) -> Work:
+    """Prefill of the prompts, then in `steps` steps `each` tokens behind every one of them: in a step every weight is
+    read once, and every sequence's keys and values.
+    """
+    itemsize, prompt_tokens, tokens = mu.dtype.num_bytes, float(prompts.sum()), len(prompts) * each
     return Work(
         matrix_flops=architecture.matrix_flops(prompt_tokens + tokens, len(prompts) + tokens),
         attention_flops=architecture.attention_flops(prompts, causal=True),
