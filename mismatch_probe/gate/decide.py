@@ -1,11 +1,10 @@
 """From evidence and limits to an answer: pure, no files, so that simulations gate through the same code."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, GateSettings
-from mismatch_probe.gate.holm import holm_rejected
 from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
 from mismatch_probe.gate.result import Answer, CheckResult, Look
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
@@ -169,3 +168,18 @@ def _overall(checks: Sequence[CheckResult]) -> Answer:
     if "fail" in answers:
         return "fail"
     return "inconclusive" if "inconclusive" in answers else "pass"
+
+
+def holm_rejected(p_values: Sequence[float], nominal: Callable[[int], float]) -> list[bool]:
+    """Which hypotheses are rejected [Holm 1979, Scandinavian Journal of Statistics 6:65].
+
+    `nominal(m)` is the level of a test that gets an m-th of the error budget; with looks it is the look's own level
+    for alpha / m, which makes this the group-sequential step-down procedure of Maurer and Bretz [2013, Statistics in
+    Biopharmaceutical Research 5:311].
+    """
+    rejected = [False] * len(p_values)
+    for number, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > nominal(len(p_values) - number):
+            break
+        rejected[index] = True
+    return rejected

@@ -1,12 +1,33 @@
-"""The result as Markdown, for a job summary or a comment: numbers and names, never a token."""
+"""The result as Markdown, for a job summary or a comment: numbers and names, and what a stranger wrote is inert."""
+
+import re
 
 from mismatch_probe.gate.checks_table import checks_table
 from mismatch_probe.gate.result import GateResult
-from mismatch_probe.report.markdown import escaped, escaped_cell, markdown_table
-from mismatch_probe.report.view import Badge, Cell
+from mismatch_probe.inert import plain
+from mismatch_probe.report.screen import Write, in_full
+from mismatch_probe.report.view import Badge, Cell, Table
 
 _MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
 _WARNED = "⚠️"
+
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is: no link, no mention, no markup, no table cell of its own."""
+    return _SPECIAL.sub(r"\\\1", plain(text))
+
+
+def escaped_cell(cell: Cell) -> str:
+    return escaped(in_full(cell))
+
+
+def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
+    """A table of the page as lines of Markdown; `write` says how a cell is written."""
+    rows = (table.columns, ["---"] * len(table.columns), *([write(cell) for cell in row] for row in table.rows))
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def render_markdown(result: GateResult) -> str:

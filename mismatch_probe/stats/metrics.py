@@ -7,7 +7,6 @@ the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outsid
 
 import math
 
-from mismatch_probe.stats.agreement import agreement
 from mismatch_probe.stats.deviation import logprob_deviation, probability_deviation
 from mismatch_probe.stats.divergence import divergence
 from mismatch_probe.stats.estimator import Estimator, Metrics
@@ -16,6 +15,7 @@ from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.weights import importance_weights
 
 TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest float64"
+DIFFERS_NATS = 1e-6
 
 
 def pair_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estimate], dict[str, str]]:
@@ -43,3 +43,18 @@ def metrics_of(pair: TokenPair, estimator: Estimator) -> tuple[dict[str, Estimat
 
 def _is_finite(estimate: Estimate) -> bool:
     return all(bound is None or math.isfinite(bound) for bound in (estimate.value, estimate.low, estimate.high))
+
+
+def agreement(pair: TokenPair, estimator: Estimator) -> Metrics:
+    """Shares of tokens whose log-probs differ by more than 1e-6 nats, or not at all, and of arg-max tokens that differ.
+
+    torchtitan's batch-invariant mode asks for `bitwise_equal` of exactly 1.
+    """
+    metrics: Metrics = {
+        "differs": estimator.share(pair.abs_diff > DIFFERS_NATS, "token"),
+        "bitwise_equal": estimator.share(pair.diff == 0, "token"),
+        "top1_flip": "the arg-max tokens of both sides were not recorded",
+    }
+    if pair.top1_pi is not None and pair.top1_mu is not None:
+        metrics["top1_flip"] = estimator.share(pair.top1_pi != pair.top1_mu, "token")
+    return metrics

@@ -11,10 +11,10 @@ from mismatch_probe.cli import gate_command
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.checks_table import passing_text
+from mismatch_probe.gate.markdown import escaped
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
-from mismatch_probe.report.markdown import escaped
 from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 

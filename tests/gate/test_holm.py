@@ -1,6 +1,6 @@
 import pytest
 
-from mismatch_probe.gate.holm import holm_rejected
+from mismatch_probe.gate.decide import holm_rejected
 
 
 @pytest.mark.parametrize(

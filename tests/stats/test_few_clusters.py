@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.few_clusters import leverage_degrees, log_normal_reach, log_variance
-from mismatch_probe.stats.intervals import Scale, ratio
+from mismatch_probe.stats.intervals import Scale, leverage_degrees, log_normal_reach, log_variance, ratio
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair

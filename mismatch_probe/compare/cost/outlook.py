@@ -5,17 +5,18 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from mismatch_probe.children.start import Job, run
 from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
-from mismatch_probe.compare.cost.calibration import measure_rates
 from mismatch_probe.compare.cost.earlier import EarlierRun, earlier_runs
 from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
 from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
 from mismatch_probe.compare.cost.pace import Pace
-from mismatch_probe.compare.cost.rates import Rates
+from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
 from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, workload_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import Stage
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.manifest import Manifest
 
 MAX_NEW_TOKENS = "max_new_tokens"
@@ -88,3 +89,29 @@ def expected_workload(
     at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
     lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
     return workload_of(manifest, architectures, lengths, next(known, at_the_limit))
+
+
+def measure_rates(
+    architecture: Architecture, asked: Sequence[tuple[Process, Dtype]], training_device: str
+) -> Calibration:
+    """Rates of each process and dtype; the engine's are those of the GPU where PyTorch sees one.
+
+    Raises:
+        MismatchProbeError: the device cannot be used, or the job died.
+    """
+    widths = {
+        "hidden": architecture.hidden_size,
+        "queries": architecture.num_heads * architecture.head_dim,
+        "keys": architecture.num_kv_heads * architecture.head_dim,
+        "intermediate": architecture.intermediate_size,
+        "heads": architecture.num_heads,
+        "head_dim": architecture.head_dim,
+    }
+    job = Job(
+        name="measuring how fast this machine is",
+        function="mismatch_probe.training_path.timing:measure",
+        arguments=(widths, [list(work) for work in asked], training_device),
+        preload="training",
+        when_killed="free some and try again",
+    )
+    return Calibration.model_validate(run(job))

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.own_processes import root_cause
 from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, UsageError
 
 _MORE_MEMORY: Final = (
@@ -52,6 +52,9 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
     ),
 )
 _OWN_PROCESS_FAILED: Final = r"Engine core initialization failed|EngineDeadError|Executor failed"
+_STANDARD_ERROR: Final = Path("/proc/self/fd/2")
+_START: Final = "Initializing a V1 LLM engine"
+_EXCEPTION: Final = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
 def engine_failure(error: BaseException, checkpoint: str, doing: str) -> MismatchProbeError:
@@ -153,3 +156,15 @@ def _last_line(text: str) -> str:
 def _clean(line: str) -> str:
     line = re.sub(r"\s*\[type=.*$", "", line.strip())
     return re.sub(r"^(?:\w+Error|Value error)[:,]\s*", "", line).rstrip(". ")[:300]
+
+
+def root_cause() -> str | None:
+    """The first exception that the engine started last wrote, as `Type: message`.
+
+    None where there is none, or where standard error is no file that could be read again.
+    """
+    if not _STANDARD_ERROR.is_file():
+        return None
+    text = _STANDARD_ERROR.read_text(encoding="utf-8", errors="replace")
+    exception = _EXCEPTION.search(text, max(text.rfind(_START), 0))
+    return exception[1] if exception else None

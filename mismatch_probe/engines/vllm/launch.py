@@ -10,8 +10,7 @@ from mismatch_probe.engines.vllm.adapters import adapter_arguments
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
-from mismatch_probe.engines.vllm.kv_cache import AUTO, check_cpu_cache
-from mismatch_probe.engines.vllm.limits import check_limits
+from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits
 from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_text_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.provenance.adapter import Adapter, read_adapter

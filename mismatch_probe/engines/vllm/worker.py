@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from mismatch_probe.engines.vllm.adapters import ServedAdapter
-from mismatch_probe.engines.vllm.discarded_draws import spare_discarded_draws
-from mismatch_probe.engines.vllm.eager_ranks import rank_eagerly
+from mismatch_probe.engines.vllm.cpu_worker import rank_eagerly, spare_discarded_draws
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
 from mismatch_probe.engines.vllm.held_weights import HeldWeights
 from mismatch_probe.engines.vllm.hooks import ActivationHooks

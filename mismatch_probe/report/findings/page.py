@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from mismatch_probe.errors import RunDirectoryError
+from mismatch_probe.notation import write_seconds, write_size
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.findings import Document, Findings, file_name
@@ -18,11 +19,11 @@ from mismatch_probe.report.findings.explain import (
 )
 from mismatch_probe.report.findings.headroom import headroom_overview, headroom_sections
 from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
-from mismatch_probe.report.findings.settings import made
 from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
-from mismatch_probe.report.view import Block, Finding, Overview, Section
+from mismatch_probe.report.sections.provenance import key_values
+from mismatch_probe.report.view import Block, Finding, Note, Overview, Section
 
 
 def write_findings_report(findings: Findings, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Path:
@@ -91,3 +92,26 @@ class _Answer:
             blocks.append(top.figure)
         blocks += [block for section in self.sections for block in section.blocks]
         return Section(self.anchor, self.title, " · ".join([*top.facts, top.footnote]), blocks)
+
+
+def made(document: Headroom | Localization) -> Section:
+    """The last section of a page of its own."""
+    seconds = {name: write_seconds(value) for name, value in document.seconds.items()}
+    blocks: list[Block] = [key_values("Seconds of each stage", seconds)]
+    if isinstance(document, Localization):
+        blocks += cost(document)
+    blocks.append(key_values("Settings, resolved", document.settings.model_dump(mode="json"), folded=True))
+    return Section(
+        "provenance",
+        "Provenance",
+        f"Measured {document.created_at} by mismatch-probe {document.tool_version}; checkpoint {document.model}, "
+        f"fingerprint {document.model_fingerprint}.",
+        blocks,
+    )
+
+
+def cost(localization: Localization) -> list[Block]:
+    memory = [
+        f"{job} job: at most {write_size(size)} of memory" for job, size in localization.peak_memory_bytes.items()
+    ]
+    return [Note("What it took:", [f"{write_size(localization.stored_bytes)} of activations on disk", *memory])]

@@ -7,7 +7,7 @@ from mismatch_probe.report.figures.over_steps import Scale
 
 @dataclass(frozen=True)
 class Plot:
-    """One drawing. The first metric is drawn strong, a second one thin; skipped updates are marked where asked."""
+    """One drawing. The first metric is drawn strong, a second one thin."""
 
     anchor: str
     title: str
@@ -15,7 +15,6 @@ class Plot:
     y_label: str
     scale: Scale
     reading: str
-    shows_skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,6 @@ _OPTIMISATION = PlotSection(
             "norm before clipping",
             "log",
             "Unscaled, over all parameters.",
-            shows_skipped=True,
         ),
         Plot(
             "loss-scale",
@@ -141,7 +139,6 @@ _OPTIMISATION = PlotSection(
             "scale",
             "log",
             "What the loss is multiplied by so that small gradients survive FP16.",
-            shows_skipped=True,
         ),
         Plot(
             "shift",
