@@ -9,10 +9,8 @@ from mismatch_probe.headroom.sentences import (
     listed,
     logprob_sentence,
     parts_in_fp32,
-    scales,
     trial_sentence,
     weights_sentence,
-    write_error,
 )
 from mismatch_probe.headroom.trial import fits, is_close
 from mismatch_probe.headroom.weights import is_too_small
@@ -25,6 +23,7 @@ from mismatch_probe.records.headroom import (
     Trial,
     WeightFindings,
 )
+from mismatch_probe.report.findings.gradients import fitting_scales, write_error
 
 _BF16: Final = "train and sample in BF16 (--train-dtype bf16 --infer-dtype bf16)"
 
@@ -81,7 +80,7 @@ def judge_headroom(
     ]
     if fits(plain, bf16) and not overflowing:
         unscaled = plain.from_exponent == 0
-        need = "even without a loss scale" if unscaled else f"with a loss scale of {scales(plain)}"
+        need = "even without a loss scale" if unscaled else f"with a loss scale of {fitting_scales(plain)}"
         return HeadroomVerdict(
             code=HeadroomCode.FITS if unscaled else HeadroomCode.FITS_WITH_LOSS_SCALE,
             sentence=f"The checkpoint fits FP16, weights, activations and gradients, {need}.",
@@ -94,7 +93,8 @@ def judge_headroom(
     if advised is not None and fits(advised, bf16):
         return HeadroomVerdict(
             code=HeadroomCode.FITS_EXCEPT,
-            sentence=f"{trouble} With {parts_in_fp32(advised)} in FP32 and a loss scale of {scales(advised)} it fits.",
+            sentence=f"{trouble} With {parts_in_fp32(advised)} in FP32 and a loss scale of {fitting_scales(advised)} "
+            "it fits.",
             evidence=evidence,
             advice=[
                 _BF16,

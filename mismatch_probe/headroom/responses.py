@@ -1,5 +1,4 @@
 # mypy: allow-untyped-calls
-# ruff: noqa: N806 - shape suffixes
 """Prompts, the responses that the FP32 model samples to them, and what those earn."""
 
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mismatch_probe.config.headroom import DEFAULT_NUM_PROMPTS, HeadroomSettings
 from mismatch_probe.errors import BrokenRecord
@@ -17,6 +16,7 @@ from mismatch_probe.provenance import checkpoint
 from mismatch_probe.records.sequences import EncodedPrompt, TokenSequence
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, tokenizer_for
 from mismatch_probe.tasks.rewards import Answered, Reward, load_reward, score_responses
+from mismatch_probe.training_path.generation import end_token_ids, generate
 
 SAMPLED_BY = "transformers generate, in fp32"
 
@@ -75,16 +75,18 @@ def sample_responses(model: PreTrainedModel, problems: Problems, settings: Headr
         BrokenRecord: the model's answer to the first prompt is not finite even in FP32.
     """
     _require_finite(model, problems.prompts[0].token_ids)
-    sampling = settings.sampling
+    sampling, ends = settings.sampling, end_token_ids(model)
     sequences, prompt_ids, answered = [], [], []
     for number, prompt in enumerate(problems.prompts):
         seed = int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0])
-        for sample, token_ids in enumerate(_generate(model, prompt.token_ids, settings, seed)):
-            sequences.append(TokenSequence(f"{prompt.prompt_id}/{sample}", prompt.token_ids, token_ids))
+        with computing(model.device):
+            responses = generate(model, [prompt.token_ids], sampling, ends, seed, samples=sampling.samples_per_prompt)
+        for sample, response in enumerate(responses):
+            sequences.append(TokenSequence(f"{prompt.prompt_id}/{sample}", prompt.token_ids, response.token_ids))
             prompt_ids.append(prompt.prompt_id)
             if problems.reward is not None:
-                text = problems.tokenizer.decode(token_ids, skip_special_tokens=True)
-                answered.append(Answered(prompt, text, truncated=token_ids[-1] not in _ends(model)))
+                text = problems.tokenizer.decode(response.token_ids, skip_special_tokens=True)
+                answered.append(Answered(prompt, text, truncated=response.finish_reason == "length"))
     if problems.reward is None:
         return _with_stand_in(sequences, prompt_ids, mean_reward=None)
     rewards = score_responses(problems.reward, answered)
@@ -111,42 +113,3 @@ def _with_stand_in(
 ) -> RewardedResponses:
     rewards = [float(index % 2 == 0) for index in range(len(sequences))]
     return RewardedResponses(sequences, prompt_ids, rewards, mean_reward, stand_in=True)
-
-
-def _generate(
-    model: PreTrainedModel, prompt_token_ids: list[int], settings: HeadroomSettings, seed: int
-) -> list[list[int]]:
-    """Token ids of the responses to one prompt, the end included."""
-    sampling = settings.sampling
-    ends = _ends(model)
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.max_new_tokens if sampling.ignore_eos else None,
-        num_return_sequences=sampling.samples_per_prompt,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=min(ends, default=0),
-    )
-    input_ids_1S = torch.tensor([prompt_token_ids], device=model.device)
-    with torch.random.fork_rng(), torch.no_grad(), computing(model.device):
-        torch.manual_seed(seed)
-        generating: Any = model.generate
-        generated = generating(input_ids_1S, attention_mask=torch.ones_like(input_ids_1S), generation_config=config)
-    return [_up_to_end(row, ends) for row in generated[:, len(prompt_token_ids) :].tolist()]
-
-
-def _ends(model: PreTrainedModel) -> frozenset[int]:
-    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if ids is None:
-        return frozenset()
-    return frozenset(ids if isinstance(ids, list) else [ids])
-
-
-def _up_to_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
-    for place, token_id in enumerate(token_ids):
-        if token_id in ends:
-            return token_ids[: place + 1]
-    return token_ids

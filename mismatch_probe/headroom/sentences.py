@@ -9,6 +9,7 @@ from mismatch_probe.records.headroom import (
     Trial,
     WeightFindings,
 )
+from mismatch_probe.report.findings.gradients import fitting_scales, write_error
 
 _MOST_NAMES = 4
 
@@ -62,8 +63,8 @@ def gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -
         bad = next((scale for scale in plain.scales if scale.relative_error is None), None)
         end = "" if bad is None else f"; at 2^{bad.exponent} the gradients of {bad.num_nonfinite} parameters overflow"
         sentences.append(
-            f"FP16 backward passes: {scales(plain)} fits; smallest relative error {write_error(plain.gradient_error)} "
-            f"against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
+            f"FP16 backward passes: {fitting_scales(plain)} fits; smallest relative error "
+            f"{write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
         )
     sentences.append(
         f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "
@@ -79,7 +80,7 @@ def trial_sentence(trial: Trial, *, does_fit: bool) -> str:
     else:
         end = (
             f"log-probs {write_error(trial.logprob_error_nats)} nats from FP32, gradient "
-            f"{write_error(trial.gradient_error)}, loss scale {scales(trial)}"
+            f"{write_error(trial.gradient_error)}, loss scale {fitting_scales(trial)}"
         )
     return f"tried with {parts_in_fp32(trial)} in FP32: {'fits' if does_fit else 'does not fit'}; {end}"
 
@@ -90,19 +91,6 @@ def parts_in_fp32(trial: Trial) -> str:
     if trial.residual_in_fp32_from is None:
         return listed(names)
     return listed([f"the residual stream from {trial.residual_in_fp32_from} on", *names])
-
-
-def scales(trial: Trial) -> str:
-    """The loss scales that fit: `2^3 to 2^21`."""
-    if trial.from_exponent is None:
-        return "none"
-    if trial.from_exponent == trial.to_exponent:
-        return f"2^{trial.from_exponent}"
-    return f"2^{trial.from_exponent} to 2^{trial.to_exponent}"
-
-
-def write_error(error: float | None) -> str:
-    return "not finite" if error is None else write_number(error)
 
 
 def listed(names: list[str]) -> str:

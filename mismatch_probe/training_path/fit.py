@@ -1,6 +1,6 @@
 """Do a checkpoint's weights fit its config? Told from file headers and a model without memory, before anything runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from mismatch_probe.config.nested import flat
 from mismatch_probe.errors import UsageError, said
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.loading import load_config
@@ -77,16 +78,8 @@ def _model_without_memory(folder: Path, config: PreTrainedConfig) -> PreTrainedM
 def _why(error: Exception, config: PreTrainedConfig) -> str:
     """A name that transformers looks up and does not have is shown with the field it is the value of."""
     looked_up = error.args[0] if isinstance(error, KeyError) and error.args else None
-    fields = [name for name, value in _leaves(config.to_dict()) if value == looked_up and isinstance(value, str)]
+    fields = [name for name, value in flat(config.to_dict()) if value == looked_up and isinstance(value, str)]
     return f"{fields[0]} = {looked_up!r} is none that transformers knows" if fields else said(error)
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def _stored_shapes(folder: Path) -> dict[str, Shape]:

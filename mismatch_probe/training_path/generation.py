@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from mismatch_probe.closing import Closing
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
@@ -51,10 +51,6 @@ class Sampler(Closing):
         self._model, self._arithmetic = load_training_model(
             Path(checkpoint), dtype, settings, choose_device(settings.device), trust_remote_code=trust_remote_code
         )
-        defaults: Any = self._model.generation_config
-        ends = defaults.eos_token_id
-        self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-        self._model.generation_config = GenerationConfig()
         self._sampling = sampling
 
     def sample(self, prompts: Sequence[EncodedPrompt], end_token_id: int | None, seed: int) -> list[Generated]:
@@ -63,33 +59,12 @@ class Sampler(Closing):
         Raises:
             OutOfMemory: the batch does not fit.
         """
-        ends = sorted({*self._ends, *([] if end_token_id is None else [end_token_id])})
-        longest = max(len(prompt.token_ids) for prompt in prompts)
-        padding = ends[0] if ends else 0
-        ids_BS = torch.full((len(prompts), longest), padding)
-        mask_BS = torch.zeros_like(ids_BS)
-        for row, prompt in enumerate(prompts):
-            ids_BS[row, longest - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-            mask_BS[row, longest - len(prompt.token_ids) :] = 1
-        config = GenerationConfig(
-            do_sample=True,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            top_k=self._sampling.top_k,
-            max_new_tokens=self._sampling.max_new_tokens,
-            eos_token_id=ends or None,
-            pad_token_id=padding,
-        )
-        device: Any = self._model.device
+        ends = end_token_ids(self._model) | (set() if end_token_id is None else {end_token_id})
         with (
             memory_errors_named(f"sampling {len(prompts)} responses of pi", "lower engine.batch_sequences"),
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._arithmetic.active(),
         ):
-            torch.manual_seed(seed)
-            generate: Any = self._model.generate
-            output_BS = generate(ids_BS.to(device), attention_mask=mask_BS.to(device), generation_config=config)
-        return [_ended(row, set(ends)) for row in output_BS[:, longest:].tolist()]
+            return generate(self._model, [prompt.token_ids for prompt in prompts], self._sampling, ends, seed)
 
     def close(self) -> None:
         """Give the model's memory back."""
@@ -98,6 +73,53 @@ class Sampler(Closing):
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()
+
+
+def end_token_ids(model: PreTrainedModel) -> set[int]:
+    """Ids with which a response of the model ends, by its generation config."""
+    ids: Any = None if model.generation_config is None else model.generation_config.eos_token_id
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    sampling: SamplingSettings,
+    ends: set[int],
+    seed: int,
+    *,
+    samples: int = 1,
+) -> list[Generated]:
+    """So many responses to each prompt, prompt after prompt, in the arithmetic at hand; the model's own defaults of
+    sampling say nothing. The same batch and seed give the same responses.
+    """
+    longest, padding = max(map(len, prompts)), min(ends, default=0)
+    ids_BS = torch.full((len(prompts), longest), padding)
+    mask_BS = torch.zeros_like(ids_BS)
+    for row, token_ids in enumerate(prompts):
+        ids_BS[row, longest - len(token_ids) :] = torch.tensor(token_ids)
+        mask_BS[row, longest - len(token_ids) :] = 1
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.max_new_tokens if sampling.ignore_eos else None,
+        num_return_sequences=samples,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=padding,
+    )
+    device: Any = model.device
+    defaults, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            torch.manual_seed(seed)
+            decode: Any = model.generate
+            output_BS = decode(ids_BS.to(device), attention_mask=mask_BS.to(device), generation_config=config)
+    finally:
+        model.generation_config = defaults
+    return [_ended(row, ends) for row in output_BS[:, longest:].tolist()]
 
 
 def _ended(token_ids: list[int], ends: set[int]) -> Generated:

@@ -1,11 +1,9 @@
 """What rounding a checkpoint's weights to a format changes, read from its files a tensor at a time."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -13,11 +11,9 @@ from safetensors import safe_open
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.adapter import WEIGHTS as ADAPTER
+from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.arithmetic import torch_dtype
-
-_INDEX: Final = "model.safetensors.index.json"
-_SINGLE: Final = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -74,27 +70,18 @@ def held_weights(folder: Path, settings: TrainingPathSettings) -> Iterator[torch
 
     They are the checkpoint's and those of an adapter beside them; of a merged one only the sums are, and of a quantised
     checkpoint only the products with their scales.
+
+    Raises:
+        UsageError: the checkpoint has no intact safetensors files.
     """
-    no_file = settings.adapter_merged or stored_quantization(folder) is not None
-    weights = None if no_file else stored_weights(folder)
-    if weights is None or settings.adapter is None:
-        return weights
-    return chain(weights, _tensors([Path(settings.adapter) / ADAPTER]))
-
-
-def stored_weights(folder: Path) -> Iterator[torch.Tensor] | None:
-    """The tensors of a checkpoint's safetensors files, or None where it has none."""
-    index = folder / _INDEX
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    elif (folder / _SINGLE).exists():
-        names = [_SINGLE]
-    else:
+    if settings.adapter_merged or stored_quantization(folder) is not None:
         return None
-    return _tensors(folder / name for name in names)
+    adapter = [] if settings.adapter is None else [Path(settings.adapter) / ADAPTER]
+    return stored_tensors([*weight_files(folder), *adapter])
 
 
-def _tensors(files: Iterable[Path]) -> Iterator[torch.Tensor]:
+def stored_tensors(files: Iterable[Path]) -> Iterator[torch.Tensor]:
+    """Every tensor of some safetensors files, one at a time."""
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - not a mapping

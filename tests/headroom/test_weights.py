@@ -10,8 +10,9 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom import weights as weights_module
 from mismatch_probe.headroom.judge import judge_weights
 from mismatch_probe.headroom.weights import scan_weights
+from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.records.headroom import HeadroomCode
-from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
+from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_tensors
 from tests.headroom.planted import planted
 from tests.tiny_models import make_checkpoint
 
@@ -74,7 +75,7 @@ def test_shards_are_all_read_and_agree_with_the_weight_cast(tmp_path: Path) -> N
     whole, sharded = scan_weights(folder), scan_weights(tmp_path / "sharded")
     assert sharded.total.num_values == whole.total.num_values
     assert sharded.num_tensors == whole.num_tensors
-    cast = measure_weight_cast(stored_weights(folder) or [], Dtype.FP16)
+    cast = measure_weight_cast(stored_tensors(weight_files(folder)), Dtype.FP16)
     assert (whole.total.num_values, whole.total.num_flushed) == (cast.num_weights, cast.num_flushed)
 
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.training_path.weight_cast import measure_weight_cast, stored_weights
+from mismatch_probe.errors import UsageError
+from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
 from tests.tiny_models import make_checkpoint
 
 
@@ -32,14 +34,16 @@ def test_shards_are_all_read(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
     assert not (tmp_path / "sharded" / "model.safetensors").exists()
-    whole, sharded = stored_weights(folder), stored_weights(tmp_path / "sharded")
+    whole, sharded = (held_weights(path, TrainingPathSettings()) for path in (folder, tmp_path / "sharded"))
     assert whole is not None
     assert sharded is not None
     assert measure_weight_cast(whole, Dtype.FP16) == measure_weight_cast(sharded, Dtype.FP16)
 
 
-def test_a_folder_without_safetensors_has_no_known_cast(tmp_path: Path) -> None:
-    assert stored_weights(tmp_path) is None
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="safetensors"):
+        held_weights(tmp_path, TrainingPathSettings())
 
 
 def test_weights_in_8_bit_are_exact_in_16() -> None:

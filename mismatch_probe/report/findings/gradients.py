@@ -42,7 +42,7 @@ def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
 
 
 def fitting_scales(trial: Trial) -> str:
-    """`2^3 to 2^21`."""
+    """The loss scales that fit: `2^3 to 2^21`."""
     if trial.from_exponent is None:
         return "none"
     low, high = f"2^{trial.from_exponent}", f"2^{trial.to_exponent}"
@@ -93,7 +93,7 @@ def underflow_table(findings: GradientFindings, trial: Trial | None) -> Table:
                 )
             ),
             write_number(underflow.largest_scaled) + (" overflows" if underflow.overflows else ""),
-            _error(errors[underflow.exponent]) if underflow.exponent in errors else ABSENT,
+            write_error(errors[underflow.exponent]) if underflow.exponent in errors else ABSENT,
             "yes" if span is not None and span[0] <= underflow.exponent <= span[1] else "",
         ]
         for underflow in findings.underflow
@@ -116,8 +116,8 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
     heading = Heading(
         "plot-headroom-errors",
         "Error of the FP16 gradient",
-        f"smallest {_error(plain.gradient_error)} against FP32, {_error(bf16.gradient_error)} in BF16; fitting scales "
-        f"{fitting_scales(plain)}",
+        f"smallest {write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16; "
+        f"fitting scales {fitting_scales(plain)}",
         "Norm of the difference from the FP32 gradient, over that one's norm.",
     )
     yardstick = bf16.gradient_error
@@ -134,7 +134,7 @@ def _error_table(plain: Trial) -> Table:
     rows: list[list[Cell]] = [
         [
             f"2^{scale.exponent}",
-            _error(scale.relative_error),
+            write_error(scale.relative_error),
             str(scale.num_nonfinite),
             visible(", ".join(scale.nonfinite) or ABSENT),
         ]
@@ -168,7 +168,7 @@ def _power(exponent: float) -> str:
     return f"2{superscript(round(exponent))}"
 
 
-def _error(error: float | None) -> str:
+def write_error(error: float | None) -> str:
     return "not finite" if error is None else write_number(error)
 
 

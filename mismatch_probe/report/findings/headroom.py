@@ -24,6 +24,7 @@ from mismatch_probe.report.findings.gradients import (
     gradients,
     underflow_panel,
     underflow_table,
+    write_error,
 )
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle
@@ -111,7 +112,7 @@ def _magnitude(value: float | None) -> Cell:
 
 
 def _versus(errors: Sequence[float | None]) -> list[Cell]:
-    fp16, bf16 = ("not finite" if error is None else write_number(error) for error in errors)
+    fp16, bf16 = map(write_error, errors)
     return [fp16, f"BF16: {bf16}"]
 
 
@@ -233,7 +234,8 @@ def _tried(headroom: Headroom, plain: Trial, bf16: Trial) -> Section:
             name,
             _raised(trial),
             "yes" if trial.first_nonfinite is None else visible(f"no: {trial.first_nonfinite}"),
-            *("not finite" if error is None else write_number(error) for error in _errors(trial)),
+            write_error(trial.logprob_error_nats),
+            write_error(trial.gradient_error),
             fitting_scales(trial) if trial.dtype == Dtype.FP16 else ABSENT,
         ]
         for name, trial in (("BF16", bf16), ("FP16", plain), *advised)
@@ -245,10 +247,6 @@ def _tried(headroom: Headroom, plain: Trial, bf16: Trial) -> Section:
         "BF16 is the yardstick: FP16 fits where everything is finite and no further from FP32 than BF16 is.",
         [Table("True runs in 16 bits", columns, rows, text_columns=frozenset({1, 2}), stacked=True)],
     )
-
-
-def _errors(trial: Trial) -> tuple[float | None, float | None]:
-    return trial.logprob_error_nats, trial.gradient_error
 
 
 def _raised(trial: Trial) -> Markup:
