@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mismatch_probe.cli.noise import noise_in
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import noise_in, people, print_json
 from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings

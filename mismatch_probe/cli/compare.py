@@ -10,7 +10,7 @@ from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, Sides, gives_settings
 from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 
 _SIDES: Final = {
     "reference": Flag("reference.dtype", "What both sides are held against: fp32, fp64, none."),
@@ -51,7 +51,7 @@ def compare(
     ] = None,
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
-) -> None:
+) -> ExitCode:
     """Sample with vLLM, score the same tokens on the training path and in FP32, and say what the mismatch is.
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
@@ -60,7 +60,7 @@ def compare(
     warm_up()
     from mismatch_probe.cli.compare_command import run_compare
 
-    code = run_compare(
+    return run_compare(
         flags,
         config=config,
         out=out,
@@ -70,7 +70,6 @@ def compare(
         gate=gate,
         baseline=baseline,
     )
-    raise typer.Exit(int(code))
 
 
 def side_values(

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from mismatch_probe.errors import ExitCode
+
 
 def doctor(
     model: Annotated[
@@ -15,7 +17,7 @@ def doctor(
         typer.Option(help="With --model, an inference side in place of that dtype's: prod:url=http://HOST:PORT."),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+) -> ExitCode:
     """Check versions, devices, pin conflicts and imports; with --model, the effective settings of both sides."""
     from mismatch_probe.cli.output import people, print_json
     from mismatch_probe.compare.examination import examine
@@ -29,4 +31,4 @@ def doctor(
     render_examination(examination, people())
     if json_output:
         print_json(examination)
-    raise typer.Exit(int(examination.exit_code))
+    return examination.exit_code

@@ -2,12 +2,11 @@
 
 from typing import Any, Final
 
-import typer
-
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.config.nested import nested
+from mismatch_probe.errors import ExitCode
 
 _PROBLEMS: Final = {
     "task": Flag("prompts.source", options.TASK_HELP),
@@ -35,7 +34,7 @@ def evaluate(
     resume: options.Resume = False,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Accuracy under the engine and under the training policy, for each pair of sides: what deployment loses.
 
     Engine arguments pass through: --vllm.KEY VALUE.
@@ -43,4 +42,4 @@ def evaluate(
     flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
     from mismatch_probe.cli.evaluate_command import run_evaluate
 
-    raise typer.Exit(int(run_evaluate(flags, config=config, out=out, resume=resume, json_output=json_output)))
+    return run_evaluate(flags, config=config, out=out, resume=resume, json_output=json_output)

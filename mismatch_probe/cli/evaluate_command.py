@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.noise import noise_in
-from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
+from mismatch_probe.cli.output import noise_in, people, print_json, tell_how_to_continue
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings

@@ -8,6 +8,7 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
+from mismatch_probe.errors import ExitCode
 
 _SAID: Final = {
     "train_dtype": Flag("pi.dtype", "The trainer computed in."),
@@ -35,12 +36,12 @@ def explain(
     ] = None,
     num_responses: Annotated[int | None, typer.Option(min=1, help="Look at so many responses; default 128.")] = None,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Name the cause of what a log shows: each suspected one is computed from the checkpoint and set against it."""
     warm_up()
     from mismatch_probe.cli.explain_command import run_explain_command
 
-    code = run_explain_command(
+    return run_explain_command(
         run,
         given,
         step=step,
@@ -49,4 +50,3 @@ def explain(
         num_responses=num_responses,
         json_output=json_output,
     )
-    raise typer.Exit(int(code))

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from mismatch_probe.errors import ExitCode
+
 _DEFAULT = "run"
 
 
@@ -43,12 +45,12 @@ def run(
     markdown: Annotated[Path | None, typer.Option(help="Markdown report to write.")] = None,
     github: Annotated[bool, typer.Option("--github", help="Job summary and annotations of GitHub Actions.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+) -> ExitCode:
     """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
     from mismatch_probe.cli.gate_command import Outputs, judge_run
 
     outputs = Outputs(junit=junit, markdown=markdown, github=github, json=json_output)
-    raise typer.Exit(int(judge_run(path, config, baseline, outputs).exit_code))
+    return judge_run(path, config, baseline, outputs).exit_code
 
 
 @app.command()

@@ -7,6 +7,7 @@ import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
+from mismatch_probe.errors import ExitCode
 
 _EXAMINATION: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 8 unless given.", int),
@@ -29,11 +30,11 @@ def headroom(
     run: options.Run = None,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Say whether a checkpoint fits FP16: weights, activations, and the gradients of an RL loss.
 
     Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
     """
     from mismatch_probe.cli.headroom_command import run_headroom
 
-    raise typer.Exit(int(run_headroom(given, config=config, out=out, run=run, json_output=json_output)))
+    return run_headroom(given, config=config, out=out, run=run, json_output=json_output)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mismatch_probe.cli import options
+from mismatch_probe.errors import ExitCode
 
 
 def import_log(
@@ -24,14 +25,14 @@ def import_log(
         int | None, typer.Option(min=1, help="Analyse so many sampled tokens, of whole prompts chosen at random.")
     ] = None,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Make a run directory of a log that another system wrote: `report`, `gate` and `diff` read it.
 
     Nothing of the log is run. What it lacks, `score` computes on its token ids.
     """
     from mismatch_probe.cli.import_command import run_import
 
-    code = run_import(
+    return run_import(
         source,
         out,
         format,
@@ -44,4 +45,3 @@ def import_log(
         },
         json_output=json_output,
     )
-    raise typer.Exit(int(code))

@@ -9,7 +9,7 @@ from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.config.nested import nested
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 
 _LOOK: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 16 unless given.", int),
@@ -46,7 +46,7 @@ def localize(
     ] = None,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Find the layer, and with --modules the operation, where vLLM and the training path part; and what would mend it.
 
     Engine arguments pass through: --vllm.KEY VALUE.
@@ -59,4 +59,4 @@ def localize(
     warm_up()
     from mismatch_probe.cli.localize_command import run_localize
 
-    raise typer.Exit(int(run_localize(flags, config=config, out=out, run=run, pair=pair, json_output=json_output)))
+    return run_localize(flags, config=config, out=out, run=run, pair=pair, json_output=json_output)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from mismatch_probe.config.nested import nested
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 
 _ENGINE_PREFIX: Final = "--vllm."
 
@@ -32,6 +32,7 @@ class Flag:
 
 
 Flags = Mapping[str, Flag]
+Command = Callable[..., ExitCode]
 
 MODEL: Final = {
     "model": Flag("model.path", "Checkpoint: a folder, a hub id, or `demo`."),
@@ -79,16 +80,18 @@ Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the sa
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def gives_settings(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def gives_settings(*groups: Flags) -> Callable[[Command], Command]:
     """Give a command the flags of these groups: its first parameter is what they and the engine arguments set, as a
     file would hold it. Typer is shown the flags in its place.
     """
     flags = {name: flag for group in groups for name, flag in group.items()}
 
-    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    def with_flags(command: Command) -> Command:
         @wraps(command)
-        def called(context: typer.Context, **values: Any) -> None:
-            command(_given(flags, context), **{name: value for name, value in values.items() if name not in flags})
+        def called(context: typer.Context, **values: Any) -> ExitCode:
+            return command(
+                _given(flags, context), **{name: value for name, value in values.items() if name not in flags}
+            )
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         shown = [flag.parameter(name) for name, flag in flags.items()]

@@ -1,7 +1,9 @@
 """Machine-readable output: one JSON document on stdout, everything for people on stderr."""
 
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -10,9 +12,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from mismatch_probe.cli.streams import for_people
 from mismatch_probe.command_line import command_line
 from mismatch_probe.config.given_now import code_flags
 from mismatch_probe.inert import plain
+from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.regular_files import open_to_append
 
 
 class PeopleConsole(Console):
@@ -66,3 +71,34 @@ def tell_how_to_continue(console: Console, kept: str, command: str, path: Path, 
     """What was `kept` of the run at `path`, and the command that goes on from there with its `settings`."""
     how = command_line(command, "--resume", "--out", path, *code_flags(settings))
     console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def noise_in(log: Path) -> Iterator[Console]:
+    """Send everything written to this process's stdout and stderr, C++ libraries included, to the end of `log`.
+
+    Yields a console on the stderr there was before.
+
+    Raises:
+        StorageError: the log cannot be written.
+    """
+    with storage_errors(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open_to_append(log) as file:
+            target = os.dup(file.fileno())
+    saved = {stream: os.dup(stream) for stream in (1, 2)}
+    try:
+        _redirect(dict.fromkeys(saved, target))
+        with for_people(os.dup(saved[2])) as people:
+            yield PeopleConsole(people)
+    finally:
+        _redirect(saved)
+        for descriptor in (target, *saved.values()):
+            os.close(descriptor)
+
+
+def _redirect(targets: dict[int, int]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for stream, target in targets.items():
+        os.dup2(target, stream)

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from mismatch_probe.errors import ExitCode, UsageError
+
 
 def report(
     runs: Annotated[
@@ -25,10 +27,9 @@ def report(
         ),
     ] = "embed",
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
     from mismatch_probe.cli.report_command import report_comparison, report_findings, report_training
-    from mismatch_probe.errors import UsageError
     from mismatch_probe.records.kinds import FINDINGS, TRAININGS, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
@@ -50,7 +51,7 @@ def report(
             raise UsageError("--recompute is for comparisons; what headroom and localize found is shown as it was")
         report_findings(runs[0], plotly_js=plotly_js, json_output=json_output)
     else:
-        code = report_comparison(
+        return report_comparison(
             RunDirectory(runs[0]), recompute=recompute, plotly_js=plotly_js, json_output=json_output
         )
-        raise typer.Exit(int(code))
+    return ExitCode.PASS

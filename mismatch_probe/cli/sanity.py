@@ -2,11 +2,10 @@
 
 from typing import Any, Final
 
-import typer
-
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.cli.training_options import TRAINING
+from mismatch_probe.errors import ExitCode
 
 _PROBLEMS: Final = {
     "candidates": Flag("sanity.candidates", "Most problems of the task to try; 256 unless given.", int),
@@ -23,11 +22,11 @@ def sanity(
     resume: options.Resume = False,
     config: options.Config = None,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Keep the problems that the model solves now and then, train on them, and pass when it solves over 95 %.
 
     Exit code 0 when passed, 1 when not. Engine arguments pass through: --vllm.KEY VALUE.
     """
     from mismatch_probe.cli.sanity_command import run_sanity
 
-    raise typer.Exit(int(run_sanity(given, config=config, out=out, resume=resume, json_output=json_output)))
+    return run_sanity(given, config=config, out=out, resume=resume, json_output=json_output)

@@ -8,6 +8,7 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import gives_settings
+from mismatch_probe.errors import ExitCode
 
 
 @gives_settings(options.MODEL, options.ATTENTION, options.DEVICE)
@@ -20,7 +21,7 @@ def score(
     infer_dtype: Annotated[str | None, typer.Option(help="The engine computes in; default: the log's.")] = None,
     no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Compute what an imported log lacks, on its own token ids: the trainer's side, the engine's, the FP32 reference.
 
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
@@ -28,11 +29,10 @@ def score(
     warm_up()
     from mismatch_probe.cli.score_command import run_score
 
-    code = run_score(
+    return run_score(
         run,
         out,
         given,
         {"train_dtype": train_dtype, "infer_dtype": infer_dtype, "with_engine": not no_engine, "step": step},
         json_output=json_output,
     )
-    raise typer.Exit(int(code))

@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.noise import noise_in
-from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
+from mismatch_probe.cli.output import noise_in, people, print_json, tell_how_to_continue
 from mismatch_probe.cli.training_watch import watched
 from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.load import given_settings, parse_settings

@@ -1,17 +1,33 @@
 """Everything that looks on while a model trains."""
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console
 
-from mismatch_probe.cli.training_report import training_report
-from mismatch_probe.cli.training_view import training_view
+from mismatch_probe.cli.training_screen import training_screen
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.guards.decision import StepFirings
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.report.training import write_training_report
+from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.trackers import tracked
 from mismatch_probe.train.trainer import Listener
+
+_COLUMNS = (
+    ("reward", "reward/mean"),
+    ("k3", "mismatch/kl_k3"),
+    ("pi-mu max", "mismatch/prob_diff_max"),
+    ("entropy", "policy/entropy"),
+    ("grad", "optim/grad_norm"),
+    ("length", "response/length_mean"),
+    ("s", "time/step_seconds"),
+)
+_SHARE_OF_TIME: Final = 0.01
+_FIRST_COST_SECONDS: Final = 1.0
 
 
 @contextmanager
@@ -37,3 +53,64 @@ def watched(console: Console, directory: TrainingDirectory, settings: TrainSetti
                 listener(step, metrics, decision)
 
         yield listen
+
+
+@contextmanager
+def training_view(console: Console, directory: TrainingDirectory, steps: int) -> Iterator[Listener]:
+    """A listener that shows each step, for as long as the run goes on; ranks other than the first show nothing."""
+    if not is_main():
+        yield lambda step, metrics, decision: None
+        return
+    console.print(f"Run directory: {directory.path}", soft_wrap=True, highlight=False)
+    if console.is_terminal:
+        with training_screen(console, directory, steps) as screen:
+            yield screen
+        return
+
+    def print_line(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
+        values = "  ".join(f"{title} {write_number(metrics[name])}" for title, name in _COLUMNS)
+        console.print(f"step {step}/{steps}  {values}", soft_wrap=True, highlight=False)
+        for event in decision.events:
+            actions = ", ".join(str(action) for action in event.actions)
+            console.print(f"  guard {event.guard}: {event.sentence} [{actions}]", soft_wrap=True, highlight=False)
+
+    yield print_line
+
+
+@contextmanager
+def training_report(directory: TrainingDirectory, tell: Callable[[str], None]) -> Iterator[Listener]:
+    """A listener that writes the page now and then, for a hundredth of the run's time; once more on leaving, however
+    the run ended. `tell` says a sentence to the user, where the page cannot be written.
+    """
+    page = _Page(directory, tell)
+    try:
+        yield page
+    finally:
+        if is_main():
+            page.write()
+
+
+class _Page:
+    def __init__(self, directory: TrainingDirectory, tell: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._tell = tell
+        self._written_at = time.monotonic()
+        self._cost_seconds = _FIRST_COST_SECONDS
+        self._told = False
+
+    def __call__(self, step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
+        if is_main() and time.monotonic() - self._written_at > self._cost_seconds / _SHARE_OF_TIME:
+            self.write()
+
+    def write(self) -> None:
+        """A page that cannot be written is said once; it ends no training."""
+        begun = time.monotonic()
+        try:
+            write_training_report([self._directory], self._directory.report_path)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training is worth more
+            if not self._told:
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._tell(f"report.html is not written ({reason}); the run goes on")
+            self._told = True
+        self._written_at = time.monotonic()
+        self._cost_seconds = self._written_at - begun

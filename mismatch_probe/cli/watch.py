@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mismatch_probe.cli import options
+from mismatch_probe.errors import ExitCode
 
 
 def watch(
@@ -20,7 +21,7 @@ def watch(
     ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
     json_output: options.JsonOutput = False,
-) -> None:
+) -> ExitCode:
     """Follow the log of a run that goes on, and say at each step what the guards say.
 
     Ends with 1 where a guard asks to stop; after --idle seconds without a new step with 0, with 3 where no step could
@@ -28,4 +29,4 @@ def watch(
     """
     from mismatch_probe.cli.watch_command import run_watch
 
-    raise typer.Exit(int(run_watch(source, guards, format, idle=idle, every=every, json_output=json_output)))
+    return run_watch(source, guards, format, idle=idle, every=every, json_output=json_output)
