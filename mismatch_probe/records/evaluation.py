@@ -1,9 +1,7 @@
 """`evaluation.json`: accuracy under mu and under pi, and what deployment gains or loses."""
 
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import model_validator
+from typing import Literal
 
 from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.sides import Side, SideName
@@ -11,21 +9,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Record
+from mismatch_probe.records.summary import OfSides, Record
 from mismatch_probe.stats.results import Estimate
 
 
-class _OfSides(Record):
-    """Of sides that have names; before they had any, those of their dtypes."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named_by_dtypes(cls, values: Any) -> Any:
-        named = {kind: values[f"{kind}_dtype"] for kind in ("train", "infer") if f"{kind}_dtype" in values}
-        return {**named, **values}
-
-
-class EngineAccuracy(_OfSides):
+class EngineAccuracy(OfSides):
     """What responses of an engine's side earn on average."""
 
     infer: SideName
@@ -50,7 +38,7 @@ class DirectAccuracy(Record):
     truncated_responses: int
 
 
-class PairAccuracy(_OfSides):
+class PairAccuracy(OfSides):
     """The deployment gap of a pair of sides.
 
     under_mu: of the responses that both sides scored. under_pi: of the same ones, each weighing pi/mu. gap: under_pi

@@ -1,13 +1,13 @@
 """Sums at every place by sequence and by channel, passed from the reference's walk to the statistics in one file."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.config.nested import flat, nested
 from mismatch_probe.records.atomic import replacing
 
 Floats = npt.NDArray[np.float64]
@@ -40,9 +40,6 @@ class SideSums:
     channel_tokens: Floats
 
 
-_BY_CHANNEL = ("own_channels", "target_channels", "target_fourths", "channel_tokens")
-
-
 @dataclass(frozen=True)
 class PlaceSums:
     layer: int | None
@@ -65,52 +62,28 @@ class RouterSums:
 
 def write_sums(path: Path, places: list[PlaceSums], routers: list[RouterSums]) -> None:
     """Write everything as one npz file, whole or not at all."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for kind, records in (("place", places), ("router", routers)):
-        for number, record in enumerate(records):
-            _flatten(record, f"{kind}-{number}", arrays)
+    tables = {
+        kind: {str(number): asdict(record) for number, record in enumerate(records)}
+        for kind, records in (("places", places), ("routers", routers))
+        if records
+    }
+    arrays = {name: np.asarray(-1 if value is None else value) for name, value in flat(tables)}
     with replacing(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
     with np.load(path, allow_pickle=False) as arrays:
-        flat = {name: arrays[name] for name in arrays.files}
-    return _records(flat, "place", _place), _records(flat, "router", _router)
+        tables = nested({name: arrays[name] for name in arrays.files})
+    places, routers = (list(tables.get(kind, {}).values()) for kind in ("places", "routers"))
+    return [_place(**place) for place in places], [
+        RouterSums(**{**router, "layer": int(router["layer"])}) for router in routers
+    ]
 
 
-def _flatten(record: Any, prefix: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    for field in fields(record):
-        value = getattr(record, field.name)
-        name = f"{prefix}/{field.name}"
-        if hasattr(value, "__dataclass_fields__"):
-            _flatten(value, name, arrays)
-        else:
-            arrays[name] = np.asarray(-1 if value is None else value)
-
-
-def _records(flat: Mapping[str, npt.NDArray[Any]], kind: str, make: Any) -> list[Any]:
-    count = sum(name.startswith(f"{kind}-") and name.endswith("/layer") for name in flat)
-    return [make(flat, f"{kind}-{number}/") for number in range(count)]
-
-
-def _place(flat: Mapping[str, npt.NDArray[Any]], at: str) -> PlaceSums:
-    layer = int(flat[f"{at}layer"])
+def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
     infer, train = (
-        SideSums(
-            _errors(flat, f"{at}{side}/total/"),
-            _errors(flat, f"{at}{side}/own/"),
-            *(flat[f"{at}{side}/{name}"] for name in _BY_CHANNEL),
-        )
+        SideSums(**{**sides[side], **{name: ErrorSums(**sides[side][name]) for name in ("total", "own")}})
         for side in ("infer", "train")
     )
-    between = _errors(flat, f"{at}between/")
-    return PlaceSums(None if layer < 0 else layer, str(flat[f"{at}place"]), infer, train, between)
-
-
-def _router(flat: Mapping[str, npt.NDArray[Any]], at: str) -> RouterSums:
-    return RouterSums(int(flat[f"{at}layer"]), *(flat[at + name] for name in ("tokens", "infer", "train", "sides")))
-
-
-def _errors(flat: Mapping[str, npt.NDArray[Any]], at: str) -> ErrorSums:
-    return ErrorSums(**{field.name: flat[at + field.name] for field in fields(ErrorSums)})
+    return PlaceSums(None if layer < 0 else int(layer), str(place), infer, train, ErrorSums(**between))

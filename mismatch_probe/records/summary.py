@@ -26,6 +26,18 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class OfSides(Record):
+    """Of sides that have names; before they had any, those of their dtypes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_dtypes(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        named = {kind: values[f"{kind}_dtype"] for kind in ("train", "infer") if f"{kind}_dtype" in values}
+        return {**named, **values}
+
+
 Kind = Literal["clean", "precision", "bug", "broken", "undecided"]
 
 
@@ -124,7 +136,7 @@ class StepSummary(Record):
     metrics: dict[str, Estimate]
 
 
-class PairSummary(Record):
+class PairSummary(OfSides):
     """One side of the training path against an engine's, on responses sampled by the latter.
 
     train, infer: names of the sides; before sides had names, those of their dtypes. is_logged: both were logged.
@@ -156,13 +168,6 @@ class PairSummary(Record):
     def is_of_dtypes(self) -> bool:
         """Whether nothing is said of the sides but their dtypes."""
         return (self.train, self.infer) == (self.train_dtype, self.infer_dtype)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named_by_dtypes(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "train" not in values:
-            return {"train": values.get("train_dtype"), "infer": values.get("infer_dtype"), **values}
-        return values
 
 
 class Contrast(Record):

@@ -1,0 +1,28 @@
+"""The sums of the reference's walk: what is written is read."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums, read_sums, write_sums
+
+
+def errors(start: float) -> ErrorSums:
+    return ErrorSums(*(np.arange(3.0) + start + 10 * field for field in range(6)))
+
+
+def side(start: float) -> SideSums:
+    return SideSums(errors(start), errors(start + 100), *(np.arange(5.0) + start + 20 * field for field in range(4)))
+
+
+PLACES = [PlaceSums(layer, f"block {layer}", side(1.0), side(2.0), errors(3.0)) for layer in (None, *range(11))]
+ROUTERS = [RouterSums(4, *(np.arange(3.0) + start for start in range(4)))]
+
+
+@pytest.mark.parametrize(("places", "routers"), [(PLACES, ROUTERS), (PLACES, []), ([], ROUTERS), ([], [])])
+def test_sums_come_back_as_they_were(places: list[PlaceSums], routers: list[RouterSums], tmp_path: Path) -> None:
+    write_sums(tmp_path / "sums.npz", places, routers)
+    for there, back in zip((places, routers), read_sums(tmp_path / "sums.npz"), strict=True):
+        np.testing.assert_equal([asdict(record) for record in back], [asdict(record) for record in there])
