@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.gated_compare import GatedCompare
-from mismatch_probe.cli.output import people, print_json, tell_how_to_continue
+from mismatch_probe.cli.output import can_go_on, people, print_json, print_outcome
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
@@ -16,7 +16,7 @@ from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_report
@@ -60,23 +60,14 @@ def run_compare(
             print_json(plan)
         return ExitCode.PASS
     run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
-    try:
+    with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None):
         with progress_listener(console, run, run_clock(preparation, run)) as listener:
             execute(run, listener)
         write_report(run)
         code = None if gated is None else gated.run(run, console, lambda: write_report(run))
-    except UsageError:
-        if recorded is None:
-            run.discard_without_results()
-        raise
-    except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(console, "What was computed is kept.", "compare", path, settings.model_dump())
-        raise
     summary = run.read_summary()
     render_terminal(summary, console, run.path)
-    console.print(f"Report: {run.report_path}", soft_wrap=True)
-    if json_output:
-        print_json(summary)
+    print_outcome(console, run.report_path, summary, as_json=json_output)
     return summary.exit_code if code is None else code
 
 

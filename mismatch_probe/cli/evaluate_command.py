@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.output import noise_in, people, print_json, tell_how_to_continue
+from mismatch_probe.cli.output import can_go_on, noise_in, people, print_json
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
@@ -11,7 +11,7 @@ from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.config.given_now import going_on, going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.nested import merged
-from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
+from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.evaluate.console import render_evaluation
 from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
 from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
@@ -39,18 +39,12 @@ def run_evaluate(
     preparation = prepare_evaluation(comparison, settings)
     start = resume_evaluation if resume else start_evaluation
     run = start(run.path, preparation)
-    try:
-        with noise_in(run.log_path("evaluate")) as quiet, progress_listener(quiet, run) as listener:
-            evaluation = execute_evaluation(run, preparation, listener)
-    except RunDirectoryError:
-        raise
-    except UsageError:
-        if not resume:
-            run.discard_without_results()
-        raise
-    except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(console, "What was computed is kept.", "evaluate", run.path, asked)
-        raise
+    with (
+        can_go_on("evaluate", run, asked, console, is_new=not resume),
+        noise_in(run.log_path("evaluate")) as quiet,
+        progress_listener(quiet, run) as listener,
+    ):
+        evaluation = execute_evaluation(run, preparation, listener)
     render_evaluation(evaluation, console)
     if json_output:
         print_json(evaluation)

@@ -1,5 +1,6 @@
 """What `headroom` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.headroom.run import measure_headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
+from mismatch_probe.report.screen import print_line
 
 
 def run_headroom(
@@ -29,9 +31,7 @@ def run_headroom(
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
     with filing.reserved(HEADROOM_FILE):
-        headroom = measure_headroom(
-            settings, lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
-        )
+        headroom = measure_headroom(settings, partial(print_line, console, style="dim"))
         report = filing.file(headroom)
     render_headroom(headroom, console)
     print_outcome(console, report, headroom, as_json=json_output)

@@ -15,6 +15,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.localize.run import localize
 from mismatch_probe.records.findings import localize_file
+from mismatch_probe.report.screen import print_line
 
 
 def run_localize(
@@ -44,9 +45,7 @@ def run_localize(
     with filing.reserved(localize_file(*settings.names)):
         with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
             keep_scratch(Path(folder))
-            localization = localize(
-                settings, Path(folder), lambda line: console.print(line, style="dim", soft_wrap=True, highlight=False)
-            )
+            localization = localize(settings, Path(folder), partial(print_line, console, style="dim"))
         report = filing.file(localization)
     render_localization(localization, console)
     print_outcome(console, report, localization, as_json=json_output)

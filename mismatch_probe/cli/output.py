@@ -15,9 +15,11 @@ from rich.text import Text
 from mismatch_probe.cli.streams import for_people
 from mismatch_probe.command_line import command_line
 from mismatch_probe.config.given_now import code_flags
+from mismatch_probe.errors import MismatchProbeError, MissingExtra, RunDirectoryError, TrainingStopped, UsageError
 from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.regular_files import open_to_append
+from mismatch_probe.records.run_directory import RunDirectory
 
 
 class PeopleConsole(Console):
@@ -67,10 +69,33 @@ def print_outcome(console: Console, report: Path | None, document: BaseModel, *,
         print_json(document)
 
 
-def tell_how_to_continue(console: Console, kept: str, command: str, path: Path, settings: Mapping[str, Any]) -> None:
-    """What was `kept` of the run at `path`, and the command that goes on from there with its `settings`."""
-    how = command_line(command, "--resume", "--out", path, *code_flags(settings))
-    console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)
+@contextmanager
+def can_go_on(
+    command: str,
+    run: RunDirectory,
+    settings: Mapping[str, Any],
+    console: Console,
+    *,
+    is_new: bool,
+    kept: str = "What was computed is kept.",
+) -> Iterator[None]:
+    """Where what computes `run` ends early, the command that goes on with its `settings` is told after what was `kept`.
+
+    A new run that a wrong flag ended before its first result is removed instead, so that the same command can be given
+    again, mended.
+    """
+    try:
+        yield
+    except (RunDirectoryError, TrainingStopped):
+        raise
+    except (UsageError, MissingExtra):
+        if is_new:
+            run.discard_without_results()
+        raise
+    except (KeyboardInterrupt, MismatchProbeError):
+        how = command_line(command, "--resume", "--out", run.path, *code_flags(settings))
+        console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)
+        raise
 
 
 @contextmanager

@@ -6,20 +6,19 @@ from typing import Any
 
 from rich.console import Console
 
-from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.output import noise_in, people, print_json, tell_how_to_continue
+from mismatch_probe.cli.output import people, print_outcome
 from mismatch_probe.cli.train_command import kept_guards, training_values
-from mismatch_probe.cli.training_watch import watched
+from mismatch_probe.cli.training_watch import training_told
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import ExitCode, MismatchProbeError, MissingExtra, RunDirectoryError, UsageError
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.notation import write_percent
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.train.distributed import is_main
-from mismatch_probe.train.preparation import TrainingPreparation, default_training_path
+from mismatch_probe.train.preparation import default_training_path
 from mismatch_probe.train.run import resume_training, start_training
 from mismatch_probe.train.sanity import PASS_ACCURACY, execute_sanity, prepare_sanity
 
@@ -46,38 +45,12 @@ def run_sanity(
         recorded = SanityRecord(settings=settings)
     else:
         resume_training(directory.path, preparation)
-    record = recorded if recorded.passed else _test(directory, preparation, recorded, console)
-    _show(record, console)
-    if json_output:
-        print_json(record)
-    return ExitCode.PASS if record.passed else ExitCode.GATE_FAILED
-
-
-def _test(
-    directory: SanityDirectory, preparation: TrainingPreparation, recorded: SanityRecord, console: Console
-) -> SanityRecord:
-    try:
-        with (
-            interrupts_kept(),
-            noise_in(directory.log_path("train")) as quiet,
-            watched(quiet, directory, preparation.settings) as view,
-        ):
-            return execute_sanity(directory, preparation, recorded, view, partial(_tell, quiet))
-    except RunDirectoryError:
-        raise
-    except (UsageError, MissingExtra):
-        if is_main():
-            directory.discard_without_results()
-        raise
-    except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(
-            console,
-            "What was done up to the last checkpoint is kept.",
-            "sanity",
-            directory.path,
-            preparation.settings.model_dump(),
-        )
-        raise
+    if not recorded.passed:
+        with training_told("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
+            recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
+    _show(recorded, console)
+    print_outcome(console, None, recorded, as_json=json_output)
+    return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED
 
 
 def _tell(console: Console, sentence: str) -> None:

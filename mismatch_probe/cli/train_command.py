@@ -4,22 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.output import noise_in, people, print_json, tell_how_to_continue
-from mismatch_probe.cli.training_watch import watched
+from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.training_watch import training_told
 from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.train import TrainSettings
-from mismatch_probe.errors import (
-    ExitCode,
-    MismatchProbeError,
-    MissingExtra,
-    RunDirectoryError,
-    TrainingStopped,
-    UsageError,
-)
+from mismatch_probe.errors import ExitCode, TrainingStopped, UsageError
 from mismatch_probe.guards.load import recorded_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.kinds import Kind, to_resume
@@ -39,7 +29,6 @@ def run_train(
         MismatchProbeError: anything that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = people()
     recorded = TrainingDirectory(to_resume(out, Kind.TRAINING)) if resume else None
     settings = parse_settings(TrainSettings, training_values(flags, config, recorded))
     preparation = prepare_training(settings, kept_guards(flags, config, recorded))
@@ -47,40 +36,17 @@ def run_train(
         raise UsageError("several ranks need one run directory; give --out")
     path = out or default_training_path()
     directory = (start_training if recorded is None else resume_training)(path, preparation)
+    code = ExitCode.PASS
     try:
-        with (
-            interrupts_kept(),
-            noise_in(directory.log_path("train")) as quiet,
-            watched(quiet, directory, preparation.settings) as listener,
-        ):
+        with training_told("train", directory, preparation.settings, is_new=recorded is None) as (_, listener):
             execute_training(directory, preparation, listener)
-    except RunDirectoryError:
-        raise
-    except (UsageError, MissingExtra):
-        if is_main() and recorded is None:
-            directory.discard_without_results()
-        raise
     except TrainingStopped as stop:
-        _show(directory, console, json_output=json_output)
-        return stop.exit_code
-    except (KeyboardInterrupt, MismatchProbeError):
-        tell_how_to_continue(
-            console, "What was trained up to the last checkpoint is kept.", "train", path, settings.model_dump()
-        )
-        raise
-    _show(directory, console, json_output=json_output)
-    return ExitCode.PASS
-
-
-def _show(directory: TrainingDirectory, console: Console, *, json_output: bool) -> None:
-    """What came of the run."""
-    if not is_main():
-        return
-    summary = summarise_training(directory)
-    render_outcome(summary, console)
-    console.print(f"Report: {directory.report_path}", soft_wrap=True, highlight=False)
-    if json_output:
-        print_json(summary)
+        code = stop.exit_code
+    if is_main():
+        console, summary = people(), summarise_training(directory)
+        render_outcome(summary, console)
+        print_outcome(console, directory.report_path, summary, as_json=json_output)
+    return code
 
 
 def training_values(

@@ -7,6 +7,8 @@ from typing import Final
 
 from rich.console import Console
 
+from mismatch_probe.cli.interrupts import interrupts_kept
+from mismatch_probe.cli.output import can_go_on, noise_in, people
 from mismatch_probe.cli.training_screen import training_screen
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.guards.decision import StepFirings
@@ -28,6 +30,26 @@ _COLUMNS = (
 )
 _SHARE_OF_TIME: Final = 0.01
 _FIRST_COST_SECONDS: Final = 1.0
+
+
+@contextmanager
+def training_told(
+    command: str, directory: TrainingDirectory, settings: TrainSettings, *, is_new: bool
+) -> Iterator[tuple[Console, Listener]]:
+    """A console on stderr and a listener as of `watched`, while what libraries print goes to the run's log.
+
+    Raises:
+        MissingExtra, UsageError: as `watched`.
+        KeyboardInterrupt: passed on after saying how to continue.
+    """
+    kept = "What was done up to the last checkpoint is kept."
+    with (
+        can_go_on(command, directory, settings.model_dump(), people(), is_new=is_new and is_main(), kept=kept),
+        interrupts_kept(),
+        noise_in(directory.log_path("train")) as quiet,
+        watched(quiet, directory, settings) as listener,
+    ):
+        yield quiet, listener
 
 
 @contextmanager
