@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
 
@@ -62,26 +62,70 @@ class Slice(Settings):
         return ", ".join(f"{name} {_span_text(span)}" for name, span in spans.items() if span != EVERYTHING)
 
 
-class Check(Settings):
-    """One limit. `max_regression` is relative: 0.1 lets the metric be a tenth worse than the baseline's."""
+class Limit(Settings):
+    """What a metric is held against: one number."""
 
     metric: str
-    agg: Literal["mean", "p50", "p90", "p99", "p99_9", "max", "min", "std"] = "mean"
-    slice: Slice = Slice()
-    clip: float | None = Field(default=None, gt=0, le=20)
     max: FiniteFloat | None = None
     min: FiniteFloat | None = None
-    max_regression: float | None = Field(default=None, gt=0, le=100)
     equal: FiniteFloat | None = None
     level: Literal["off", "warn", "error"] = "error"
     source: str = ""
 
     @model_validator(mode="after")
-    def _can_be_decided(self) -> "Check":
-        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+    def _is_one(self) -> Self:
+        kinds = [kind for kind in KINDS if kind in type(self).model_fields]
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             what = f"both {' and '.join(given)}" if given else "no limit"
-            raise ValueError(f"{what} given; give one of {', '.join(KINDS)}")
+            raise ValueError(f"{what} given; give one of {', '.join(kinds)}")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        return next(kind for kind in KINDS if getattr(self, kind, None) is not None)
+
+    @property
+    def limit(self) -> float:
+        return float(getattr(self, self.kind))
+
+    @property
+    def upper(self) -> bool:
+        """Whether the limit is one from above: of the metric, or of how much worse it got."""
+        return self.kind != "min"
+
+    @property
+    def measured(self) -> str:
+        """What is measured."""
+        return self.metric
+
+    @property
+    def asked(self) -> str:
+        """Of what is measured."""
+        return f"{SIGNS[self.kind]} {self.limit:g}"
+
+    def is_kept_by(self, value: float) -> bool:
+        """Whether a value that is certain keeps the limit."""
+        if self.kind == "equal":
+            return value == self.limit
+        return value <= self.limit if self.upper else value >= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.measured} {self.asked}"
+
+
+class Check(Limit):
+    """A limit on what `compare` measured. `max_regression` is relative: 0.1 lets the metric be a tenth worse than the
+    baseline's.
+    """
+
+    agg: Literal["mean", "p50", "p90", "p99", "p99_9", "max", "min", "std"] = "mean"
+    slice: Slice = Slice()
+    clip: float | None = Field(default=None, gt=0, le=20)
+    max_regression: float | None = Field(default=None, gt=0, le=100)
+
+    @model_validator(mode="after")
+    def _can_be_decided(self) -> Self:
         reason = why_never_blocking(self.name, self.clip)
         if self.level == "error" and reason:
             raise ValueError(f'{self.name} never blocks: {reason}, or set level = "warn" to have it shown')
@@ -109,25 +153,6 @@ class Check(Settings):
         return full_name(self.metric, self.agg)
 
     @property
-    def kind(self) -> Kind:
-        return next(kind for kind in KINDS if getattr(self, kind) is not None)
-
-    @property
-    def limit(self) -> float:
-        return float(getattr(self, self.kind))
-
-    @property
-    def upper(self) -> bool:
-        """Whether the limit is one from above: of the metric, or of how much worse it got."""
-        return self.kind != "min"
-
-    def is_kept_by(self, value: float) -> bool:
-        """Whether a value that is certain keeps the limit."""
-        if self.kind == "equal":
-            return value == self.limit
-        return value <= self.limit if self.upper else value >= self.limit
-
-    @property
     def higher_is_better(self) -> bool:
         return self.name in HIGHER_IS_BETTER
 
@@ -142,32 +167,20 @@ class Check(Settings):
         part = f" [{self.slice}]" if str(self.slice) else ""
         return f"{self.name}{clip}{part}"
 
-    def __str__(self) -> str:
-        return f"{self.measured} {SIGNS[self.kind]} {self.limit:g}"
 
-
-class FoundSlice(Settings):
+class FiledSlice(Settings):
     """The pair of sides that was looked into; every pair of the run, unless named."""
 
     pair: PairField | None = None
 
 
-class FiledCheck(Settings):
+class FiledCheck(Limit):
     """One exact limit on what `headroom` or `localize` filed with the run."""
 
-    metric: str
-    slice: FoundSlice = FoundSlice()
-    max: FiniteFloat | None = None
-    min: FiniteFloat | None = None
-    equal: FiniteFloat | None = None
-    level: Literal["off", "warn", "error"] = "error"
-    source: str = ""
+    slice: FiledSlice = FiledSlice()
 
     @model_validator(mode="after")
-    def _can_be_broken(self) -> "FiledCheck":
-        given = [kind for kind in ("max", "min", "equal") if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError(f"{' and '.join(given) or 'no limit'} given; give one of max, min, equal")
+    def _can_be_broken(self) -> Self:
         if self.slice.pair is not None and self.metric in HEADROOM:
             raise ValueError(f"{self.metric} is of the checkpoint, not of a pair of dtypes; take slice out")
         metric = FILED_METRICS[self.metric]
@@ -176,22 +189,6 @@ class FiledCheck(Settings):
                 f"{self.metric} lies between {metric.least:g} and {metric.most:g}, so the limit asks for nothing"
             )
         return self
-
-    @property
-    def kind(self) -> Kind:
-        return "max" if self.max is not None else "min" if self.min is not None else "equal"
-
-    @property
-    def limit(self) -> float:
-        return float(getattr(self, self.kind))
-
-    def is_kept_by(self, value: float) -> bool:
-        if self.kind == "equal":
-            return value == self.limit
-        return value <= self.limit if self.kind == "max" else value >= self.limit
-
-    def __str__(self) -> str:
-        return f"{self.metric} {SIGNS[self.kind]} {self.limit:g}"
 
 
 class GateSettings(Settings):

@@ -7,7 +7,7 @@ from pathlib import Path
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.gate.config import SIGNS, FiledCheck
+from mismatch_probe.gate.config import FiledCheck
 from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.result import CheckResult
 from mismatch_probe.notation import write_number
@@ -54,7 +54,6 @@ def _result(
     if isinstance(value, str):
         raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {made}")
     kept = check.is_kept_by(value)
-    limit = f"{SIGNS[check.kind]} {check.limit:g}"
     num_sequences, num_tokens = _size(document)
     return CheckResult(
         metric=check.metric,
@@ -64,7 +63,7 @@ def _result(
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer="pass" if kept else "fail",
-        sentence=f"{check.metric} of {pair} is {write_number(value)}; {limit} is {'kept' if kept else 'broken'}",
+        sentence=f"{check.metric} of {pair} is {write_number(value)}; {check.asked} is {'kept' if kept else 'broken'}",
         value=value,
         low=None,
         high=None,

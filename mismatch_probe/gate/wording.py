@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from mismatch_probe.gate.config import SIGNS
 from mismatch_probe.gate.measure import Measurement
 from mismatch_probe.gate.result import Answer, Look
 from mismatch_probe.notation import write_number
@@ -31,11 +30,9 @@ def check_sentence(
     measurement: Measurement, answer: Answer, low: float | None, high: float | None, look: Look, prompts: Prompts
 ) -> str:
     """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
-    check = measurement.check
-    limit = f"{SIGNS[check.kind]} {check.limit:g}"
     advice = _advice(measurement, low, high) if prompts.are_enough else ""
     measured = f"{_measured(measurement)}{_range(measurement, low, high)}"
-    return f"{measured}; {_judged(measurement, answer, limit, look, prompts)}{advice}"
+    return f"{measured}; {_judged(measurement, answer, look, prompts)}{advice}"
 
 
 def _measured(measurement: Measurement) -> str:
@@ -60,7 +57,8 @@ def _range(measurement: Measurement, low: float | None, high: float | None) -> s
     return f" (from {write_number(low)} to {write_number(high)})"
 
 
-def _judged(measurement: Measurement, answer: Answer, limit: str, look: Look, prompts: Prompts) -> str:
+def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Prompts) -> str:
+    limit = measurement.check.asked
     if answer == "pass":
         return f"{limit} is kept"
     if answer == "fail":

@@ -62,11 +62,8 @@ class RouterSums:
 
 def write_sums(path: Path, places: list[PlaceSums], routers: list[RouterSums]) -> None:
     """Write everything as one npz file, whole or not at all."""
-    tables = {
-        kind: {str(number): asdict(record) for number, record in enumerate(records)}
-        for kind, records in (("places", places), ("routers", routers))
-        if records
-    }
+    tables = {f"places.{number}": asdict(place) for number, place in enumerate(places)}
+    tables |= {f"routers.{number}": asdict(router) for number, router in enumerate(routers)}
     arrays = {name: np.asarray(-1 if value is None else value) for name, value in flat(tables)}
     with replacing(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
