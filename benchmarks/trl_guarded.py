@@ -210,7 +210,7 @@ def report(scratch: Path) -> str:
             "",
             "`python -m benchmarks.trl_guarded --out reports/adapters.md`: GRPOTrainer of TRL 1.16, vLLM in its",
             f"process, the demo checkpoint in BF16, {PROMPTS} prompts x {SAMPLES} responses of up to {NEW_TOKENS}",
-            f"tokens a step, {STEPS} steps, on a CPU. `guard(trainer, probe=True)` switches the guards on, nothing else.",
+            f"tokens a step, {STEPS} steps, on a CPU. `guard(trainer, probe=True)` switches the guards on.",
             "",
             "## The same numbers",
             "",

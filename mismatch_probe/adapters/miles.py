@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from mismatch_probe.adapters.slime import guards, is_first, of_ranks, rows_of
+from mismatch_probe.adapters.slime import guards, is_first, is_first_of_tensor_parallel, of_ranks, rows_of
 from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.sums import Sums
@@ -64,7 +64,8 @@ def truncate(
     log_pi, log_mu = (torch.cat(values) for values in (train_log_probs, rollout_log_probs))
     is_whole = all(mask.numel() == row.numel() for mask, row in zip(loss_masks, train_log_probs, strict=True))
     masks = rows_of(loss_masks) if is_whole else None
-    _ROLLOUT.sums += Batch(rows_of(train_log_probs), rows_of(rollout_log_probs), masks).measure()
+    if is_first_of_tensor_parallel():
+        _ROLLOUT.sums += Batch(rows_of(train_log_probs), rows_of(rollout_log_probs), masks).measure()
     ratio = torch.exp(log_pi - log_mu)
     weights = ratio.clamp(min=args.tis_clip_low, max=args.tis_clip)
     metrics = {"tis": ratio.detach(), "tis_clipfrac": (weights != ratio).float(), "tis_abs": (ratio - 1).abs().detach()}

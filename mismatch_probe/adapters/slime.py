@@ -102,8 +102,13 @@ def _counts() -> bool:
     if not dist.is_initialized():
         return True
     mpu = _parallel()
-    shared = mpu.get_tensor_model_parallel_rank(), mpu.get_context_parallel_rank()
-    return bool(mpu.is_pipeline_last_stage()) and shared == (0, 0)
+    holds_log_probs = mpu.is_pipeline_last_stage() and mpu.get_context_parallel_rank() == 0
+    return bool(holds_log_probs) and is_first_of_tensor_parallel()
+
+
+def is_first_of_tensor_parallel() -> bool:
+    """Of the ranks that compute the same tokens together."""
+    return not dist.is_initialized() or bool(_parallel().get_tensor_model_parallel_rank() == 0)
 
 
 def is_first() -> bool:
