@@ -17,6 +17,7 @@ from mismatch_probe.cli import (
     gate,
     headroom,
     import_log,
+    init,
     localize,
     report,
     sanity,
@@ -25,6 +26,7 @@ from mismatch_probe.cli import (
     train,
     watch,
 )
+from mismatch_probe.cli.examples import example
 from mismatch_probe.cli.interrupts import interruption_that_came
 from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
@@ -56,21 +58,22 @@ def _root(
     """Measure, explain and gate the training-inference mismatch."""
 
 
-app.command("compare", context_settings=_PASS_THROUGH)(compare.compare)
-app.command("train", context_settings=_PASS_THROUGH)(train.train)
-app.command("sanity", context_settings=_PASS_THROUGH)(sanity.sanity)
-app.command("evaluate", context_settings=_PASS_THROUGH)(evaluate.evaluate)
-app.command("headroom")(headroom.headroom)
-app.command("localize", context_settings=_PASS_THROUGH)(localize.localize)
-app.command("import")(import_log.import_log)
-app.command("explain")(explain.explain)
-app.command("score", context_settings=_PASS_THROUGH)(score.score)
-app.command("watch")(watch.watch)
-app.command("report")(report.report)
-app.command("diff")(diff.diff)
-app.add_typer(gate.app, name="gate")
-app.command("doctor")(doctor.doctor)
-app.command("schema")(schema.schema)
+app.command("compare", context_settings=_PASS_THROUGH, epilog=example("compare"))(compare.compare)
+app.command("train", context_settings=_PASS_THROUGH, epilog=example("train"))(train.train)
+app.command("sanity", context_settings=_PASS_THROUGH, epilog=example("sanity"))(sanity.sanity)
+app.command("evaluate", context_settings=_PASS_THROUGH, epilog=example("evaluate"))(evaluate.evaluate)
+app.command("headroom", epilog=example("headroom"))(headroom.headroom)
+app.command("localize", context_settings=_PASS_THROUGH, epilog=example("localize"))(localize.localize)
+app.command("import", epilog=example("import"))(import_log.import_log)
+app.command("explain", epilog=example("explain"))(explain.explain)
+app.command("score", context_settings=_PASS_THROUGH, epilog=example("score"))(score.score)
+app.command("watch", epilog=example("watch"))(watch.watch)
+app.command("report", epilog=example("report"))(report.report)
+app.command("diff", epilog=example("diff"))(diff.diff)
+app.add_typer(gate.app, name="gate", epilog=example("gate"))
+app.command("doctor", epilog=example("doctor"))(doctor.doctor)
+app.command("schema", epilog=example("schema"))(schema.schema)
+app.command("init", epilog=example("init"))(init.init)
 
 
 @cache

@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from mismatch_probe.cli.commands import app
+from mismatch_probe.cli.init import starter_path
 from mismatch_probe.gate.load import load_gate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
@@ -42,7 +43,7 @@ def options(command: str) -> set[str]:
 
 
 def test_the_gate_file_is_accepted() -> None:
-    gate = load_gate(FOLDER / "mismatch.toml")
+    gate = load_gate(starter_path("gate"))
     assert [check.level for check in gate.checks] == ["error", "error", "warn"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.cli.init import starter_path
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind, parse_action
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
@@ -110,7 +111,7 @@ def test_a_factor_is_written_with_all_its_digits() -> None:
 
 
 def test_the_example_is_accepted_and_shows_every_rule_and_action() -> None:
-    guards = load_guards(ROOT / "examples" / "guards.toml")
+    guards = load_guards(starter_path("guards"))
     own = [guard for guard in guards if guard not in DEFAULT_GUARDS]
     assert {guard.rule for guard in own} == set(RULES)
     assert {action.kind for guard in own for firing in guard.actions for action in firing} == set(ActionKind)

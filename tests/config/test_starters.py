@@ -4,27 +4,24 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.cli.init import starter_path
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import Settings
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compare*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [starter_path(kind) for kind in ("compare", "sides", "server")], ids=lambda path: path.name
+)
 def test_every_shipped_settings_file_can_be_used(path: Path) -> None:
     assert parse_settings(CompareSettings, read_settings_file(path)).model.path
 
 
-def test_there_is_one_to_use() -> None:
-    assert (EXAMPLES / "compare.toml").exists()
-
-
 def test_the_example_of_every_setting_holds_every_setting() -> None:
-    text = (EXAMPLES / "compare.toml").read_text()
+    text = starter_path("compare").read_text()
     shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
     assert parse_settings(CompareSettings, shown)
-    sides = tomllib.loads((EXAMPLES / "compare-sides.toml").read_text())
+    sides = tomllib.loads(starter_path("sides").read_text())
     shown |= {name: sides[name] for name in ("infer", "train")}
     for name, field in CompareSettings.model_fields.items():
         assert name in shown

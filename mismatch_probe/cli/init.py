@@ -1,0 +1,56 @@
+"""`mismatch-probe init KIND`."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import typer
+
+from mismatch_probe.errors import UsageError, did_you_mean
+
+
+class Starter(NamedTuple):
+    """A commented file to begin with: its usual name, what it is for, and the command that reads it."""
+
+    file: str
+    about: str
+    reader: tuple[str, ...]
+
+
+_COMPARE: Final = ("compare", "--out", "RUN", "--config")
+STARTERS: Final[dict[str, Starter]] = {
+    "gate": Starter("mismatch.toml", "limits for CI", ("gate", "RUN", "--config")),
+    "guards": Starter("guards.toml", "guards of a training run", ("train", "--guards")),
+    "compare": Starter("compare.toml", "every setting of a comparison", _COMPARE),
+    "sides": Starter("sides.toml", "sides with names and settings of their own", _COMPARE),
+    "server": Starter("server.toml", "a server that already runs, as a side", _COMPARE),
+}
+
+
+def starter_path(kind: str) -> Path:
+    """The file that ships with the package."""
+    return Path(str(files("mismatch_probe"))) / "starters" / f"{kind}.toml"
+
+
+def init(
+    kind: Annotated[
+        str | None, typer.Argument(help=f"One of {', '.join(STARTERS)}; all are listed without it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default its usual name, here.")] = None,
+) -> None:
+    """Write a commented file to begin with: limits for CI, guards, or settings of a comparison."""
+    if kind is None:
+        for known, starter in STARTERS.items():
+            typer.echo(f"{known:<9}{starter.file:<15}{starter.about}")
+        return
+    if kind not in STARTERS:
+        hint = did_you_mean(kind, STARTERS, f"; give one of {', '.join(STARTERS)}")
+        raise UsageError(f"{kind!r} is no file to begin with{hint}")
+    from mismatch_probe.command_line import command_line
+    from mismatch_probe.records.atomic import write_text
+
+    path = out or Path(STARTERS[kind].file)
+    if path.exists():
+        raise UsageError(f"{path} exists already, and init writes nothing over; name another file with --out")
+    write_text(path, starter_path(kind).read_text(encoding="utf-8"))
+    typer.echo(f"Wrote {path}. Read it, then: {command_line(*STARTERS[kind].reader, path)}")

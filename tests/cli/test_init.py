@@ -1,0 +1,62 @@
+"""`init` writes files that work, over nothing; every command's help ends with an example that can be given."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from mismatch_probe.cli.commands import app
+from mismatch_probe.cli.examples import EXAMPLES
+from mismatch_probe.cli.init import STARTERS, starter_path
+from mismatch_probe.errors import ExitCode
+from tests.command_line import probe
+
+
+@pytest.mark.parametrize("kind", STARTERS)
+def test_a_file_to_begin_with_is_written_and_what_reads_it_is_told(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = probe("init", kind, code=ExitCode.PASS).stdout
+    path = Path(STARTERS[kind].file)
+    assert path.read_text() == starter_path(kind).read_text()
+    assert said.startswith(f"Wrote {path}. Read it, then: mismatch-probe ")
+    assert said.strip().endswith(f" {path}")
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("mine")
+    assert "writes nothing over" in probe("init", "gate", "--out", path, code=ExitCode.USAGE).stderr
+    assert path.read_text() == "mine"
+
+
+def test_all_are_listed_and_a_misspelt_one_is_guessed() -> None:
+    assert probe("init", code=ExitCode.PASS).stdout.count("mismatch.toml") == 1
+    assert "did you mean 'guards'" in probe("init", "gaurds", code=ExitCode.USAGE).stderr
+
+
+def test_a_gate_without_its_file_says_how_to_write_one(tmp_path: Path) -> None:
+    missing = tmp_path / "mismatch.toml"
+    assert (
+        "`mismatch-probe init` writes one" in probe("gate", tmp_path, "--config", missing, code=ExitCode.USAGE).stderr
+    )
+
+
+def test_every_command_has_an_example_that_it_would_take() -> None:
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    assert commands.keys() == EXAMPLES.keys()
+    for name, words in EXAMPLES.items():
+        first, *arguments = shlex.split(words)
+        assert first == name
+        command = commands[name].commands["run"] if name == "gate" else commands[name]
+        context = command.make_context(name, arguments)
+        assert context.args == []
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_the_help_of_a_command_ends_with_its_example(command: str) -> None:
+    said = " ".join(probe(command, "--help", code=ExitCode.PASS).stdout.split())
+    assert said.endswith(f"Example: mismatch-probe {EXAMPLES[command]}")
