@@ -26,7 +26,7 @@ from mismatch_probe import host
 STEPS = 20
 FAULT_AT = 6
 WARM_UP = 2
-COST_STEPS = 10
+COST_STEPS = 7
 COST_ROUNDS = (1, 2)
 SOURCE, PROMPTS, NEW_TOKENS = "sums:terms=3", 8, 48
 RATE = {"stale engine": 2e-4}
@@ -178,7 +178,7 @@ def seconds(name: str, scratch: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inside", type=Path)
-    parser.add_argument("--run", "--fault", choices=RUNS)
+    parser.add_argument("--run", choices=RUNS)
     parser.add_argument("--scratch", type=Path, help="a folder whose finished runs are not made again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
