@@ -7,9 +7,11 @@
 Every metric joins TRL's own logs. Read in TRL 1.16; where a method that it needs has another name, `guard` says so.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -92,6 +94,15 @@ class _GuardCallback(TrainerCallback):
         if probes:
             self._generate = trainer.vllm_generation.generate
             trainer.vllm_generation.generate = self._probe_and_generate
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Guards go on where the run does."""
+        if state.is_world_process_zero:
+            _saved(args, state).write_text(json.dumps(self._guards.state_dict()), encoding="utf-8")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step and _saved(args, state).exists():
+            self._guards.load_state_dict(json.loads(_saved(args, state).read_text(encoding="utf-8")))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are there and the optimizer has not stepped."""
@@ -239,6 +250,11 @@ class _GuardCallback(TrainerCallback):
         finally:
             trainer.temperature, self._entropies = temperature, held
         return [row[: length - 1] for row, length in zip(scored.tolist(), lengths, strict=True)]
+
+
+def _saved(args: Any, state: Any) -> Path:
+    """The guards' file in the checkpoint of a step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "mismatch_probe.json"
 
 
 def _of_ranks(value: Any) -> list[Any]:

@@ -190,7 +190,7 @@ class Guards:
         book = GuardBook(tuple(guard for guard in self._settings if guard.name not in off))
         book.restore(state)
         self._book, self.off = book, off
-        self._last_step = state.get("last_step")
+        self._last_step = state.get("last_step", 0 if state["evaluated"] else None)
         self._probed = Probed.of_state(state.get("probed"))
         self._history = deque(
             (

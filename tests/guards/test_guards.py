@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,25 @@ def test_restored_guards_decide_as_those_that_were_not_interrupted() -> None:
         return said
 
     assert run(interrupted=True) == run(interrupted=False)
+
+
+def test_a_state_that_a_version_before_wrote_goes_on_with_every_guard_and_its_level() -> None:
+    """It held the book alone, and the floor of the first canary in it."""
+    guards = Guards.default(can={"skip"})
+    for step in range(1, 4):
+        guards.observe(batch(step), probe=probe(step), metrics=REPORTED, **LEARNT)
+    saved = guards.state_dict()
+    resumed = Guards.default(can={"skip"})
+    resumed.load_state_dict({name: saved[name] for name in ("evaluated", "guards")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.judge(4, batch(4).measure().metrics(), canary=False)
+    assert resumed.off == {}
+
+    def floors(state: dict[str, Any]) -> list[Any]:
+        return [guard["rule"] for guard in state["guards"] if guard["settings"]["rule"] == "floor"]
+
+    assert floors(resumed.state_dict()) == floors(saved) != []
 
 
 def test_guards_of_a_file(tmp_path: Path) -> None:

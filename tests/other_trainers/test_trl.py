@@ -13,6 +13,7 @@ pytest.importorskip("trl", reason="TRL is not installed")
 from mismatch_probe.adapters.trl import guard  # noqa: E402
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT  # noqa: E402
 from mismatch_probe.errors import UsageError  # noqa: E402
+from mismatch_probe.guards.guards import Guards  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -37,8 +38,7 @@ def trainer(tmp_path: Path) -> Iterator[Callable[..., Any]]:
             use_cpu=True,
             bf16=False,
             report_to=[],
-            save_strategy="no",
-            **given,
+            **{"save_strategy": "no", **given},
         )
         return GRPOTrainer(str(DEMO_CHECKPOINT), reward, args=config, train_dataset=Dataset.from_list(rows))
 
@@ -82,6 +82,22 @@ def test_several_updates_of_a_batch_are_all_withheld(trainer: Callable[..., Any]
     made.train()
     assert made.state.global_step < STEPS
     assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
+
+
+def test_guards_go_on_where_a_run_does(trainer: Callable[..., Any]) -> None:
+    """Rewards fail at steps 2 and 4; between them lies a checkpoint, and the third failure stops the run."""
+
+    def failing(completions: list[Any], trainer_state: Any, **_: Any) -> list[float]:
+        rewards = distinct(completions)
+        return [float("nan"), *rewards[1:]] if trainer_state.global_step in (1, 3, 4) else rewards
+
+    first = trainer(failing, save_strategy="steps", save_steps=3)
+    guard(first, Guards.default(can={"skip"}))
+    first.train()
+    resumed = trainer(failing)
+    guard(resumed)
+    resumed.train(resume_from_checkpoint=str(Path(resumed.args.output_dir) / "checkpoint-3"))
+    assert resumed.state.global_step == 5
 
 
 def test_what_the_trainer_cannot_do_is_one_sentence(trainer: Callable[..., Any]) -> None:
