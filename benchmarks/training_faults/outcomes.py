@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchmarks.training_faults.faults import ONSET, Fault
 from benchmarks.training_faults.injection import Now
 from benchmarks.training_faults.kept_policies import Measured, measured_policy, same_weights
-from benchmarks.training_faults.runs import LabRun, run_with, small_settings
+from benchmarks.training_faults.runs import LabRun, checkpoint_path, checkpoint_steps, run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnose import diagnose
@@ -36,7 +36,7 @@ class Firing:
 class FaultOutcome:
     """`fired` is the step of the first right guard, `cause` what the diagnosis says then. ended: the sentence that the
     run was ended with. kept: the step of the checkpoint that is left; rewards are of that policy and of the clean
-    twin's at that step, on all problems and with the right reward function.
+    twin's at that step, or the newest before it, on all problems and with the right reward function.
     """
 
     fault: str
@@ -107,8 +107,9 @@ def _judged(fault: Fault, dtype: Dtype, run: LabRun, twin: Path, scratch: Path) 
     events, metrics = all_events(run), run.metrics
     right = next((event for event in events if event.guard in fault.guards and event.step >= fault.onset), None)
     cause = None if right is None else _cause_at(right.step, metrics, events)
-    kept = run.checkpoint_steps[-1]
-    mine, its = run.checkpoint_path(kept), LabRun.checkpoint_of(twin, kept)
+    kept = checkpoint_steps(run.directory.path)[-1]
+    mine = checkpoint_path(run.directory.path, kept)
+    its = checkpoint_path(twin, max(step for step in checkpoint_steps(twin) if step <= kept))
     rewards = measured_policy(its, dtype, scratch)
     left: Measured = rewards if same_weights(mine, its) else measured_policy(mine, dtype, scratch)
     return FaultOutcome(

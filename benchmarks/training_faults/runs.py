@@ -61,16 +61,13 @@ class LabRun:
     def metrics(self) -> dict[int, dict[str, float]]:
         return dict(self.directory.read_metrics())
 
-    @property
-    def checkpoint_steps(self) -> list[int]:
-        return Checkpoints(self.directory.checkpoints_path, keep=2).steps()
 
-    def checkpoint_path(self, step: int) -> Path:
-        return self.checkpoint_of(self.directory.path, step)
+def checkpoint_steps(run: Path) -> list[int]:
+    return Checkpoints(TrainingDirectory(run).checkpoints_path, keep=2).steps()
 
-    @staticmethod
-    def checkpoint_of(run: Path, step: int) -> Path:
-        return Checkpoints(TrainingDirectory(run).checkpoints_path, keep=2).model_path(step).parent
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    return Checkpoints(TrainingDirectory(run).checkpoints_path, keep=2).model_path(step).parent
 
 
 def small_settings(dtype: Dtype, *, seed: int, steps: int, **changes: Any) -> TrainSettings:

@@ -32,6 +32,7 @@ class WeightArrival:
     ranks_an_engine: int = 1
     comparable: set[str] = field(default_factory=set)
     _remembered: dict[tuple[int, str], _Remembered] = field(default_factory=dict)
+    _is_told: bool = False
 
     def look(self) -> None:
         """Remember what the engine holds before it is sent anything: what it loaded from the checkpoint itself."""
@@ -63,6 +64,9 @@ class WeightArrival:
                         other.add(name)
                 before.held = _digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
+        if not self._is_told:
+            _warn("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
+            self._is_told = True
         _warn("hold what they held before other numbers were sent", unchanged)
         _warn("hold other numbers than were sent", other - unchanged)
         compared = sum(size for name, size in sizes.items() if name in self.comparable)

@@ -148,7 +148,7 @@ def test_a_layer_that_is_sent_other_numbers_from_the_first_sync_on_is_told_too(
 
 
 def test_weights_whose_names_are_not_known_are_not_judged(
-    llama: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+    llama: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy, engine, sync = make_sync(llama, rollouts, "ignores_weights")
     known = engine.held_weights
@@ -158,6 +158,7 @@ def test_weights_whose_names_are_not_known_are_not_judged(
     unchanged, other, compared = weights(sync())
     assert (unchanged, other) == (3, 0)
     assert 0 < compared < 0.1
+    assert caplog.text.count("cannot be compared with what is sent") == 1
 
 
 def test_a_resumed_run_knows_which_weights_it_could_compare(llama: Path, rollouts: list[Rollout]) -> None:
@@ -178,6 +179,21 @@ def test_a_tensor_of_any_format_has_a_digest() -> None:
         for dtype in (torch.float8_e4m3fn, torch.int8, torch.int64, torch.float64, torch.float16)
     ]
     assert len({*digests, 0}) == 6
+
+
+def test_what_an_earlier_version_saved_of_a_sync_is_read(llama: Path, rollouts: list[Rollout]) -> None:
+    policy, engine, sync = make_sync(llama, rollouts)
+    sync()
+    saved = json.loads(json.dumps(sync.state()))
+    del saved["comparable"]
+    for held in (saved["last"], saved["verified"]):
+        held["fingerprint"] = [1, 2]
+    move(policy, 0.01)
+    again = WeightSync(policy, engine, Dtype.FP32, [rollout.sequence for rollout in rollouts[:4]])
+    again.restore(saved)
+    found = again()
+    assert found["sync/engine_unchanged"] == 0
+    assert weights(found) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
