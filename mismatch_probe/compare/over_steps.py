@@ -1,5 +1,7 @@
 """How a pair's numbers go over the steps of training, each step and weight version apart."""
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -7,7 +9,9 @@ import numpy as np
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.records.summary import StepSummary
 from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import Estimate
 
+MOST_ROWS: Final = 500
 _MOST_DIGITS: Final = 18
 """Of a weight version that is a number; a longer one is a text."""
 
@@ -22,11 +26,15 @@ STEP_METRICS: Final = (
 )
 
 
+_Key = tuple[int | None, str | None]
+
+
 def over_steps(data: PairData, level: float) -> list[StepSummary]:
     """Of each step and weight version, in their order; none where the responses are of one, or their steps not known.
 
     The responses of one step were sampled by several weight versions where generation runs ahead of training: what
-    grows with the versions in between is staleness, and what a step's newest version shows is not.
+    grows with the versions in between is staleness, and what a step's newest version shows is not. Of very many steps,
+    neighbouring ones are taken together.
     """
     if data.pair is None or "step" not in data.rollouts.column_names:
         return []
@@ -35,19 +43,31 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
     ordered = sorted(set(keys), key=_order)
     if len(ordered) < 2:
         return []
-    number = {key: place for place, key in enumerate(ordered)}
+    length = math.ceil(len(ordered) / MOST_ROWS)
+    stretches = [ordered[start : start + length] for start in range(0, len(ordered), length)]
+    number = {key: place for place, stretch in enumerate(stretches) for key in stretch}
     places = np.asarray([number[key] for key in keys])
-    means = []
-    for (step, version), place in number.items():
+    rows = []
+    for place, stretch in enumerate(stretches):
         part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
         assert part is not None
         metrics, _ = pair_metrics(part, level=level)
         shown = {name: estimate for name, estimate in metrics.items() if name in STEP_METRICS}
-        means.append(StepSummary(step=step, weight_version=version, metrics=shown))
-    return means
+        rows.append(_row(stretch, shown))
+    return rows
 
 
-def _order(key: tuple[int | None, str | None]) -> tuple[int, int, str]:
+def _row(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
+    (first, version), (last, _) = stretch[0], stretch[-1]
+    return StepSummary(
+        step=first,
+        last_step=None if last == first else last,
+        weight_version=version if all(other == version for _, other in stretch) else None,
+        metrics=metrics,
+    )
+
+
+def _order(key: _Key) -> tuple[int, int, str]:
     step, version = key
     is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
     return (-1 if step is None else step, int(version or 0) if is_number else 0, version or "")

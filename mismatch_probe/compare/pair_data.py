@@ -42,6 +42,11 @@ class PairData:
     key_of: dict[str, int] = field(default_factory=dict)
 
     @property
+    def cluster_names(self) -> list[str]:
+        """What each usable row is not independent of: its prompt, or what an imported run says."""
+        return _cluster_names(self.rollouts, self.rows)
+
+    @property
     def row_ids(self) -> list[str]:
         """Id of each usable row."""
         return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
@@ -186,8 +191,7 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
 
 def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> TokenPair:
     mu, pi = tables["mu"], tables["pi"]
-    prompts = np.asarray(rollouts["prompt_id"].to_pylist())[rows]
-    clusters = np.unique(prompts, return_inverse=True)[1]
+    clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
     lengths = np.asarray([len(mu.logprobs[row]) for row in rows], dtype=np.int64)
 
     def flat(role: str) -> Reals | None:
@@ -208,6 +212,11 @@ def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int6
         log_ref_rounded_pi=flat("ref_rounded_pi"),
         log_ref_rounded_mu=flat("ref_rounded_mu"),
     )
+
+
+def _cluster_names(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> list[str]:
+    names = rollouts["cluster" if "cluster" in rollouts.column_names else "prompt_id"]
+    return [str(name) for name in names.take(pa.array(rows)).to_pylist()]
 
 
 def _prompt_start(tables: dict[str, _Leg], pair: TokenPair, rows: npt.NDArray[np.int64]) -> TokenPair | None:

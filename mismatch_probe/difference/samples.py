@@ -45,12 +45,6 @@ class Sample:
         return sum(not token_ids for token_ids in self.data.rollouts["token_ids"].to_pylist())
 
     @cached_property
-    def prompt_ids(self) -> list[str]:
-        """The prompt of each usable response [N]."""
-        ids = self.data.rollouts["prompt_id"].to_pylist()
-        return [ids[row] for row in self.data.rows]
-
-    @cached_property
     def responses(self) -> dict[str, Key]:
         """Of each usable response, by its id: the key of the prompt's and response's token ids."""
         columns = self.data.rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pydict()
@@ -103,7 +97,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two token pairs whose clusters (prompts) are numbered alike, and how they overlap."""
+    """Two token pairs whose clusters are numbered alike, and how they overlap."""
 
     first: TokenPair
     second: TokenPair
@@ -121,17 +115,18 @@ def read_samples(run: RunDirectory, manifest: Manifest) -> dict[PairName, Sample
 
 
 def meet(first: Sample, second: Sample) -> Meeting:
-    """Number the prompts of two samples alike.
+    """Number the clusters of two samples alike.
 
     Raises:
         ValueError: one of them has no usable response.
     """
     if first.data.pair is None or second.data.pair is None:
         raise ValueError("a sample without a usable response cannot be compared")
-    names = np.union1d(first.prompt_ids, second.prompt_ids)
+    old, new = first.data.cluster_names, second.data.cluster_names
+    names = np.union1d(old, new)
     return Meeting(
-        first=_renumbered(first.data.pair, np.searchsorted(names, first.prompt_ids)),
-        second=_renumbered(second.data.pair, np.searchsorted(names, second.prompt_ids)),
+        first=_renumbered(first.data.pair, np.searchsorted(names, old)),
+        second=_renumbered(second.data.pair, np.searchsorted(names, new)),
         overlap=_overlap(first, second),
     )
 

@@ -10,7 +10,10 @@ from mismatch_probe.records.logged import LoggedResponse
 
 @dataclass
 class Census:
-    """Sums over the responses seen so far. tokens_of: sampled tokens by prompt. models: as the log names them."""
+    """Sums over the responses seen so far. tokens_of: sampled tokens by prompt. models: as the log names them.
+
+    Prompts are named by their token ids, so that the same one has the same name in every log.
+    """
 
     num_responses: int = 0
     num_tokens: int = 0
@@ -23,11 +26,14 @@ class Census:
     models: set[str] = field(default_factory=set)
     temperatures: set[float] = field(default_factory=set)
     tokens_of: dict[str, int] = field(default_factory=dict)
-    _numbers: dict[bytes, str] = field(default_factory=dict)
+    _first_of_group: dict[tuple[int | None, str], str] = field(default_factory=dict)
+    _joined_to: dict[str, str] = field(default_factory=dict)
 
     def add(self, response: LoggedResponse) -> str:
         """Count a response; returns the id of its prompt, which responses to the same token ids share."""
-        prompt_id = self._prompt_id(response)
+        prompt_id = _prompt_id(response)
+        if response.group is not None:
+            self._join(prompt_id, self._first_of_group.setdefault((response.step, response.group), prompt_id))
         sampled = int(response.sampled.sum())
         self.num_responses += 1
         self.num_tokens += response.token_ids.size
@@ -45,6 +51,23 @@ class Census:
         self.tokens_of[prompt_id] = self.tokens_of.get(prompt_id, 0) + sampled
         return prompt_id
 
-    def _prompt_id(self, response: LoggedResponse) -> str:
-        key = hashlib.blake2b(np.asarray(response.prompt_token_ids, dtype="<i4").tobytes(), digest_size=12).digest()
-        return self._numbers.setdefault(key, f"prompt-{len(self._numbers)}")
+    def cluster_of(self, prompt_id: str) -> str:
+        """What the responses to a prompt are not independent of: itself, or the first of the prompts that share a group
+        of a step with it, directly or through others, as the turns of a conversation do.
+        """
+        root = prompt_id
+        while root in self._joined_to:
+            root = self._joined_to[root]
+        while prompt_id != root:
+            self._joined_to[prompt_id], prompt_id = root, self._joined_to[prompt_id]
+        return root
+
+    def _join(self, prompt_id: str, first: str) -> None:
+        later, earlier = self.cluster_of(prompt_id), self.cluster_of(first)
+        if later != earlier:
+            self._joined_to[later] = earlier
+
+
+def _prompt_id(response: LoggedResponse) -> str:
+    key = hashlib.blake2b(np.asarray(response.prompt_token_ids, dtype="<i4").tobytes(), digest_size=8)
+    return f"prompt-{key.hexdigest()}"

@@ -1,6 +1,6 @@
 """From the parquet files of a log to the responses and legs of a run."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.config.sides import Side
+from mismatch_probe.importing.selection import Choice
 from mismatch_probe.records.log_tables import COLUMN_NAMES
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.sequences import EncodedPrompt, FloatArray
@@ -20,17 +21,21 @@ LOGGED_ROLLOUTS: Final = pa.schema(
         pa.field("step", pa.int64()),
         pa.field("weight_version", pa.string()),
         pa.field("where", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
     ]
 )
-"""Of an imported run: which tokens the policy sampled, and where each response comes from."""
+"""Of an imported run: which tokens the policy sampled, where each response comes from, and what it is not independent
+of.
+"""
 
 _NOT_SEEDED: Final = -1
 
 
-def chosen_rows(tables: Iterable[pa.Table], prompt_ids: set[str]) -> pa.Table:
-    """The rows of these prompts."""
-    wanted = pa.array(sorted(prompt_ids))
-    return pa.concat_tables([table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables])
+def chosen_rows(tables: Iterable[pa.Table], chosen: Choice) -> pa.Table:
+    """The rows that were chosen."""
+    wanted = pa.array(sorted(chosen.prompt_ids))
+    tables = (table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables)
+    return pa.concat_tables([table.filter(pa.array(map(chosen.takes, table["where"].to_pylist()))) for table in tables])
 
 
 def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
@@ -53,7 +58,7 @@ def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:
     return list(prompts.values())
 
 
-def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
+def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str]) -> pa.Table:
     """Rows of `rollouts.parquet`, with the ids that the side of the log makes."""
     counts: dict[str, int] = {}
     ids = []
@@ -74,6 +79,7 @@ def logged_rollouts(rows: pa.Table, mu: Side) -> pa.Table:
         "step": rows["step"],
         "weight_version": rows["weight_version"],
         "where": rows["where"],
+        "cluster": [cluster_of(prompt_id) for prompt_id in rows["prompt_id"].to_pylist()],
     }
     return pa.table(columns, schema=LOGGED_ROLLOUTS).combine_chunks()
 

@@ -139,11 +139,11 @@ def _written(run: RunDirectory, log: Log, given: LogSettings, on_response: Calla
         tokens_of = sampled_tokens_of(map(columns.rows_that_count, partitions(unfinished)))
     else:
         tokens_of = census.tokens_of
-    chosen = chosen_prompts(tokens_of, given.most_tokens)
+    chosen = chosen_prompts(tokens_of, census.cluster_of, given.most_tokens)
     rows = columns.rows_that_count(chosen_rows(partitions(unfinished), chosen))
     settings, assumed = _settings(log, census, columns, given)
     mu = settings.mu(LOG_SIDE)
-    rollouts, prompts = logged_rollouts(rows, mu), prompts_in(rows)
+    rollouts, prompts = logged_rollouts(rows, mu, census.cluster_of), prompts_in(rows)
     origin = LogOrigin(
         format=log.format,
         files=list(log.files),

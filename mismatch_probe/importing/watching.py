@@ -115,7 +115,7 @@ def _metrics(responses: Sequence[LoggedResponse], *, with_entropy: bool) -> Metr
         [response.log_mu for response in responses],
         [response.sampled for response in responses],
         entropy=[response.entropy_nats for response in responses] if has_entropy else None,
-        prompt_ids=[census.add(response) for response in responses],
+        prompt_ids=list(map(census.cluster_of, [census.add(response) for response in responses])),
         truncated=[reason == "length" for reason in ended] if all(ended) else None,
     )
     return batch.measure().metrics()

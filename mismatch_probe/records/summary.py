@@ -129,10 +129,15 @@ class SettingsToldApart(Record):
 
 
 class StepSummary(Record):
-    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say."""
+    """A pair's metrics by name on the responses of one step and weight version; None where the log does not say.
+
+    last_step: of a stretch of neighbouring steps, where a log has very many; its weight version is None unless they
+    share one.
+    """
 
     step: int | None
     weight_version: str | None
+    last_step: int | None = None
     metrics: dict[str, Estimate]
 
 

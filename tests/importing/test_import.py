@@ -13,6 +13,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.records.tables import read_table
 from tests.command_line import probe
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
 from tests.simulated_run import Simulation, simulated_run
@@ -351,11 +352,12 @@ def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: 
 
 def test_a_copy_among_what_is_analysed_is_not_believed_though_the_whole_log_is_none(tmp_path: Path) -> None:
     """Of the prompts that are analysed both columns are equal bit for bit; another prompt's differ."""
-    tokens_of = {f"prompt-{number}": 60 for number in range(12)}
-    analysed = chosen_prompts(tokens_of, 300)
     written = rows()
-    for number, one in enumerate(written):
-        if f"prompt-{number // 2}" in analysed:
+    whole = imported(tmp_path / "whole", write(tmp_path / "whole.jsonl", written))
+    names = read_table(whole.rollouts_path)["prompt_id"].to_pylist()
+    analysed = chosen_prompts(dict.fromkeys(names, 60), lambda prompt_id: prompt_id, 300)
+    for name, one in zip(names, written, strict=True):
+        if name in analysed.prompt_ids:
             one["train_logprobs"] = one["logprobs"]
     log = write(tmp_path / "log.jsonl", written)
     pair = pair_of(imported(tmp_path, log, "--max-tokens", 300, code=ExitCode.ENVIRONMENT))

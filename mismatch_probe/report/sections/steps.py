@@ -28,7 +28,8 @@ def steps(summary: Summary) -> Section | None:
         "steps",
         "Over the steps of training",
         "Each row is one step and one version of the weights that sampled. Where a step has several versions, what "
-        "grows from the newest to the oldest is staleness; what the newest shows is not.",
+        "grows from the newest to the oldest is staleness; what the newest shows is not. Of very many steps, stretches "
+        "of neighbouring ones have a row each.",
         [*([_figure(shown)] if has_steps else []), *(_table(pair) for pair in shown)],
     )
 
@@ -67,13 +68,19 @@ def _curve(pair: PairSummary, name: str) -> drawing.Series:
     )
 
 
+def _steps_of(row: StepSummary) -> str:
+    if row.step is None:
+        return ABSENT
+    return str(row.step) if row.last_step is None else f"{row.step} to {row.last_step}"
+
+
 def _table(pair: PairSummary) -> Table:
     rows: list[list[Cell]] = []
     for row in pair.steps:
         first = next(iter(row.metrics.values()), None)
         rows.append(
             [
-                ABSENT if row.step is None else str(row.step),
+                _steps_of(row),
                 ABSENT if row.weight_version is None else visible(row.weight_version),
                 ABSENT if first is None else write_count(first.num_sequences),
                 ABSENT if first is None else write_count(first.num_tokens),
