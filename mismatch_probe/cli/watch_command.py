@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from mismatch_probe import __version__
 from mismatch_probe.cli.output import people, print_json
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
 from mismatch_probe.importing.watching import JudgedStep, Watch
@@ -23,10 +24,51 @@ from mismatch_probe.records.watch import WatchedStep, WatchRecord
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 
 
+@dataclass
+class _Course:
+    """What was seen so far. stopped_at: the step at which a guard asked to stop, with its likely cause."""
+
+    watch: Watch
+    follower: Follower
+    source: Path
+    steps: list[WatchedStep] = field(default_factory=list)
+    is_broken: bool = False
+    stopped_at: int | None = None
+    diagnosis: Diagnosis | None = None
+
+    def follow(self, new_steps: Iterator[LoggedStep], console: Console) -> None:
+        """Judge and print each step, to the one at which a guard asks to stop."""
+        for step in new_steps:
+            judged = self.watch.judge(step)
+            is_first = judged.metrics and not any(seen.metrics for seen in self.steps)
+            self.steps.append(_recorded(judged))
+            self.is_broken |= judged.is_broken
+            if is_first:
+                _say_which_are_off(self.watch, console)
+            _say(judged, console)
+            if judged.asks_to_stop:
+                self.stopped_at, self.diagnosis = judged.number, self.watch.diagnosis()
+                console.print(f"A guard asks to stop at step {self.stopped_at}. {self.diagnosis}", soft_wrap=True)
+                break
+
+    def record(self) -> WatchRecord:
+        return WatchRecord(
+            tool_version=__version__,
+            source=str(self.source),
+            format=self.follower.log.name,
+            guards_off={name: list(lacking) for name, lacking in self.watch.off.items()},
+            steps=self.steps,
+            unfinished=self.follower.unfinished,
+            rewritten=self.follower.rewritten,
+            stopped_at=self.stopped_at,
+            diagnosis=None if self.diagnosis is None else str(self.diagnosis),
+        )
+
+
 def run_watch(
     source: Path, guards: Path | None, format_name: str | None, *, idle: float | None, every: float, json_output: bool
 ) -> ExitCode:
-    """Follow, judge, print; 1 where a guard asks to stop.
+    """Follow, judge, print; 1 where a guard asks to stop. However it ends, what was judged is on stdout where asked.
 
     Raises:
         UsageError: the log or the guards cannot be used.
@@ -36,43 +78,22 @@ def run_watch(
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
     known = _known(source, format_name, idle, every, console)
     console.print(f"Following {source}: {known.title}", soft_wrap=True)
-    follower, steps = Follower(known, source), list[WatchedStep]()
-    stopped_at = diagnosis = None
-    is_broken = False
-    for step in _steps(follower, idle, every, console):
-        judged = watch.judge(step)
-        if not any(step.metrics for step in steps) and judged.metrics:
-            _say_which_are_off(watch, console)
-        _say(judged, console)
-        steps.append(_recorded(judged))
-        is_broken |= judged.is_broken
-        if judged.asks_to_stop:
-            stopped_at, diagnosis = judged.number, watch.diagnosis()
-            console.print(f"A guard asks to stop at step {stopped_at}. {diagnosis}", soft_wrap=True)
-            break
-    for number in follower.unfinished:
-        console.print(f"step {number} is not whole and was not judged", soft_wrap=True)
-    if json_output:
-        print_json(
-            WatchRecord(
-                tool_version=__version__,
-                source=str(source),
-                format=known.name,
-                guards_off={name: list(lacking) for name, lacking in watch.off.items()},
-                steps=steps,
-                unfinished=follower.unfinished,
-                rewritten=follower.rewritten,
-                stopped_at=stopped_at,
-                diagnosis=None if diagnosis is None else str(diagnosis),
-            )
-        )
-    if stopped_at is not None:
+    follower = Follower(known, source)
+    course = _Course(watch, follower, source)
+    try:
+        course.follow(_steps(follower, idle, every, console), console)
+    finally:
+        for number in follower.unfinished:
+            console.print(f"step {number} is not whole and was not judged", soft_wrap=True)
+        if json_output:
+            print_json(course.record())
+    if course.stopped_at is not None:
         return ExitCode.GATE_FAILED
     if follower.trouble is not None:
         raise UsageError(follower.trouble)
-    if is_broken:
+    if course.is_broken:
         return ExitCode.ENVIRONMENT
-    return ExitCode.PASS if any(step.metrics for step in steps) else ExitCode.INCONCLUSIVE
+    return ExitCode.PASS if any(step.metrics for step in course.steps) else ExitCode.INCONCLUSIVE
 
 
 def _known(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Format:

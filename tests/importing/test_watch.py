@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -319,3 +322,24 @@ def _prime_rl(folder: Path, *, stable: bool) -> None:
     (folder / "rank_0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     if stable:
         (folder / "STABLE").touch()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_was_judged_is_on_stdout_when_it_is_interrupted(
+    folder: Path, guards: Path, number: int, code: ExitCode
+) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    words = ["watch", str(folder), "--guards", str(guards), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mismatch_probe", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 1:"):
+            break
+    process.send_signal(number)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    record = WatchRecord.model_validate_json(out)
+    assert [step.step for step in record.steps] == [0, 1]
+    assert record.stopped_at is None
