@@ -15,6 +15,7 @@ _SAID: Final = {
     "infer_dtype": Flag("mu.dtype", "The sampler computed in."),
     "top_p": Flag("mu.top_p", "The sampler's log-probs are said to be normalised over.", float),
     "top_k": Flag("mu.top_k", "As --top-p, of the best so many.", int),
+    "min_p": Flag("mu.min_p", "As --top-p, of those with so large a share of the best one's probability.", float),
     "adapter": Flag("adapter", "LoRA adapter of both sides: a folder."),
     "device": Flag("device", "auto, cpu, cuda, cuda:1."),
 }
@@ -31,6 +32,10 @@ def explain(
         list[str] | None,
         typer.Option(help="Other weights to try, as VERSION=FOLDER (repeatable): a checkpoint or a LoRA adapter."),
     ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="May stand before the prompts (repeatable): a text, or token ids as 1,2,3."),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Both sides are said to be at; default: what the import says.")
     ] = None,
@@ -46,6 +51,7 @@ def explain(
         given,
         step=step,
         weights=weights or [],
+        headers=header or [],
         temperature=temperature,
         num_responses=num_responses,
         json_output=json_output,

@@ -1,5 +1,6 @@
 """What `explain` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.findings.explain import render_explanation
 from mismatch_probe.report.page import write_report
 
+_IDS = re.compile(r"\d+(,\d+)*")
 _ADAPTER = "adapter_config.json"
 _LONGEST_WAIT_SECONDS = 600.0
 
@@ -26,6 +28,7 @@ def run_explain_command(
     *,
     step: int | None,
     weights: Sequence[str],
+    headers: Sequence[str],
     temperature: float | None,
     num_responses: int | None,
     json_output: bool,
@@ -39,7 +42,8 @@ def run_explain_command(
     if "model" not in flags:
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
     run = RunDirectory(path)
-    values = merged(_declared(run.read_manifest(), temperature), flags | {"weights": [*map(_weights, weights)]})
+    tried = {"weights": [*map(_weights, weights)]} | _headers(headers)
+    values = merged(_declared(run.read_manifest(), temperature), flags | tried)
     settings = parse_settings(ExplainSettings, values)
     name = explain_file(step)
     with run.reserved(name):
@@ -60,6 +64,14 @@ def _declared(manifest: Manifest, temperature: float | None) -> dict[str, Any]:
     return {
         "mu": {"dtype": mu.dtype.value, "temperature": said},
         "pi": {"dtype": pi.dtype.value, "temperature": said},
+    }
+
+
+def _headers(given: Sequence[str]) -> dict[str, list[Any]]:
+    ids = [text for text in given if _IDS.fullmatch(text)]
+    return {
+        "headers": [[int(number) for number in text.split(",")] for text in ids],
+        "header_texts": [text for text in given if text not in ids],
     }
 
 

@@ -44,7 +44,8 @@ class ExplainSettings(Settings):
     """A log's sides against one checkpoint, given as a folder.
 
     weights: other weights that are tried. headers: token ids that may stand before a prompt, such as another system
-    prompt's. chat_template: whether headers are taken from the checkpoint's own template too.
+    prompt's; header_texts: the same as texts, which the checkpoint's tokenizer encodes. chat_template: whether headers
+    are taken from the checkpoint's own template too.
     """
 
     model: ModelSettings
@@ -52,6 +53,7 @@ class ExplainSettings(Settings):
     pi: DeclaredPolicy = DeclaredPolicy()
     weights: tuple[KnownWeights, ...] = Field(default=(), strict=False)
     headers: tuple[TokenIds, ...] = Field(default=(), strict=False)
+    header_texts: tuple[str, ...] = Field(default=(), strict=False)
     chat_template: bool = True
     adapter: str | None = None
     device: str = "auto"

@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
+import pytest
+
+from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.tasks import load_tokenizer
@@ -46,3 +49,23 @@ def test_a_template_that_refuses_a_system_prompt_is_said_so(
     (side,) = explain(settings(model), logged(responses, mu=scored(model, responses))).sides
     assert side.verdict.code == "as_declared"
     assert "no system prompts" in side.left_out["a header of the chat template"]
+
+
+def test_a_header_that_is_given_as_a_text_is_encoded_and_tried(llama: Path, responses: list[TokenSequence]) -> None:
+    text = "You are terse. "
+    header = load_tokenizer(llama)(text, add_special_tokens=False)["input_ids"]
+    longer = [
+        replace(one, prompt_token_ids=[*one.prompt_token_ids[:1], *header, *one.prompt_token_ids[1:]])
+        for one in responses
+    ]
+    log = logged(responses, mu=scored(llama, longer))
+    (side,) = explain(settings(llama, header_texts=(text,)), log).sides
+    assert side.verdict.code == "prompt_prefix"
+    assert f"an extra header of {len(header)} tokens" in side.verdict.sentence
+
+
+def test_the_text_of_a_header_needs_a_tokenizer(llama: Path, responses: list[TokenSequence], tmp_path: Path) -> None:
+    bare = copytree(llama, tmp_path / "bare", ignore=lambda *_: ["tokenizer.json", "tokenizer_config.json"])
+    log = logged(responses, mu=scored(llama, responses))
+    with pytest.raises(UsageError, match="give its token ids: --header 1,2,3"):
+        explain(settings(bare, header_texts=("You are terse. ",)), log)

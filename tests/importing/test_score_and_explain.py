@@ -82,6 +82,27 @@ def test_a_temperature_that_is_declared_and_was_not_applied_is_named_on_both_sid
         assert [departure.code for departure in side.explained_by.departures] == ["raw_logprobs"]
 
 
+def test_a_header_and_a_cut_that_are_given_by_flags_are_tried(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    rows, header = log_of_run(compared, "bf16"), [40, 41, 42, 43]
+    with_header = [
+        TokenSequence(str(at), [*row["prompt_token_ids"][:1], *header, *row["prompt_token_ids"][1:]], row["token_ids"])
+        for at, row in enumerate(rows)
+    ]
+    for row, column in zip(rows, scored(model, with_header), strict=True):
+        row["logprobs"] = column.tolist()
+    run = tmp_path / "imported"
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", run)
+    flags = ["--header", "40,41,42,43", "--header", "You are terse.", "--min-p", 0.05]
+    answer = probe("explain", run, "--model", model, "--json", *flags, code=ExitCode.PASS)
+    mu = next(side for side in Explanation.model_validate_json(answer.stdout).sides if side.side == "mu")
+    assert mu.explained_by is not None
+    departures = {departure.code: departure.what for departure in mu.explained_by.departures}
+    assert departures["prompt_prefix"] == "a prompt with an extra header of 4 tokens before it"
+    assert departures["truncated_support"] == "no top-p, top-k or min-p"
+
+
 def test_a_log_that_was_explained_once_is_not_silently_explained_again(imported: Path, model: Path) -> None:
     _explained(imported, model)
     answer = probe("explain", imported, "--model", model, code=ExitCode.USAGE)
