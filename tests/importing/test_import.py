@@ -350,18 +350,23 @@ def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: 
     assert not list((tmp_path / "run").glob(".writing-*"))
 
 
-def test_a_copy_among_what_is_analysed_is_not_believed_though_the_whole_log_is_none(tmp_path: Path) -> None:
-    """Of the prompts that are analysed both columns are equal bit for bit; another prompt's differ."""
+def test_copies_among_what_is_analysed_are_left_out_though_the_whole_log_is_none(tmp_path: Path) -> None:
+    """Of the prompts that would be analysed both columns are equal bit for bit; another prompt's differ."""
     written = rows()
+    (tmp_path / "whole").mkdir()
     whole = imported(tmp_path / "whole", write(tmp_path / "whole.jsonl", written))
     names = read_table(whole.rollouts_path)["prompt_id"].to_pylist()
     analysed = chosen_prompts(dict.fromkeys(names, 60), lambda prompt_id: prompt_id, 300)
+    computed = []
     for name, one in zip(names, written, strict=True):
         if name in analysed.prompt_ids:
             one["train_logprobs"] = one["logprobs"]
+        else:
+            computed.append(one)
     log = write(tmp_path / "log.jsonl", written)
-    pair = pair_of(imported(tmp_path, log, "--max-tokens", 300, code=ExitCode.ENVIRONMENT))
-    assert (pair.verdict.kind, pair.counts.num_sequences) == ("broken", 10)
+    pair = pair_of(imported(tmp_path, log, "--max-tokens", 1000))
+    assert (pair.counts.num_sequences, pair.counts.num_prompts) == (14, 7)
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
 
 
 @pytest.mark.parametrize("command", [("explain",), ("score", "--out", "SCORED")])
@@ -388,6 +393,16 @@ def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_
     assert "an import begins anew" in probe("import", log, "--out", run, code=ExitCode.USAGE).stderr
     probe("report", run, "--recompute", code=ExitCode.PASS)
     assert pair_of(RunDirectory(run)).counts.num_sequences == len(rows())
+
+
+def test_a_copy_that_was_rounded_to_fp32_on_the_way_is_one(tmp_path: Path) -> None:
+    written = rows()
+    for one in written:
+        one["train_logprobs"] = np.asarray(one["logprobs"], dtype=np.float32).astype(float).tolist()
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.INCONCLUSIVE)
+    origin = run.read_manifest().log
+    assert origin is not None
+    assert [note.code for note in origin.notes if note.level == "missing"] == ["copied"]
 
 
 @pytest.mark.parametrize("share", [2, 12])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from mismatch_probe.logs.findings import LogCode
 from mismatch_probe.records.logged import LoggedResponse
@@ -28,7 +29,7 @@ _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highe
 class ColumnSums:
     """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
 
-    refuted_zeros: exactly 0 where the other side is surely below. copies: equal to the sampler's bit for bit.
+    refuted_zeros: exactly 0 where the other side is surely below. copies: equal to the sampler's in FP32.
     """
 
     tokens: int = 0
@@ -71,7 +72,7 @@ class ColumnSums:
         if others is not None:
             self.refuted_zeros += int((zero & is_usable(others) & (others < _SURELY_BELOW_ZERO)).sum())
         if mu is not None:
-            self.copies += int((values == mu).sum())
+            self.copies += int(equal_in_fp32(values, mu).sum())
 
     def __iadd__(self, other: Self) -> Self:
         for field in fields(self):
@@ -100,6 +101,12 @@ class ColumnSums:
             return self.zeros
         alone = self.recorded >= 1000 and not self.nearly_zero and self.zeros >= max(8, self.recorded * 1e-3)
         return self.zeros if alone else 0
+
+
+def equal_in_fp32(values: FloatArray, mu: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which log-probs are the sampler's bit for bit, once those that were copied in FP64 are rounded as the others."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values.astype(np.float32) == mu.astype(np.float32))
 
 
 def sampled_values(response: LoggedResponse, column: str) -> FloatArray | None:

@@ -8,7 +8,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.checks.columns import ENOUGH_TOKENS
+from mismatch_probe.logs.checks.columns import ENOUGH_TOKENS, equal_in_fp32
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.sequences import is_usable
 
@@ -32,12 +32,12 @@ class Copies:
         """Count a response by its columns over the sampled tokens [T]."""
         if values is None or mu is None:
             return
-        telling = _telling(mu)
-        if np.array_equal(values, mu, equal_nan=True):
+        telling, equal = _telling(mu), equal_in_fp32(values, mu)
+        if equal[~np.isnan(mu)].all():
             self.lengths.append(int(telling.sum()))
         else:
             self.others += int(telling.sum())
-            self.others_equal += int((values == mu)[telling].sum())
+            self.others_equal += int(equal[telling].sum())
 
     def __iadd__(self, other: Self) -> Self:
         self.lengths = self.lengths + other.lengths
@@ -48,7 +48,8 @@ class Copies:
     @property
     def fewest(self) -> int | None:
         """The fewest telling tokens that are not all equal by chance, given how many are in the other responses; None
-        where too few others are there to tell.
+        where too few others are there to tell. Never very few: what makes one token of a response equal, the same
+        kernels on the same shapes, makes its others equal too.
         """
         if self.others < ENOUGH_TOKENS:
             return None
@@ -64,7 +65,7 @@ class Copies:
 
 def is_copy(values: FloatArray, mu: FloatArray, fewest: int) -> bool:
     """Whether a response's column over the sampled tokens [T] is the sampler's, on so many telling tokens or more."""
-    return int(_telling(mu).sum()) >= fewest and np.array_equal(values, mu, equal_nan=True)
+    return int(_telling(mu).sum()) >= fewest and bool(equal_in_fp32(values, mu)[~np.isnan(mu)].all())
 
 
 def _telling(mu: FloatArray) -> npt.NDArray[np.bool_]:
