@@ -34,8 +34,12 @@ _NOT_SEEDED: Final = -1
 def chosen_rows(tables: Iterable[pa.Table], chosen: Choice) -> pa.Table:
     """The rows that were chosen."""
     wanted = pa.array(sorted(chosen.prompt_ids))
-    tables = (table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables)
-    return pa.concat_tables([table.filter(pa.array(map(chosen.takes, table["where"].to_pylist()))) for table in tables])
+    of_prompts = (table.filter(pc.is_in(table["prompt_id"], value_set=wanted)) for table in tables)
+    return pa.concat_tables([table.filter(_taken(table, chosen)) for table in of_prompts])
+
+
+def _taken(table: pa.Table, chosen: Choice) -> pa.Array:
+    return pa.array([chosen.takes(where) for where in table["where"].to_pylist()], type=pa.bool_())
 
 
 def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
