@@ -10,6 +10,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.batch import Batch
+from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.probe import Probe
 from mismatch_probe.guards.sums import Sums
@@ -97,6 +98,18 @@ def test_what_the_loop_cannot_do_is_named() -> None:
     assert decision.gives_up
     assert [str(action) for action in decision.unsupported] == ["skip_update"]
     assert "not possible here: skip_update" in str(decision)
+
+
+def test_what_a_guard_is_said_to_need_gives_its_metric() -> None:
+    given = set()
+    guards = Guards.default()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given |= guards.observe(batch(1), probe=probe(1), **LEARNT).metrics.keys()
+    for guard, explained in zip(DEFAULT_GUARDS, guards.explain(), strict=True):
+        by_name = [f"metrics[{name!r}]" for name in guard.metrics if name not in given]
+        assert set(explained.lacks) == set(by_name), guard.name
+        assert set(guard.metrics) - given == {need[9:-2] for need in explained.needs if need.startswith("metrics[")}
 
 
 def test_an_unknown_action_and_a_step_seen_twice_are_refused() -> None:
