@@ -138,7 +138,6 @@ def test_a_sparkline_goes_from_lowest_to_highest_and_crosses_out_what_is_no_numb
     assert sparkline([], logarithmic=False) == ""
 
 
-@pytest.mark.slow
 def test_the_page_is_written_when_the_run_ends_however_it_ends(directory: TrainingDirectory) -> None:
     for end in (KeyboardInterrupt, RuntimeError):
         directory.report_path.unlink(missing_ok=True)
@@ -147,7 +146,6 @@ def test_the_page_is_written_when_the_run_ends_however_it_ends(directory: Traini
         assert "Unfinished after step 8 of 60" in directory.report_path.read_text()
 
 
-@pytest.mark.slow
 def test_the_page_costs_a_hundredth_of_the_time(directory: TrainingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(reporting.time, "monotonic", lambda: now)
@@ -159,7 +157,6 @@ def test_the_page_costs_a_hundredth_of_the_time(directory: TrainingDirectory, mo
         assert directory.report_path.exists()
 
 
-@pytest.mark.slow
 def test_a_page_that_cannot_be_written_is_said_once_and_the_run_goes_on(directory: TrainingDirectory) -> None:
     directory.report_path.mkdir()
     told: list[str] = []
@@ -178,7 +175,6 @@ def test_ranks_other_than_the_first_show_and_write_nothing(directory: TrainingDi
     assert not directory.report_path.exists()
 
 
-@pytest.mark.slow
 def test_all_that_looks_on_is_told_of_every_step(directory: TrainingDirectory) -> None:
     people, output = console()
     settings = directory.read_training_manifest().settings.model_copy(update={"report_to": ("tensorboard",)})

@@ -75,7 +75,6 @@ def equal_legs(run: RunDirectory, leg: str, of: str) -> None:
     Legs(run, key).write(leg, Legs(run, key).read(of))
 
 
-@pytest.mark.slow
 def test_a_copy_in_a_run_of_an_earlier_version_is_broken_data_and_never_a_pass(
     tmp_path: Path, command_line: CommandLine
 ) -> None:

@@ -55,7 +55,6 @@ def test_broken_data_has_no_ratio_to_the_other_run(tmp_path: Path) -> None:
     assert pair.metrics["abs_logprob_diff"].difference is not None
 
 
-@pytest.mark.slow
 def test_a_bug_has_no_ratio_to_the_other_run(tmp_path: Path) -> None:
     first = simulated_run(tmp_path / "a", SMALL, with_summary=True)
     second = simulated_run(tmp_path / "b", SMALL, with_summary=True)
@@ -69,7 +68,6 @@ def test_a_bug_has_no_ratio_to_the_other_run(tmp_path: Path) -> None:
     assert pair.metrics["kl_k3"].ratio is None
 
 
-@pytest.mark.slow
 def test_the_side_that_moved_is_named_where_the_tokens_are_the_same(tmp_path: Path) -> None:
     [pair] = found(tmp_path, replace(SMALL, worse=1.6)).pairs
     assert pair.moved["mu"].value == 0

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.fp16_overflow import MODELS, Trained, examined, trained
 from mismatch_probe.records.headroom import Headroom, HeadroomCode
 
-STEPS = 9
+STEPS = 6
 """More than a guard needs: an overflow fires at the second step, and an update lost at each is most of so many."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -47,5 +47,5 @@ def test_a_backward_pass_that_overflows_is_foretold_and_seen_at_the_second_updat
     assert found.plain is not None
     assert found.plain.first_nonfinite is None
     assert runs["fp16"].guards["overflow"] == 2
-    assert runs["fp16"].overflows >= 6
+    assert runs["fp16"].overflows >= 4
     assert runs["bf16"].overflows == 0

@@ -51,7 +51,6 @@ def test_the_numbers_and_the_verdicts_are_those_of_then(run: RunDirectory) -> No
     assert same(summary, then)
 
 
-@pytest.mark.slow
 def test_the_page_can_be_drawn(run: RunDirectory) -> None:
     run.write_summary(summarise(run, run.read_manifest()))
     assert "BF16" in write_report(run).read_text(encoding="utf-8")

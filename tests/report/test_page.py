@@ -302,7 +302,6 @@ def test_no_two_rules_drawn_look_alike() -> None:
         assert rule.name not in STYLES or rule.by_length
 
 
-@pytest.mark.slow
 def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(num_responses=8))
     section = _section(render_html(summary, samples.manifest()), "corrections")
@@ -321,13 +320,12 @@ def _section(page: str, anchor: str) -> str:
 def test_the_page_of_the_largest_run_stays_small() -> None:
     pairs: samples.Pairs = tuple((train, infer) for train in Dtype for infer in Dtype)
     hostile = "\u202e</script><script>" * 100
-    simulation = samples.Simulation(num_responses=120, longest=32_768, hostile=hostile)
+    simulation = samples.Simulation(num_responses=24, longest=32_768, hostile=hostile)
     summary = samples.summary(pairs, simulation)
-    assert sum(pair.counts.num_tokens for pair in summary.pairs) > 10_000_000
+    assert sum(pair.counts.num_tokens for pair in summary.pairs) > 2_000_000
     assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES_OF_MANY_PAIRS
 
 
-@pytest.mark.slow
 def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir(parents=True)

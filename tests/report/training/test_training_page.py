@@ -109,7 +109,6 @@ def test_every_figure_tells_how_to_read_it_and_has_its_numbers(page: str, reques
         assert "<table" in figure
 
 
-@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     directory = training_run(tmp_path / "run", COLLAPSE)
     pages = []
@@ -137,7 +136,6 @@ def test_a_stopped_run_says_why_and_which_guards_fired(collapsed: str) -> None:
     assert "stopped by a guard" in collapsed
 
 
-@pytest.mark.slow
 def test_a_run_that_was_cut_off_is_called_unfinished(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=7, outcome="unfinished"))
     assert headline(page).startswith("Unfinished after step 7 of 60")
@@ -224,7 +222,6 @@ def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     assert re.search(f"0 and 1 do not learn the same.*{re.escape(words)}", said)
 
 
-@pytest.mark.slow
 def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, problems="9" * 16))
     assert "times that of" not in page
@@ -244,14 +241,12 @@ def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, ch
     assert re.search(r"kl_k3 of BF16 is (\S+) times that of FP16", said)
 
 
-@pytest.mark.slow
 def test_runs_of_the_same_dtypes_are_told_apart_by_folder_and_style(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(), TrainingSample(seed=1))
     assert {"0", "1"} <= set(re.findall(r"</svg>(\w+)</button>", page))
     assert traces(drawing(page, "reward"), line__color="var(--fig-bf16)")
 
 
-@pytest.mark.slow
 def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
     hostile = "".join(PAYLOADS.values())
     model = hostile.encode(errors="ignore").decode()
@@ -260,7 +255,6 @@ def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
     assert_acts_not(page)
 
 
-@pytest.mark.slow
 def test_the_summary_is_embedded_and_is_the_one_of_json(tmp_path: Path) -> None:
     directory = training_run(tmp_path / "run", COLLAPSE)
     [written] = write_training_report([directory], directory.report_path)
@@ -273,7 +267,6 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
         write_training_report([TrainingDirectory(tmp_path)], tmp_path / "page.html")
 
 
-@pytest.mark.slow
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
     assert len(page.encode()) < 2_500_000
