@@ -8,7 +8,7 @@ from benchmarks.coverage import DESIGNS
 from benchmarks.gate_power import ANY, PAIRED, Source, gated
 from mismatch_probe.gate.result import Answer
 
-REPEATS = 50
+REPEATS = 60
 OVER_LIMIT = (0.95, 1.15, 1.3)
 ONE_LOOK, EXTENDED = "256 sequences", "256, 512 and 1,024 sequences"
 WATCHED = (
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=[0, 4], ids=[DESIGNS[0].name, DESIGNS[4].name])
 def shares(request: pytest.FixtureRequest) -> dict[tuple[str, str, float], dict[Answer, float]]:
     source = Source(DESIGNS[request.param].name, design=request.param)
-    truths = source.truths(num_batches=4)
+    truths = source.truths(num_batches=8)
     answers: dict[tuple[str, str, float], Counter[Answer]] = {}
     for repeat in range(REPEATS):
         for key, answer in gated(source, truths, repeat, OVER_LIMIT).items():
