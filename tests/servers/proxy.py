@@ -36,6 +36,13 @@ Before = Callable[[str, Json], Json]
 After = Callable[[str, Json, Reply], Reply]
 
 
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away, as those do that are killed."""
+
+
 class Proxy:
     """before: changes what is asked (its path, its body). after: changes what is answered (and sees what was asked).
 
@@ -48,8 +55,7 @@ class Proxy:
         self.after: After = after or (lambda path, body, reply: reply)
         self.pause_seconds = 0.0
         self.seen: list[tuple[str, dict[str, str], Json]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Quiet(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
