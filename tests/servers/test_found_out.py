@@ -87,7 +87,7 @@ def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
         started(openai.url, key_variable="OTHER_KEY")
     assert "sk-other" not in str(refused.value)
     monkeypatch.setenv(KEY_VARIABLE, f"{KEY}\n")
-    with started(openai.url, WARM) as completions, started(vllm.url, WARM) as generate:
+    with started(openai.url, WARM, concurrency=1) as completions, started(vllm.url, WARM, concurrency=1) as generate:
         applied = completions.effective_settings()
         assert applied["protocol"] == "/v1/completions"
         assert (applied["logprobs_mode"], applied["weight_version"]) == ("processed_logprobs", None)
@@ -101,7 +101,9 @@ def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
 
 def test_log_probs_are_those_of_both_endpoints_to_the_bit(vllm: RealServer) -> None:
     plain = SamplingSettings(max_new_tokens=MOST_TOKENS)
-    with started(vllm.url) as generate, started(vllm.url, protocol="completions") as completions:
+    alone = {"concurrency": 1}
+    with started(vllm.url, **alone) as generate, started(vllm.url, protocol="completions", **alone) as completions:
+        assert findings(generate)["in_a_crowd"] is None, "there is no crowd"
         for one, other in zip(*(engine.sample(requests(), plain) for engine in (generate, completions)), strict=True):
             assert one.sequence == other.sequence
             assert np.array_equal(one.scores.logprobs, other.scores.logprobs)
@@ -194,7 +196,7 @@ def test_nothing_at_the_address_and_something_else_at_it_are_told_apart(vllm: Re
 
 def test_weights_that_change_without_a_label_are_seen_between_batches(vllm: RealServer, other_weights: Path) -> None:
     plain = SamplingSettings(max_new_tokens=MOST_TOKENS)
-    with started(vllm.url) as engine:
+    with started(vllm.url, concurrency=1) as engine:
         before = engine.sample(requests(3), plain)
         recorded = engine.effective_settings()
         vllm.load(other_weights)
@@ -210,7 +212,7 @@ def test_weights_that_change_without_a_label_are_seen_between_batches(vllm: Real
                 later.require_same_policy(recorded)
         finally:
             vllm.load(demo_checkpoint())
-    with started(vllm.url) as again:
+    with started(vllm.url, concurrency=1) as again:
         again.require_same_policy(recorded)
         assert [one.sequence for one in again.sample(requests(3), plain)] == [one.sequence for one in before]
 

@@ -24,8 +24,8 @@ PLAIN = SamplingSettings(max_new_tokens=MOST_TOKENS)
 
 @pytest.fixture(scope="module")
 def proxied(vllm: RealServer) -> Iterator[tuple[Proxy, Engine]]:
-    """A proxy, and an engine that met an honest server behind it."""
-    with Proxy(vllm.url) as proxy, started(proxy.url) as engine:
+    """A proxy, and an engine that met an honest server behind it. One request at a time has the same bits each time."""
+    with Proxy(vllm.url) as proxy, started(proxy.url, concurrency=1) as engine:
         yield proxy, engine
 
 

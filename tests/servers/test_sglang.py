@@ -94,7 +94,11 @@ def as_vllm_is_asked(body: Json) -> Json:
 
 @pytest.mark.slow
 def test_the_same_server_says_the_same_in_sglangs_words(vllm: RealServer) -> None:
-    with SglangDialect(vllm.url) as proxy, started(proxy.url, prefill=True) as sglang, started(vllm.url) as plain:
+    with (
+        SglangDialect(vllm.url) as proxy,
+        started(proxy.url, prefill=True, concurrency=1) as sglang,
+        started(vllm.url, concurrency=1) as plain,
+    ):
         applied = sglang.effective_settings()
         assert (applied["software"], applied["protocol"]) == ("SGLang", "/generate")
         assert (applied["model_root"], applied["dtype_known_from"]) == ("/models/policy", "the side's own words")

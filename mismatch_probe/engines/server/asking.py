@@ -22,6 +22,7 @@ _PROMPT_TOKENS: Final = 160
 """More than a block of any prefix cache that is known, 128 tokens at most."""
 _RESPONSE_TOKENS: Final = 8
 _CROWD: Final = 16
+"""Requests at once, where as many are to be in flight."""
 _DRAWS: Final = (16, 16)
 """Requests, and responses to each: a server takes no more in one than it computes at once."""
 _SHARES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
@@ -85,7 +86,8 @@ def find_out(client: Client, sampling: SamplingSettings, prompt: list[int], voca
     takes_salt, first = _salted(client, salted, question)
     cold = client.ask(_salt(question)) if takes_salt else None
     warm = [client.ask(question) for _ in range(2)]
-    crowd = client.ask_all([question, *(_other(question, number) for number in range(1, _CROWD))])[0]
+    in_flight = min(_CROWD, client.concurrency)
+    crowd = client.ask_all([question, *(_other(question, number) for number in range(1, in_flight))])[0]
     uncertain = _uncertain(client, prompt)
     log_probs = _log_probs(client, uncertain)
     is_raw = log_probs == "before temperature" and sampling.temperature != 1
@@ -94,7 +96,7 @@ def find_out(client: Client, sampling: SamplingSettings, prompt: list[int], voca
         echoes_prompt_ids=first.prompt_ids is not None,
         log_probs=log_probs,
         again=_moved(first, cold) if cold is not None else _moved(*warm),
-        in_a_crowd=_moved(warm[1], crowd),
+        in_a_crowd=_moved(warm[1], crowd) if in_flight > 1 else None,
         behind_the_cache=_moved(first, warm[1]) if takes_salt else None,
         same_tokens=all(answer.token_ids == first.token_ids for answer in (*warm, crowd)),
         refuses_unknown_ids=_refuses(client, prompt, vocabulary),

@@ -21,6 +21,7 @@ class Client(Closing):
         self._vocabulary = vocabulary
         self.longest = longest
         self.url = connection.url
+        self.concurrency = connection.concurrency
         self.weights = SameWeights(connection.url)
 
     def close(self) -> None:

@@ -52,6 +52,7 @@ class Connection(Closing):
 
     def __init__(self, arguments: ServerArguments) -> None:
         self.url = arguments.url
+        self.concurrency = arguments.concurrency
         self._arguments = arguments
         self._key = _key(arguments.key_variable)
         self._runner = asyncio.Runner()
@@ -101,7 +102,7 @@ class Connection(Closing):
         read: Callable[[int, Any], Result],
         on_finished: Callable[[int, int], None] | None,
     ) -> list[Result]:
-        places = asyncio.Semaphore(self._arguments.concurrency)
+        places = asyncio.Semaphore(self.concurrency)
         finished = 0
 
         async def one(number: int, request: Request) -> Result:

@@ -41,7 +41,7 @@ def _answers(applied: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[t
     yield "prompt ids come back", _yes_or_no(asked.get("echoes_prompt_ids"))
     yield "log-probs are those", str(asked.get("log_probs") or _NOT_TOLD)
     yield "the same request again", _moved(asked.get("again"))
-    yield "the same among 15 others", _moved(asked.get("in_a_crowd"))
+    yield "the same among others", _moved(asked.get("in_a_crowd"))
     yield "the same with its prompt cached", _moved(asked.get("behind_the_cache"))
     yield "one seed gives the same tokens", _yes_or_no(asked.get("same_tokens"))
     yield "refuses ids that the checkpoint lacks", _yes_or_no(asked.get("refuses_unknown_ids"))
