@@ -1,4 +1,4 @@
-"""Floors and whole distributions of a real run: real vLLM, real transformers, a tiny llama."""
+"""Floors, whole distributions and an ordinary KV cache of a real run: real vLLM, real transformers, a tiny llama."""
 
 import pytest
 
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("close")
     model = make_checkpoint(folder / "llama", "llama")
-    compare("--model", model, "--dtype", "bf16", "--dtype", "fp32", "--out", folder / "run", *SMALL)
+    dtypes = ("--dtype", "bf16", "--dtype", "fp32", "--dtype", "fp16")
+    compare("--model", model, *dtypes, "--vllm.kv_cache_dtype", "auto", "--out", folder / "run", *SMALL)
     return RunDirectory(folder / "run")
 
 
@@ -64,6 +65,12 @@ def test_sampled_estimators_agree_with_the_whole_vocabulary(pair: PairSummary) -
     assert k3.high is not None
     assert check.full_kl.low < k3.high
     assert k3.low < check.full_kl.high
+
+
+def test_a_cache_as_wide_as_the_arithmetic_is_not_named(run: RunDirectory) -> None:
+    """`test_low_cache` has the same with a cache in FP8."""
+    codes = {pair.train_dtype: pair.verdict.code for pair in run.read_summary().pairs}
+    assert codes == {"bf16": "precision", "fp16": "precision", "fp32": "clean"}
 
 
 def test_only_numbers_remain_of_the_distributions(run: RunDirectory) -> None:

@@ -54,17 +54,11 @@ def test_the_cache_of_a_gpu_is_refused_on_a_cpu_before_anything_is_sampled(
 
 @pytest.mark.slow
 @needs_wide_vectors
-@pytest.mark.parametrize(("cache", "code"), [("fp8", "one_sided_dtype"), ("auto", "clean")])
-def test_a_cache_in_fp8_is_named_in_fp32_and_in_sixteen_bits(
-    cache: str, code: str, llama: Path, tmp_path: Path
-) -> None:
+def test_a_cache_in_fp8_is_named_in_fp32_and_in_sixteen_bits(llama: Path, tmp_path: Path) -> None:
+    """`test_closer_measurements_end_to_end` has the same with an ordinary cache."""
     dtypes = ("--dtype", "bf16", "--dtype", "fp16", "--dtype", "fp32")
-    probe("compare", "--model", llama, *SMALL, *dtypes, "--vllm.kv_cache_dtype", cache, "--out", tmp_path / "run")
+    probe("compare", "--model", llama, *SMALL, *dtypes, "--vllm.kv_cache_dtype", "fp8", "--out", tmp_path / "run")
     pairs: dict[str, Any] = {pair["train_dtype"]: pair["verdict"] for pair in summary_of(tmp_path / "run")["pairs"]}
-    assert pairs["fp32"]["code"] == code
-    if cache == "fp8":
-        assert {verdict["code"] for verdict in pairs.values()} == {code}
-        assert "keeps keys and values in fp8" in pairs["fp32"]["sentence"]
-        assert "--vllm.kv_cache_dtype auto" in pairs["fp32"]["advice"][0]
-    else:
-        assert {pairs[dtype]["code"] for dtype in ("bf16", "fp16")} == {"precision"}
+    assert {verdict["code"] for verdict in pairs.values()} == {"one_sided_dtype"}
+    assert "keeps keys and values in fp8" in pairs["fp32"]["sentence"]
+    assert "--vllm.kv_cache_dtype auto" in pairs["fp32"]["advice"][0]
