@@ -19,7 +19,7 @@ import numpy as np
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
-from mismatch_probe.stats.mean_error import mean_error
+from mismatch_probe.guards.sums import RewardTotals
 from mismatch_probe.stats.sequences import Floats
 
 SHAPES = ((1, 4), (2, 4), (2, 8), (8, 4), (8, 8), (32, 8))
@@ -87,8 +87,7 @@ def outcome(design: Design, run: int) -> Outcome:
     first: dict[ActionKind, int] = {}
     for step in range(1, STEPS + 1):
         earned = rewards(design, step, random).ravel()
-        metrics = {"reward/mean": float(earned.mean()), "reward/mean_error": mean_error(earned, clusters)}
-        for action in book.evaluate(step, metrics).actions:
+        for action in book.evaluate(step, RewardTotals.of(earned, clusters).metrics()).actions:
             first.setdefault(action.kind, step)
     return Outcome(*(first.get(kind) for kind in (WARN, ROLLBACK, STOP)))
 

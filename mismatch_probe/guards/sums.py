@@ -187,7 +187,9 @@ class RewardTotals(Totals):
 
     @property
     def _mean_error(self) -> float:
-        """As `stats.mean_error`, clustered by prompt."""
+        """Standard error of the mean, where the responses to one prompt may be alike and prompts are independent draws:
+        sqrt(C / (C - 1) sum over prompts of their squared sums of residuals) / N. NaN with fewer than two prompts.
+        """
         if self.nonfinite or self.groups < 2:
             return math.nan
         if self.highest == self.lowest:

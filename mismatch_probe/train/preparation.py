@@ -14,6 +14,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.guards import of_canary
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
@@ -25,7 +26,7 @@ from mismatch_probe.tasks import Asking, check_lengths, encode_prompts, load_pro
 from mismatch_probe.tasks.rewards import Reward, load_reward
 from mismatch_probe.train.objectives.catalogue import build_objective
 from mismatch_probe.train.objectives.choices import require_group
-from mismatch_probe.train.recorded import canary_metrics, recorded_metrics
+from mismatch_probe.train.recorded import recorded_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +80,7 @@ def prepare_training(
         guards = DEFAULT_GUARDS if settings.guards is None else load_guards(settings.guards)
     written_guards = [guard.model_dump(mode="json") for guard in guards]
     recorded = recorded_metrics(has_critic=objective.critic is not None)
-    GuardBook(guards).check_metrics(recorded, canary_metrics(recorded))
+    GuardBook(guards).check_metrics(recorded, of_canary(dict.fromkeys(recorded, 0.0)))
     _refuse_empty_raises(settings, guards)
     folder = resolve_model(settings.model)
     config = checkpoint.read_config(folder)

@@ -1,6 +1,5 @@
 """What guards may read of a step, known before there is one; docs/train-metrics.md says what each name means."""
 
-from collections.abc import Iterable
 from typing import Final
 
 _NAMES: Final = {
@@ -19,7 +18,6 @@ _NAMES: Final = {
     "time": "sync_seconds probe_seconds sample_seconds reward_seconds score_seconds learn_seconds measure_seconds "
     "step_seconds tokens_per_second sampled_tokens_per_second scored_tokens_per_second learned_tokens_per_second",
 }
-_OF_A_CANARY: Final = ("mismatch/", "sync/")
 _OF_A_CRITIC: Final = {
     "critic": "value_loss value_mean explained_variance grad_norm loss_scale overflow overflows_in_a_row learning_rate",
 }
@@ -29,8 +27,3 @@ def recorded_metrics(*, has_critic: bool) -> frozenset[str]:
     """Whole names, `room/name`, of every metric that a step's guards are given."""
     rooms = _NAMES | _OF_A_CRITIC if has_critic else _NAMES
     return frozenset(f"{room}/{name}" for room, names in rooms.items() for name in names.split())
-
-
-def canary_metrics(names: Iterable[str]) -> frozenset[str]:
-    """Those that a canary gives: what is known of weights just synced, before anything is learnt from them."""
-    return frozenset(name for name in names if name.startswith(_OF_A_CANARY))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Sequences, TokenPair
-from mismatch_probe.stats.values import metric_values
 
 
 def pair(scale: float, drift: float = 0.0, seed: int = 0, sequences: int = 24) -> TokenPair:
@@ -14,6 +14,10 @@ def pair(scale: float, drift: float = 0.0, seed: int = 0, sequences: int = 24) -
     log_mu = -rng.exponential(1.0, lengths.sum())
     log_pi = np.minimum(log_mu + scale * rng.standard_normal(log_mu.size) + drift, 0.0)
     return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, entropy_pi=rng.exponential(1.0, log_mu.size))
+
+
+def metric_values(whole: TokenPair) -> dict[str, float]:
+    return {name: estimate.value for name, estimate in pair_metrics(whole)[0].items()}
 
 
 def parts(whole: TokenPair, cuts: list[int]) -> list[TokenPair]:
