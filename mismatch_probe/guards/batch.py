@@ -43,9 +43,13 @@ class Batch:
         rewards = None if self.rewards is None else as_numbers(layout.of_rows(self.rewards, "rewards"))
         cut = None if self.truncated is None else layout.of_rows(self.truncated, "truncated").astype(np.bool_)
         lengths = layout.lengths
+        whole = np.zeros(0) if rewards is None else rewards if cut is None else rewards[~cut]
+        whole = whole[np.isfinite(whole)]
         return replace(
             self._of_tokens(layout, name),
             rewards=RewardTotals() if rewards is None else RewardTotals.of(rewards, prompts),
+            highest_whole=float(whole.max(initial=-np.inf)),
+            lowest_whole=float(whole.min(initial=np.inf)),
             responses=float(len(lengths)),
             tokens=float(lengths.sum()),
             highest_length=float(lengths.max(initial=0)),

@@ -9,7 +9,8 @@ from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
 
 _JUMP = 10.0
-_LARGE_SHIFT_NATS = 0.1
+_LARGE_SHIFT_NATS = 0.01
+_SEVERAL_STEPS = 4
 _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
 _OTHER_TEMPERATURE = 0.1
@@ -129,11 +130,10 @@ def learning_rate(window: Window) -> Diagnosis | None:
     if jump is not None:
         seen = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
     else:
-        shifts = window.finite("update/policy_shift_k3")
-        usual = statistics.median([shift for shift in shifts if shift > 0] or [0.0])
-        if not shifts or max(shifts) <= max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0):
+        large = _large_shifts(window)
+        if large is None:
             return None
-        seen = f"one update moved the policy by {write_value(max(shifts))} nats, the usual one by {write_value(usual)}"
+        seen = large
     collapsed = [name for name in ("reward/mean", "policy/entropy") if _fell(window.finite(name))]
     then = f", and {' and '.join(collapsed)} fell to less than half" if collapsed else ""
     return Diagnosis(
@@ -141,6 +141,21 @@ def learning_rate(window: Window) -> Diagnosis | None:
         f"The learning rate is too high: {seen}{then}.",
         ("Roll back to the last good checkpoint and lower the learning rate ten times.",),
     )
+
+
+def _large_shifts(window: Window) -> str | None:
+    """One update that moved the policy far, or several that moved it farther than those before and lost the reward."""
+    shifts = window.finite("update/policy_shift_k3")
+    moved = sorted(shift for shift in shifts if shift > 0)
+    usual = statistics.median(moved or [0.0])
+    if shifts and max(shifts) > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0):
+        return f"one update moved the policy by {write_value(max(shifts))} nats, the usual one by {write_value(usual)}"
+    if len(shifts) <= 2 * _SEVERAL_STEPS or not _fell(window.finite("reward/mean")):
+        return None
+    newest, small = statistics.median(shifts[-_SEVERAL_STEPS:]), moved[len(moved) // 4]
+    if newest <= _JUMP * small:
+        return None
+    return f"the last updates moved the policy by {write_value(newest)} nats each, smaller ones by {write_value(small)}"
 
 
 def sampling(window: Window) -> Diagnosis | None:

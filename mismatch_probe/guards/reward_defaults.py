@@ -48,10 +48,10 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
     ),
     FlatlineSettings(
         name="constant-reward",
-        zero=("reward/std",),
+        zero=("reward/whole_range",),
         patience=16,
         actions=((WARN,), (LOG,)),
-        source="judgement: all responses of sixteen steps earned the same: the task is solved, or nothing is judged",
+        source="judgement: what was not cut earned the same in sixteen steps: the task is solved, or nothing is judged",
     ),
     FlatlineSettings(
         name="flat-groups",

@@ -92,10 +92,13 @@ def reward_changed(window: Window) -> Diagnosis | None:
 def flat(window: Window) -> Diagnosis | None:
     """Steps in which no two responses to a prompt earned another reward."""
     shares = window.finite("reward/flat_groups_share")[-_FLAT_STEPS:]
-    if len(shares) < _FLAT_STEPS or min(shares) < 1:
+    ranges = window.finite("reward/whole_range")[-_FLAT_STEPS:]
+    if len(ranges) == _FLAT_STEPS and max(ranges) == 0:
+        what = "all responses that were not cut earned the same"
+    elif len(shares) == _FLAT_STEPS and min(shares) == 1:
+        what = "all responses to a prompt earned the same"
+    else:
         return None
-    spread = window.last("reward/std")
-    what = "all responses earned the same" if spread == 0 else "all responses to a prompt earned the same"
     return Diagnosis(
         EndCause.FLAT,
         f"Nothing is learnt: in each of the last {_FLAT_STEPS} steps {what}.",

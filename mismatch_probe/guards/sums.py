@@ -205,6 +205,7 @@ class Sums(Totals):
     compared: tokens of which both sides were given, with_entropy: and pi's entropy. nonfinite: of these, tokens with
     something missing or no number; missing_mu: without a log-prob of mu. While there is one, nothing else is summed
     over that part's tokens. cut: responses that ended at the length limit, of the `cut_known` that it was told of.
+    highest_whole, lowest_whole: rewards of the others.
     """
 
     tokens: float = 0.0
@@ -216,6 +217,8 @@ class Sums(Totals):
     temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
     surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
     rewards: RewardTotals = field(default_factory=RewardTotals)
+    highest_whole: float = -math.inf
+    lowest_whole: float = math.inf
     responses: float = 0.0
     highest_length: float = 0.0
     cut: float = 0.0
@@ -228,6 +231,8 @@ class Sums(Totals):
         or not finite all of `mismatch/` is NaN but `mismatch/nonfinite_tokens` and `mismatch/missing_mu_tokens`.
         """
         metrics = {**self._mismatch(), **self.rewards.metrics()}
+        if self.rewards.responses:
+            metrics["reward/whole_range"] = max(0.0, self.highest_whole - self.lowest_whole)
         if self.responses:
             metrics["response/length_mean"] = self.tokens / self.responses
             metrics["response/length_max"] = self.highest_length

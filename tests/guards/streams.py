@@ -65,6 +65,7 @@ class Run:
             "reward/mean": accuracy,
             "reward/mean_error": 0.05,
             "reward/largest": 1.0,
+            "reward/whole_range": 1.0,
             "reward/std": float(np.sqrt(accuracy * (1 - accuracy))),
             "reward/flat_groups_share": 1.0 if saturated else 0.3,
             "reward/nonfinite": 0.0,

@@ -192,7 +192,7 @@ def test_a_hidden_top_p_shows_at_low_entropy_where_it_moves_the_mean_ratio_by_li
 @pytest.mark.parametrize(
     ("values", "guard", "first"),
     [
-        ({"reward/std": 0.0}, "constant-reward", 45),
+        ({"reward/whole_range": 0.0}, "constant-reward", 45),
         ({"optim/grad_norm": 0.0, "reward/flat_groups_share": 1.0}, "flat-groups", 45),
         ({"response/truncated_share": 1.0}, "all-truncated", 37),
         ({"reward/unrepeated": 1.0}, "reward-repeat", 32),
