@@ -12,7 +12,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from benchmarks.training_faults.answers import PROOFS, proof
 from benchmarks.training_faults.clean_runs import SHAPES, clean_outcome
 from benchmarks.training_faults.cost import cost
 from benchmarks.training_faults.faults import FAULTS, TRAINED, Fault
+from benchmarks.training_faults.kept_outcomes import NotRunError
 from benchmarks.training_faults.outcomes import fault_outcome
 from benchmarks.training_faults.publish import Results, publish
 from mismatch_probe.dtypes import Dtype
@@ -47,20 +48,23 @@ def main() -> None:
     scratch: Path = arguments.scratch
     results, dtypes, words = Results(), arguments.dtypes, arguments.only
     until = time.monotonic() + arguments.seconds
+    told = partial(_told, results, until)
     if "faults" in arguments.what:
         faults = [(fault, dtype) for dtype in dtypes for fault in chosen(dtype, words)]
-        results.faults = told((partial(fault_outcome, fault, dtype, scratch) for fault, dtype in faults), until)
+        results.faults = told(partial(fault_outcome, fault, dtype, scratch) for fault, dtype in faults)
     if "clean" in arguments.what:
         shapes = [(dtype, shape) for dtype in dtypes for shape in SHAPES if any(word in shape for word in words)]
-        results.clean = told((partial(clean_outcome, dtype, shape, scratch) for dtype, shape in shapes), until)
+        results.clean = told(partial(clean_outcome, dtype, shape, scratch) for dtype, shape in shapes)
     if "edge" in arguments.what and Dtype.FP16 in dtypes:
-        results.at_the_edge = told([partial(clean_outcome, Dtype.FP16, EDGE_SHAPE, scratch, OFTEN)], until)
+        results.at_the_edge = told([partial(clean_outcome, Dtype.FP16, EDGE_SHAPE, scratch, OFTEN)])
     if "answers" in arguments.what:
-        results.proofs = told((partial(proof, make, scratch) for make in PROOFS), until)
+        results.proofs = told(partial(proof, make, scratch) for make in PROOFS)
     if "cost" in arguments.what:
-        results.costs = told((partial(cost, dtype, scratch) for dtype in dtypes), until)
+        results.costs = told(partial(cost, dtype, scratch) for dtype in dtypes)
     if arguments.publish:
         publish(results, arguments.publish, "python -m benchmarks.training_faults --publish reports")
+    if results.not_run:
+        sys.exit(f"time is up; the same call goes on where this one ended: {', '.join(results.not_run)}")
 
 
 def chosen(dtype: Dtype, words: list[str]) -> list[Fault]:
@@ -71,18 +75,18 @@ def chosen(dtype: Dtype, words: list[str]) -> list[Fault]:
     ]
 
 
-def told(works: Iterable[Callable[[], Result]], until: float) -> list[Result]:
-    """What came of each, printed as it comes."""
-    return list(_told(works, until))
-
-
-def _told(works: Iterable[Callable[[], Result]], until: float) -> Iterator[Result]:
+def _told(results: Results, until: float, works: Iterable[Callable[..., Result]]) -> list[Result]:
+    """What came of each, printed as it comes; what there was no time for is noted."""
+    made = []
     for work in works:
-        if time.monotonic() > until:
-            sys.exit("time is up; the same call goes on where this one ended")
-        result = work()
+        try:
+            result = work(until=until)
+        except NotRunError as error:
+            results.not_run.append(str(error))
+            continue
         print(result, flush=True)
-        yield result
+        made.append(result)
+    return made
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Each action of the guards in a real run: did it do what it says?"""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, Final
 from safetensors.torch import load_file
 
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
+from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.reward_faults import reward_nan
 from benchmarks.training_faults.runs import LabRun, digest_of, run_with, small_settings, weights_digest
 from benchmarks.training_faults.sampling_faults import sampling_changed
@@ -235,15 +235,11 @@ PROOFS: Final[tuple[Callable[[Path], Proof], ...]] = (
 )
 
 
-def proof(make: Callable[[Path], Proof], scratch: Path) -> Proof:
-    """Run it, or read what came of it before."""
-    kept = scratch / "outcomes" / f"answer-{make.__name__}.json"
-    if kept.exists():
-        return Proof(**json.loads(kept.read_text(encoding="utf-8")))
-    found = make(scratch / "runs" / f"answer-{make.__name__}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(asdict(found)), encoding="utf-8")
-    return found
+def proof(make: Callable[[Path], Proof], scratch: Path, until: float = float("inf")) -> Proof:
+    """Run it, or read what came of it before. Raises as `kept_or_made`."""
+    name = f"answer-{make.__name__}"
+    path = scratch / "outcomes" / f"{name}.json"
+    return Proof(**kept_or_made(path, lambda: asdict(make(scratch / "runs" / name)), until))
 
 
 def asking(*firings: str | list[str]) -> tuple[GuardSettings, ...]:

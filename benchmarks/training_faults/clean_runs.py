@@ -1,12 +1,14 @@
 """Runs of many shapes without a fault: what the guards say where there is nothing to say."""
 
-import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.outcomes import Firing, all_events, as_firings
 from benchmarks.training_faults.runs import run_with, small_settings
+from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 
 CLEAN_STEPS: Final = 30
@@ -48,17 +50,23 @@ class CleanOutcome:
     last_reward: float
 
 
-def clean_outcome(dtype: Dtype, shape: str, scratch: Path, growth_interval: int | None = None) -> CleanOutcome:
-    """Run without a fault, or read what came of it before; `growth_interval` of the loss scale, if not the default."""
+def clean_outcome(
+    dtype: Dtype, shape: str, scratch: Path, growth_interval: int | None = None, until: float = float("inf")
+) -> CleanOutcome:
+    """Run without a fault, or read what came of it before; `growth_interval` of the loss scale, if not the default.
+    Raises as `kept_or_made`.
+    """
     number = list(SHAPES).index(shape)
     name = f"{dtype}-clean-{number}" + ("" if growth_interval is None else f"-growth-{growth_interval}")
-    kept = scratch / "outcomes" / f"{name}.json"
-    if kept.exists():
-        content = json.loads(kept.read_text(encoding="utf-8"))
-        return CleanOutcome(**{**content, "firings": [Firing(**one) for one in content["firings"]]})
     scale = {} if growth_interval is None else {"loss_scale": {"growth_interval": growth_interval}}
     settings = small_settings(dtype, seed=number + 1, steps=CLEAN_STEPS, **SHAPES[shape], **scale)
-    run = run_with(scratch / "runs" / name, settings)
+    make = partial(_run, scratch / "runs" / name, settings, dtype, shape)
+    content = kept_or_made(scratch / "outcomes" / f"{name}.json", make, until)
+    return CleanOutcome(**{**content, "firings": [Firing(**firing) for firing in content["firings"]]})
+
+
+def _run(path: Path, settings: TrainSettings, dtype: Dtype, shape: str) -> dict[str, Any]:
+    run = run_with(path, settings)
     steps = list(run.metrics.values())
     outcome = CleanOutcome(
         dtype=dtype,
@@ -70,6 +78,4 @@ def clean_outcome(dtype: Dtype, shape: str, scratch: Path, growth_interval: int 
         first_reward=sum(step["reward/mean"] for step in steps[:5]) / 5,
         last_reward=sum(step["reward/mean"] for step in steps[-5:]) / 5,
     )
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-    return outcome
+    return asdict(outcome)

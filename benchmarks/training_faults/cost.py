@@ -1,6 +1,5 @@
 """What metrics and guards cost of a step of usual size, from the clock phases of a real run."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.training_faults.injection import Now, replaced, swapped
+from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.runs import run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -37,13 +37,10 @@ class Cost:
         return sum(self.parts.values()) / self.step_seconds
 
 
-def cost(dtype: Dtype, scratch: Path) -> Cost:
-    """Run it, or read what came of it before."""
-    kept = scratch / "outcomes" / f"cost-{dtype}.json"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(asdict(_measured(dtype, scratch / "runs" / f"cost-{dtype}"))), encoding="utf-8")
-    return Cost(**json.loads(kept.read_text(encoding="utf-8")))
+def cost(dtype: Dtype, scratch: Path, until: float = float("inf")) -> Cost:
+    """Run it, or read what came of it before. Raises as `kept_or_made`."""
+    path = scratch / "outcomes" / f"cost-{dtype}.json"
+    return Cost(**kept_or_made(path, lambda: asdict(_measured(dtype, scratch / "runs" / f"cost-{dtype}")), until))
 
 
 def _measured(dtype: Dtype, path: Path) -> Cost:

@@ -1,13 +1,13 @@
 """What the policy of a checkpoint earns on all problems: one step of a run of its own, from which nothing is learnt."""
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from safetensors.torch import load_file
 
+from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.runs import SMALL, digest_of, run_with, small_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.load import parse_guards
@@ -33,8 +33,8 @@ class Measured:
 def measured_policy(checkpoint: Path, dtype: Dtype, scratch: Path) -> Measured:
     """Sample every problem of the lab in BF16 or FP16, or read what came of these weights before."""
     digest = hashlib.sha256(f"{dtype}{_digest(checkpoint)}".encode()).hexdigest()[:16]
-    kept = scratch / "outcomes" / f"policy-{digest}.json"
-    if not kept.exists():
+
+    def measure() -> dict[str, Any]:
         whole = {
             "model": {"path": str(checkpoint / "model")},
             "rollout": {"prompts": SMALL["task"]["num_problems"]},
@@ -43,10 +43,9 @@ def measured_policy(checkpoint: Path, dtype: Dtype, scratch: Path) -> Measured:
         run = run_with(
             scratch / "runs" / f"policy-{digest}", small_settings(dtype, seed=1, steps=1, **whole), guards=_NOTHING
         )
-        metrics = run.metrics[1]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(asdict(Measured(metrics["reward/mean"], metrics["reward/mean_error"]))))
-    return Measured(**json.loads(kept.read_text(encoding="utf-8")))
+        return {"reward": run.metrics[1]["reward/mean"], "error": run.metrics[1]["reward/mean_error"]}
+
+    return Measured(**kept_or_made(scratch / "outcomes" / f"policy-{digest}.json", measure))
 
 
 def same_weights(one: Path, other: Path) -> bool:

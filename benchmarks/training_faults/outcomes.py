@@ -1,6 +1,5 @@
 """A fault's run judged: when guards fired, what they did, which cause they named, and what is left of the policy."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 from benchmarks.training_faults.faults import ONSET, Fault
 from benchmarks.training_faults.injection import Now
+from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.kept_policies import Measured, measured_policy, same_weights
 from benchmarks.training_faults.runs import LabRun, checkpoint_path, checkpoint_steps, run_with, small_settings
 from mismatch_probe.dtypes import Dtype
@@ -21,7 +21,7 @@ STEPS: Final = ONSET + LATER
 SOON: Final = 2
 """Steps, the first faulty one included, within which most faults are seen."""
 _KEEP: Final = 20
-_ERRORS: Final = 3.0
+_ERRORS: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,30 +64,39 @@ class FaultOutcome:
         return (self.fired is not None or self.ended is not None) and not self.early
 
     @property
+    def is_named(self) -> bool:
+        """By the diagnosis when the guard fired, or by the error's sentence."""
+        return self.right_cause or (self.fired is None and self.ended is not None)
+
+    @property
     def in_time(self) -> bool:
         first = self.steps if self.fired is None and self.ended is not None else self.fired
         return self.is_seen and first is not None and first < self.onset + SOON
 
     @property
     def survived(self) -> bool:
-        """Whether the policy that is left is as good as the clean twin's, within three standard errors."""
+        """Whether the policy that is left is as good as the clean twin's, within two standard errors."""
         return self.reward >= self.twin_reward - _ERRORS * math.hypot(self.reward_error, self.twin_error)
 
 
-def fault_outcome(fault: Fault, dtype: Dtype, scratch: Path, steps: int = STEPS) -> FaultOutcome:
-    """Run the fault, or read what came of it before; fewer `steps` show less of what follows."""
-    name = f"{dtype}-{fault.slug}"
-    kept = scratch / "outcomes" / f"{name}.json"
-    if kept.exists():
-        return _read(kept)
+def fault_outcome(
+    fault: Fault, dtype: Dtype, scratch: Path, steps: int = STEPS, until: float = float("inf")
+) -> FaultOutcome:
+    """Run the fault, or read what came of it before; fewer `steps` show less of what follows. Raises as
+    `kept_or_made`.
+    """
+    path = scratch / "outcomes" / f"{dtype}-{fault.slug}.json"
+    content = kept_or_made(path, lambda: asdict(_run(fault, dtype, scratch, steps)), until)
+    firings = {name: [Firing(**firing) for firing in content[name]] for name in ("firings", "early")}
+    return FaultOutcome(**{**content, **firings})
+
+
+def _run(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> FaultOutcome:
     twin = clean_twin(fault, dtype, scratch, steps)
     now = Now(fault.onset, None if fault.lasts is None else fault.onset + fault.lasts)
     settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **fault.settings)
-    run = run_with(scratch / "runs" / name, settings, fault.inject, now)
-    outcome = _judged(fault, dtype, run, twin, scratch)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-    return outcome
+    run = run_with(scratch / "runs" / f"{dtype}-{fault.slug}", settings, fault.inject, now)
+    return _judged(fault, dtype, run, twin, scratch)
 
 
 def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> Path:
@@ -95,11 +104,8 @@ def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> Path:
     own: dict[str, Any] = {} if fault.onset < ONSET else dict(fault.settings)
     name = f"{dtype}-twin" + (f"-{fault.slug}" if own else "")
     path = scratch / "runs" / name
-    done = scratch / "outcomes" / f"{name}.done"
-    if not done.exists():
-        run_with(path, small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **own))
-        done.parent.mkdir(parents=True, exist_ok=True)
-        done.touch()
+    settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **own)
+    kept_or_made(scratch / "outcomes" / f"{name}.json", lambda: {"steps": len(run_with(path, settings).metrics)})
     return path
 
 
@@ -149,9 +155,3 @@ def as_firings(events: Sequence[GuardEvent]) -> list[Firing]:
         Firing(event.step, event.guard, f"{event.value:.3g}", [str(action) for action in event.actions])
         for event in events
     ]
-
-
-def _read(path: Path) -> FaultOutcome:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    firings = {name: [Firing(**one) for one in content[name]] for name in ("firings", "early")}
-    return FaultOutcome(**{**content, **firings})

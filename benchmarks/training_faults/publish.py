@@ -25,6 +25,7 @@ class Results:
     at_the_edge: list[CleanOutcome] = field(default_factory=list)
     proofs: list[Proof] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
 
 
 def publish(results: Results, folder: Path, command: str) -> None:
@@ -59,9 +60,9 @@ def _summary(results: Results, command: str) -> str:
             "",
             f"- Seen, and nothing fired before: **{sum(one.is_seen for one in faults)} of {len(faults)}**, "
             f"{sum(one.in_time for one in faults)} of them within {SOON} steps; cause named right at that step: "
-            f"{sum(one.right_cause for one in faults)}. Not seen: {unseen}.",
+            f"{sum(one.is_named for one in faults)}. Not seen: {unseen}.",
             f"- **Survived: {sum(one.survived for one in faults)} of {len(faults)}**: the policy that is left earns as "
-            f"much as the clean twin's of that step, within three standard errors. Not survived: {lost}.",
+            f"much as the clean twin's of that step, within two standard errors. Not survived: {lost}.",
             f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "
             f"{sum(len(one.firings) for one in clean)} firings, in {len(clean)} runs, "
             f"{sum(one.steps for one in clean)} steps.",
@@ -70,6 +71,7 @@ def _summary(results: Results, command: str) -> str:
             f"- Metrics and guards cost **{cost}** of a step.",
             "",
             f"Made by `{command}`.",
+            *(("", f"Not run for want of time: {', '.join(results.not_run)}.") if results.not_run else ()),
         )
     )
 
