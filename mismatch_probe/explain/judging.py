@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.stats import rankdata
 
 from mismatch_probe.explain.tokens import Bools, Floats, Ints
 from mismatch_probe.stats.rounding_floor import Floor, trimmed_mean
@@ -79,7 +80,9 @@ class Judge:
     def standard_scores(self, better: Account, worse: Account) -> float:
         """By how many standard errors `better` has the smaller loss; 0 where both say the same.
 
-        Responses of which both say the same are left out; of few that are left, pieces are compared.
+        Responses of which both say the same are left out; of few that are left, pieces are compared. Of the sum of
+        their gains or of the signed ranks [Wilcoxon 1945], whichever tells more: one response with a large gain makes
+        the sum's error as large as itself.
         """
         gains = self.loss(worse) - self.loss(better)
         differs = np.isfinite(gains) & (gains != 0)
@@ -88,7 +91,14 @@ class Judge:
         _, blocks = np.unique(self.rows[differs], return_inverse=True)
         if blocks.max() + 1 < _LEAST_BLOCKS:
             blocks = np.arange(differs.sum()) * _LEAST_BLOCKS // int(differs.sum())
-        sums = np.bincount(blocks, weights=gains[differs])
+        sums = np.bincount(blocks, weights=gains[differs]).astype(np.float64)
         spread = float(np.sqrt(np.sum((sums - sums.mean()) ** 2) * len(sums) / max(len(sums) - 1, 1)))
         total = float(sums.sum())
-        return total / spread if spread > 0 else float(np.sign(total))
+        of_sum = total / spread if spread > 0 else float(np.sign(total))
+        return max(of_sum, _of_ranks(sums)) if total > 0 else of_sum
+
+
+def _of_ranks(gains: Floats) -> float:
+    """Standard score of the sum of the signed ranks of some gains."""
+    ranks = rankdata(np.abs(gains))
+    return float(np.sum(np.sign(gains) * ranks) / np.sqrt(np.sum(ranks**2)))

@@ -8,7 +8,7 @@ from mismatch_probe.explain.bench import SideBench
 from mismatch_probe.explain.codes import ADVICE, KINDS, LogCode
 from mismatch_probe.explain.repeats import repeats
 from mismatch_probe.explain.resolution import grid_of
-from mismatch_probe.explain.search import REACHES_FLOORS, Found
+from mismatch_probe.explain.search import Found
 from mismatch_probe.explain.unrelated import unrelated
 from mismatch_probe.explain.where import where
 from mismatch_probe.notation import write_count, write_number, write_share
@@ -18,8 +18,6 @@ from mismatch_probe.verdict.codes import Code
 
 SIDES: Final[dict[LoggedSide, str]] = {"mu": "the engine's side (mu)", "pi": "the trainer's side (pi)"}
 GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
-_LEAST_REPEATED: Final = 12
-_SPREAD_OF_RESIDUAL: Final = 0.5
 _WORTH_SAYING: Final = 0.05
 
 
@@ -102,9 +100,7 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
         *where(bench.tokens, bench.judge, explained.null.account),
     ]
     spread = f"{write_number(repeated.spread_floors)} times the floor"
-    if repeated.num_tokens < _LEAST_REPEATED:
-        evidence = "no context occurs often enough in the log to tell whether the side agrees with itself"
-    elif repeated.spread_floors > max(REACHES_FLOORS, _SPREAD_OF_RESIDUAL * repeated.residual_floors):
+    if repeated.disagree:
         yield _cause(
             Code.NOT_REPEATABLE,
             f"{_capital(SIDES[bench.side])} does not agree with itself: dropout, or another randomness, is active.",
@@ -115,11 +111,13 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
             ],
         )
         return
-    else:
+    if repeated.agree:
         evidence = (
             f"the side agrees with itself to {spread} where the same context occurs again, so it is no randomness: it "
             "looks like other weights or another computation than was tried"
         )
+    else:
+        evidence = "no context occurs often enough in the log to tell whether the side agrees with itself"
     yield Cause(
         code=Code.UNEXPLAINED,
         sentence=f"Unexplained: nothing that was tried explains {SIDES[bench.side]}.",

@@ -81,7 +81,10 @@ def stale_caches(settings: ExplainSettings, prompts: list[list[int]]) -> Iterato
                 Option(
                     departure("context", Code.STALE_WEIGHTS, what),
                     context=Context(
-                        f"{what} {block}", prompts, [0] * len(prompts), StaleCache(weights=other, block=block)
+                        f"{what} {other.checkpoint or other.adapter} {block}",
+                        prompts,
+                        [0] * len(prompts),
+                        StaleCache(weights=other, block=block),
                     ),
                 )
                 for block in _CACHE_BLOCKS

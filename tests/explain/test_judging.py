@@ -66,3 +66,27 @@ def test_the_floor_follows_the_probability() -> None:
 @pytest.mark.parametrize(("column", "least"), [(np.round(COLUMN, 3), 1e-3 / 12**0.5), (COLUMN, 0.0)])
 def test_decimals_that_were_not_written_are_added(column: Floats, least: float) -> None:
     assert resolution(column, column) == pytest.approx(np.full_like(column, least))
+
+
+def test_one_response_with_a_large_gain_does_not_hide_that_all_gain() -> None:
+    """Its gain alone makes the error of their sum as large as the sum."""
+    rows = np.repeat(np.arange(40), 25)
+    column = np.zeros(rows.size)
+    judge = Judge(column, np.zeros_like(column), rows, np.ones(rows.size, dtype=np.bool_))
+    worse, better = np.full(rows.size, 0.9), np.full(rows.size, 0.8)
+    worse[:25] = 200.0
+    accounts = [Account(predicted, np.ones(rows.size)) for predicted in (better, worse)]
+    assert judge.standard_scores(accounts[0], accounts[1]) > 5
+    assert judge.standard_scores(accounts[1], accounts[0]) < 0
+
+
+def test_as_many_responses_that_lose_as_gain_tell_nothing() -> None:
+    random = np.random.default_rng(0)
+    rows = np.repeat(np.arange(40), 25)
+    judge = Judge(random.normal(0, 1, rows.size), np.zeros(rows.size), rows, np.ones(rows.size, dtype=np.bool_))
+    unit = np.ones(rows.size)
+    scores = [
+        judge.standard_scores(Account(random.normal(0, 0.1, rows.size), unit), Account(np.zeros(rows.size), unit))
+        for _ in range(200)
+    ]
+    assert max(scores) < 2.5

@@ -1,0 +1,40 @@
+"""Whether a side agrees with itself, told from few tokens as from many."""
+
+import numpy as np
+import pytest
+
+from mismatch_probe.explain.repeats import Repeats
+
+
+def repeats(tokens_a_context: list[int], spread: float, residual: float, seed: int) -> Repeats:
+    """Of a side that differs from itself by so much, and from the checkpoint by so much in each context."""
+    random = np.random.default_rng(seed)
+    squares, residuals = [], []
+    for size in tokens_a_context:
+        values = random.normal(0, residual) + random.normal(0, spread, size)
+        squares.append((values - values.mean()) ** 2 * size / (size - 1))
+        residuals.append(values**2)
+    flat = np.concatenate(squares)
+    return Repeats(
+        num_tokens=len(flat),
+        degrees=len(flat) - len(squares),
+        spread_floors=float(np.sqrt(flat.mean())),
+        residual_floors=float(np.sqrt(np.concatenate(residuals).mean())),
+    )
+
+
+@pytest.mark.parametrize("tokens", [[4, 3], [2] * 6, [3] * 20])
+def test_randomness_is_told_and_other_weights_are_not_taken_for_it(tokens: list[int]) -> None:
+    random, other = (
+        [repeats(tokens, spread, residual, seed) for seed in range(200)] for spread, residual in ((20, 0), (0.7, 20))
+    )
+    assert np.mean([found.disagree for found in random]) > 0.9
+    assert np.mean([found.agree for found in random]) < 0.05
+    assert not any(found.disagree for found in other)
+    assert np.mean([found.agree for found in other]) > 0.8
+
+
+def test_nothing_is_told_of_a_single_pair() -> None:
+    found = repeats([2], 20, 0, 0)
+    assert not found.disagree
+    assert not found.agree
