@@ -67,3 +67,11 @@ def test_a_start_is_known_from_starts_alone() -> None:
     assert start.likely_seconds == 5
     assert pace.start_span(what("sample")) is None
     assert pace.start_span(what(manner="compiled")) is None, "an eager start tells nothing of a compiling one"
+
+
+def test_an_engine_here_and_a_server_tell_nothing_of_each_other() -> None:
+    of_server = What("sample", "server", Dtype.BF16, "prod")
+    assert Pace(None, [measured("sample")]).span(of_server, SECOND) is None
+    known = Pace(None, [Measured(of_server, SECOND, 3.0, start_seconds=1.0)])
+    assert known.span(what("sample"), SECOND) is None
+    assert known.span(of_server, SECOND) is not None
