@@ -1,6 +1,7 @@
 """One question, asked again and again: while the weights stay, so does its answer."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Final
 
 from mismatch_probe.engines.server.answers import Candidates, Question
@@ -36,7 +37,7 @@ class StandingQuestion:
         Raises:
             EngineError: the answer is another than at the beginning, or cannot be had.
         """
-        self._compare(self._answer, self._ask(), "than when it was first asked")
+        self._require("than when it was first asked", self._answer, self._ask())
 
     def require(self, recorded: Mapping[str, Any]) -> None:
         """
@@ -44,18 +45,28 @@ class StandingQuestion:
             EngineError: an earlier process was answered otherwise.
         """
         before = {int(token_id): float(value) for token_id, value in recorded.items()}
-        self._compare(before, self._answer, "than the run was begun with")
+        self._require("than the run was begun with", before, self._answer)
 
-    def _compare(self, before: Candidates, now: Candidates, when: str) -> None:
-        moved = max((abs(before[token_id] - now[token_id]) for token_id in before.keys() & now.keys()), default=None)
-        if moved is not None and moved <= self._bearable:
-            return
-        by = "with other tokens" if moved is None else f"by {moved:.2g} nats"
-        raise EngineError(
-            f"the server at {self._client.url} answers the same question otherwise {when} ({by}, where its own noise "
-            f"allows {self._bearable:.2g}): it holds other weights now, and its responses would be of two policies; "
-            "bring it back to the first weights and continue with --resume, or give another --out"
-        )
+    def _require(self, when: str, before: Candidates, now: Candidates) -> None:
+        change = other_answer(before, now, self._bearable)
+        if change is not None:
+            raise EngineError(
+                f"the server at {self._client.url} answers the same question otherwise {when} ({change}): it holds other "
+                "weights now, and its responses would be of two policies; bring it back to the first weights and "
+                "continue with --resume, or give another --out"
+            )
 
     def _ask(self) -> Candidates:
-        return self._client.ask(self._question).candidates[0]
+        """What is given, of what is asked for."""
+        given = self._client.ask(self._question).candidates[0]
+        return {token_id: value for token_id, value in given.items() if isfinite(value)}
+
+
+def other_answer(before: Candidates, now: Candidates, bearable: float) -> str | None:
+    """How `now` departs from `before` by more than `bearable` nats; None where it does not, or one of them is empty."""
+    if not before or not now:
+        return None
+    moved = max((abs(before[token_id] - now[token_id]) for token_id in before.keys() & now.keys()), default=None)
+    if moved is None:
+        return "with other tokens"
+    return None if moved <= bearable else f"by {moved:.2g} nats, where its own noise allows {bearable:.2g}"
