@@ -51,8 +51,8 @@ class StandingQuestion:
         change = other_answer(before, now, self._bearable)
         if change is not None:
             raise EngineError(
-                f"the server at {self._client.url} answers the same question otherwise {when} ({change}): it holds other "
-                "weights now, and its responses would be of two policies; bring it back to the first weights and "
+                f"the server at {self._client.url} answers the same question otherwise {when} ({change}): it holds "
+                "other weights now, and its responses would be of two policies; bring it back to the first weights and "
                 "continue with --resume, or give another --out"
             )
 
