@@ -16,12 +16,12 @@ def estimate(value: float, low: float | None, high: float | None, level: float =
 
 def test_twice_the_noise_is_four_times_the_divergence():
     twice, once = (pair_metrics(gaussian_pair(200, 100, sigma, seed))[0] for sigma, seed in ((0.02, 1), (0.01, 2)))
-    found = contrast(twice["kl_k3"], once["kl_k3"])
-    assert found is not None
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low < 4 < found.high
-    assert found.low > 3.5
+    ratio = contrast(twice["kl_k3"], once["kl_k3"])
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert ratio.low < 4 < ratio.high
+    assert ratio.low > 3.5
 
 
 def test_what_both_have_in_common_widens_no_paired_ratio():
@@ -39,9 +39,9 @@ def test_what_both_have_in_common_widens_no_paired_ratio():
 
 
 def test_a_certain_denominator_leaves_the_numerators_interval():
-    found = contrast(estimate(4, 2, 12), estimate(2, 2, 2))
-    assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((2, 1, 6))
+    ratio = contrast(estimate(4, 2, 12), estimate(2, 2, 2))
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 1, 6))
 
 
 def test_turning_the_ratio_over_turns_its_interval_over():
@@ -57,9 +57,9 @@ def test_nothing_is_so_many_times_larger_than_zero():
 
 
 def test_a_bound_that_is_missing_leaves_a_ratio_without_interval():
-    found = contrast(estimate(1, None, None), estimate(2, 1, 3))
-    assert found is not None
-    assert (found.value, found.low, found.high) == (0.5, None, None)
+    ratio = contrast(estimate(1, None, None), estimate(2, 1, 3))
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == (0.5, None, None)
 
 
 def test_levels_must_match():
@@ -72,9 +72,9 @@ def test_the_ratio_of_two_samples_holds_the_truth_about_95_times_in_100():
     held = 0
     for seed in range(300):
         samples = (gaussian_pair(64, 50, sigma, 2 * seed + k) for k, sigma in enumerate((0.02, 0.01)))
-        found = contrast(*(pair_metrics(sample)[0]["kl_k2"] for sample in samples))
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        held += found.low <= (0.02**2 + 0.02**4 / 4) / (0.01**2 + 0.01**4 / 4) <= found.high
+        ratio = contrast(*(pair_metrics(sample)[0]["kl_k2"] for sample in samples))
+        assert ratio is not None
+        assert ratio.low is not None
+        assert ratio.high is not None
+        held += ratio.low <= (0.02**2 + 0.02**4 / 4) / (0.01**2 + 0.01**4 / 4) <= ratio.high
     assert 0.92 <= held / 300 <= np.nextafter(0.99, 1)

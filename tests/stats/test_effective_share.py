@@ -25,12 +25,12 @@ def log_weights(true_share: float, size: int, random: np.random.Generator) -> Fl
 
 
 def interval(given: Estimator, log_ratios: Floats) -> tuple[float, float]:
-    found = given.effective_share(log_ratios, "sequence")
-    assert found is not None
-    assert found.low is not None
-    assert found.high is not None
-    assert 0 <= found.low <= found.value <= found.high <= 1
-    return found.low, found.high
+    share = given.effective_share(log_ratios, "sequence")
+    assert share is not None
+    assert share.low is not None
+    assert share.high is not None
+    assert 0 <= share.low <= share.value <= share.high <= 1
+    return share.low, share.high
 
 
 @pytest.mark.parametrize("true_share", TRUE_SHARES)
@@ -39,8 +39,10 @@ def test_the_interval_holds_the_truth_at_least_93_times_in_100(
     num_prompts: int, samples: int, true_share: float
 ) -> None:
     random, given = np.random.default_rng(num_prompts), estimator(num_prompts, samples)
-    found = np.array([interval(given, log_weights(true_share, num_prompts * samples, random)) for _ in range(REPEATS)])
-    low, high = found.T
+    intervals = np.array(
+        [interval(given, log_weights(true_share, num_prompts * samples, random)) for _ in range(REPEATS)]
+    )
+    low, high = intervals.T
     assert np.mean((low <= true_share) & (true_share <= high)) >= 0.93
     assert np.mean(low > true_share) <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / REPEATS)
 
@@ -53,31 +55,31 @@ def test_the_weights_alone_would_be_too_sure(num_prompts: int, samples: int, tru
     for _ in range(REPEATS):
         weights = np.exp(log_weights(true_share, num_prompts * samples, random))
         columns = [given.counts("sequence"), *(given.totals(w, "sequence") for w in (weights - 1, (weights - 1) ** 2))]
-        found = given.smooth(squared_variation, columns, "sequence", Scale.WEIGHTS)
-        assert found is not None
-        assert found.high is not None
-        too_large += 1 / (1 + found.high) > true_share
+        variation = given.smooth(squared_variation, columns, "sequence", Scale.WEIGHTS)
+        assert variation is not None
+        assert variation.high is not None
+        too_large += 1 / (1 + variation.high) > true_share
     assert too_large / REPEATS > 0.06
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2, 3])
 def test_hardly_any_prompt_says_hardly_anything(num_prompts: int) -> None:
-    found = estimator(num_prompts, 4).effective_share(
+    share = estimator(num_prompts, 4).effective_share(
         np.random.default_rng(0).normal(0, 1, 4 * num_prompts), "sequence"
     )
-    assert found is not None
+    assert share is not None
     if num_prompts == 1:
-        assert (found.low, found.high) == (None, None)
+        assert (share.low, share.high) == (None, None)
     else:
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low < 0.05 < found.high <= 1
+        assert share.low is not None
+        assert share.high is not None
+        assert share.low < 0.05 < share.high <= 1
 
 
 def test_equal_weights_leave_everything_for_sure() -> None:
-    found = estimator(16, 1).effective_share(np.full(16, -0.3), "sequence")
-    assert found is not None
-    assert (found.low, found.value, found.high) == (1, 1, 1)
+    share = estimator(16, 1).effective_share(np.full(16, -0.3), "sequence")
+    assert share is not None
+    assert (share.low, share.value, share.high) == (1, 1, 1)
 
 
 def test_an_uncorrected_rule_has_the_share_of_the_metric() -> None:

@@ -43,16 +43,16 @@ def bounded(values: Floats, responses: Ints) -> Estimate:
     """The mean over responses, so many to each prompt."""
     prompts = np.repeat(np.arange(values.size), responses)
     estimator = Estimator(Sequences.of_lengths(np.ones(prompts.size, dtype=int), prompts), 1 - 2 * ALPHA)
-    found = estimator.mean(values[prompts], "sequence", Scale.POSITIVE)
-    assert found is not None
-    return found
+    mean = estimator.mean(values[prompts], "sequence", Scale.POSITIVE)
+    assert mean is not None
+    return mean
 
 
 @pytest.mark.parametrize("num_prompts", [2, 8, 16, 32, 64])
 def test_the_upper_bound_of_few_unlike_prompts_lies_below_the_truth_as_rarely_as_it_says(num_prompts: int) -> None:
     random = np.random.default_rng(num_prompts)
-    found = [bounded(prompt_means(num_prompts, random), np.ones(num_prompts, dtype=int)) for _ in range(REPEATS)]
-    below = np.mean([one.high is not None and one.high < 1 for one in found])
+    estimates = [bounded(prompt_means(num_prompts, random), np.ones(num_prompts, dtype=int)) for _ in range(REPEATS)]
+    below = np.mean([estimate.high is not None and estimate.high < 1 for estimate in estimates])
     assert below <= ALPHA + 3 * np.sqrt(ALPHA * (1 - ALPHA) / REPEATS)
 
 
@@ -68,9 +68,9 @@ def test_the_jackknife_alone_would_lie_below_far_more_often() -> None:
 def test_one_giant_prompt_among_many_is_nearly_no_evidence() -> None:
     random = np.random.default_rng(1)
     responses = np.array([300, *[1] * 31])
-    found = [bounded(prompt_means(32, random), responses) for _ in range(REPEATS)]
-    assert np.mean([one.low is not None and one.low > 1 for one in found]) <= ALPHA
-    assert np.mean([one.high is not None and one.high < 1 for one in found]) <= ALPHA
+    estimates = [bounded(prompt_means(32, random), responses) for _ in range(REPEATS)]
+    assert np.mean([estimate.low is not None and estimate.low > 1 for estimate in estimates]) <= ALPHA
+    assert np.mean([estimate.high is not None and estimate.high < 1 for estimate in estimates]) <= ALPHA
 
 
 @pytest.mark.parametrize(("num_prompts", "samples"), [(1, 1), (1, 8), (2, 1), (2, 8), (3, 1)])
@@ -81,16 +81,16 @@ def test_a_tiny_sample_has_every_metric_and_no_bound_that_is_no_number(num_promp
     )
     log_mu = -random.exponential(1, sequences.num_tokens)
     pair = TokenPair(sequences, log_mu + random.normal(0, 0.1, sequences.num_tokens), log_mu)
-    for name, one in pair_metrics(pair)[0].items():
-        assert one.num_prompts == num_prompts
-        if one.low is not None and one.high is not None:
-            assert one.low <= one.value <= one.high, name
+    for name, estimate in pair_metrics(pair)[0].items():
+        assert estimate.num_prompts == num_prompts
+        if estimate.low is not None and estimate.high is not None:
+            assert estimate.low <= estimate.value <= estimate.high, name
         if num_prompts == 1:
-            assert one.low is None, name
+            assert estimate.low is None, name
 
 
 def test_equal_values_are_certain_of_themselves() -> None:
     sequences = Sequences.of_lengths(np.full(16, 4))
     pair = TokenPair(sequences, np.full(64, -1.0), np.full(64, -1.25))
-    found = pair_metrics(pair)[0]["abs_logprob_diff"]
-    assert (found.low, found.value, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    estimate = pair_metrics(pair)[0]["abs_logprob_diff"]
+    assert (estimate.low, estimate.value, estimate.high) == pytest.approx((0.25, 0.25, 0.25))

@@ -24,30 +24,30 @@ def sampled_positions(noise: float, sample_from_pi: bool = False) -> Check:
 
 
 def test_tokens_sampled_from_mu_agree_with_the_whole_vocabulary():
-    found = full_vocabulary_check(*sampled_positions(noise=0.05))
-    assert set(found.estimators) == {"kl_k1", "kl_k2", "kl_k3", "tv"}
-    assert all(estimator.agrees for estimator in found.estimators.values())
-    assert found.estimators["kl_k3"].sampled.value == pytest.approx(found.full_kl.value, rel=0.05)
-    assert found.estimators["tv"].sampled.value == pytest.approx(found.full_tv.value, rel=0.05)
+    check = full_vocabulary_check(*sampled_positions(noise=0.05))
+    assert set(check.estimators) == {"kl_k1", "kl_k2", "kl_k3", "tv"}
+    assert all(estimator.agrees for estimator in check.estimators.values())
+    assert check.estimators["kl_k3"].sampled.value == pytest.approx(check.full_kl.value, rel=0.05)
+    assert check.estimators["tv"].sampled.value == pytest.approx(check.full_tv.value, rel=0.05)
 
 
 def test_tokens_sampled_from_the_wrong_side_are_found_out():
-    found = full_vocabulary_check(*sampled_positions(noise=0.3, sample_from_pi=True))
-    assert not found.estimators["kl_k1"].agrees
+    check = full_vocabulary_check(*sampled_positions(noise=0.3, sample_from_pi=True))
+    assert not check.estimators["kl_k1"].agrees
 
 
 def test_log_probs_of_other_tokens_are_found_out():
     sequences, diff, kl, tv = sampled_positions(noise=0.05)
-    found = full_vocabulary_check(sequences, diff + np.random.default_rng(1).normal(0, 0.05, diff.size), kl, tv)
-    assert not found.estimators["kl_k3"].agrees
-    assert not found.estimators["tv"].agrees
+    check = full_vocabulary_check(sequences, diff + np.random.default_rng(1).normal(0, 0.05, diff.size), kl, tv)
+    assert not check.estimators["kl_k3"].agrees
+    assert not check.estimators["tv"].agrees
 
 
 def test_equal_policies_agree_at_zero():
     zeros = np.zeros(300)
-    found = full_vocabulary_check(Sequences.of_lengths([100, 200]), zeros, zeros, zeros)
-    assert found.full_kl.value == found.full_tv.value == 0
-    assert all(estimator.agrees for estimator in found.estimators.values())
+    check = full_vocabulary_check(Sequences.of_lengths([100, 200]), zeros, zeros, zeros)
+    assert check.full_kl.value == check.full_tv.value == 0
+    assert all(estimator.agrees for estimator in check.estimators.values())
 
 
 def test_a_missing_position_is_refused():

@@ -9,18 +9,18 @@ from mismatch_probe.stats.sequences import Sequences
 from tests.stats.pairs import clustered_pair
 
 
-def widths(found: Interval) -> float:
-    assert found.low is not None
-    assert found.high is not None
-    return found.high - found.low
+def widths(bounds: Interval) -> float:
+    assert bounds.low is not None
+    assert bounds.high is not None
+    return bounds.high - bounds.low
 
 
 def test_the_jackknife_of_a_mean_is_the_textbook_standard_error():
     values = np.random.default_rng(0).normal(3, 2, 50)
-    found = jackknife(ratio, np.stack([values, np.ones(50)]))
-    assert found is not None
-    assert found.value == pytest.approx(values.mean())
-    assert found.error == pytest.approx(values.std(ddof=1) / np.sqrt(50))
+    estimate = jackknife(ratio, np.stack([values, np.ones(50)]))
+    assert estimate is not None
+    assert estimate.value == pytest.approx(values.mean())
+    assert estimate.error == pytest.approx(values.std(ddof=1) / np.sqrt(50))
 
 
 def test_light_tails_give_student_t_with_one_degree_less_than_the_clusters():
@@ -28,8 +28,8 @@ def test_light_tails_give_student_t_with_one_degree_less_than_the_clusters():
     estimate = jackknife(ratio, np.stack([values, np.ones(30)]))
     assert estimate is not None
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    found = interval(estimate, Scale.SIGNED, 0.95)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    bounds = interval(estimate, Scale.SIGNED, 0.95)
+    assert (bounds.low, bounds.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_heavier_tails_leave_fewer_degrees_of_freedom():
@@ -44,8 +44,8 @@ def test_a_hidden_tail_of_a_positive_quantity_lies_above_it_and_that_of_a_ratio_
     heavy = Jackknife(1.0, 0.1, 20.0, 64)
     reaches = {}
     for scale in (Scale.POSITIVE, Scale.WEIGHTS, Scale.RATIO):
-        found = interval(heavy, scale, 0.95)
-        reaches[scale] = -np.log(found.low), np.log(found.high)  # type: ignore[arg-type]
+        bounds = interval(heavy, scale, 0.95)
+        reaches[scale] = -np.log(bounds.low), np.log(bounds.high)  # type: ignore[arg-type]
     students = stats.t.ppf(0.975, 63) * 0.1
     assert reaches[Scale.POSITIVE][0] == pytest.approx(students)
     assert reaches[Scale.WEIGHTS][0] == pytest.approx(students)
@@ -56,8 +56,8 @@ def test_a_hidden_tail_of_a_positive_quantity_lies_above_it_and_that_of_a_ratio_
 @pytest.mark.parametrize("kurtosis", [3.0, 20.0])
 def test_a_bound_reaches_farther_the_surer_it_is_to_be(kurtosis: float):
     for scale in (Scale.POSITIVE, Scale.WEIGHTS, Scale.RATIO, Scale.SIGNED):
-        found = [interval(Jackknife(1.0, 0.1, kurtosis, 64), scale, level) for level in (0.5, 0.9, 0.99)]
-        lows, highs = [one.low for one in found], [one.high for one in found]
+        intervals = [interval(Jackknife(1.0, 0.1, kurtosis, 64), scale, level) for level in (0.5, 0.9, 0.99)]
+        lows, highs = [bounds.low for bounds in intervals], [bounds.high for bounds in intervals]
         assert lows == sorted(lows, reverse=True)  # type: ignore[type-var]
         assert highs == sorted(highs)  # type: ignore[type-var]
 
@@ -83,17 +83,17 @@ def test_samples_of_one_prompt_count_as_one_cluster():
 
 
 def test_one_cluster_has_a_value_and_no_interval():
-    found = Estimator(Sequences.of_lengths([5, 5], clusters=[1, 1])).mean(np.arange(10.0), "token")
-    assert found is not None
-    assert (found.value, found.low, found.high) == (4.5, None, None)
+    estimate = Estimator(Sequences.of_lengths([5, 5], clusters=[1, 1])).mean(np.arange(10.0), "token")
+    assert estimate is not None
+    assert (estimate.value, estimate.low, estimate.high) == (4.5, None, None)
 
 
 def test_a_positive_quantity_never_gets_a_negative_bound():
     estimate = jackknife(ratio, np.stack([np.array([0.0, 0.0, 0.0, 9.0]), np.ones(4)]))
     assert estimate is not None
-    found = interval(estimate, Scale.POSITIVE, 0.95)
-    assert found.low is not None
-    assert found.low > 0
+    bounds = interval(estimate, Scale.POSITIVE, 0.95)
+    assert bounds.low is not None
+    assert bounds.low > 0
     assert interval(estimate, Scale.SIGNED, 0.95).low < 0  # type: ignore[operator]
 
 
@@ -103,18 +103,18 @@ def test_the_share_of_single_units_is_clopper_and_pearsons(events: int, units: i
     column[:events] = 1
     estimate = jackknife(ratio, np.stack([column, np.ones(units)]))
     assert estimate is not None
-    found = share_interval(estimate, units, 0.95)
+    bounds = share_interval(estimate, units, 0.95)
     exact = stats.binomtest(events, units).proportion_ci(0.95, method="exact")
-    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), rel=0.1)
+    assert (bounds.low, bounds.high) == pytest.approx((exact.low, exact.high), rel=0.1)
 
 
 def test_no_event_is_not_proof_of_none():
     mask = np.zeros(6400, dtype=bool)
-    found = Estimator(Sequences.of_lengths(np.full(64, 100))).share(mask, "token")
-    assert found.low == 0
-    assert found.high == pytest.approx(1 - 0.025 ** (1 / 64))
+    share = Estimator(Sequences.of_lengths(np.full(64, 100))).share(mask, "token")
+    assert share.low == 0
+    assert share.high == pytest.approx(1 - 0.025 ** (1 / 64))
     every = Estimator(Sequences.of_lengths(np.full(64, 100))).share(~mask, "token")
-    assert (every.low, every.high) == pytest.approx((1 - found.high, 1.0))
+    assert (every.low, every.high) == pytest.approx((1 - share.high, 1.0))
 
 
 def test_a_wider_level_gives_a_wider_interval_for_every_metric():
@@ -128,9 +128,9 @@ def test_a_wider_level_gives_a_wider_interval_for_every_metric():
 def test_a_quantile_and_its_bounds_are_values_of_the_sample():
     values = np.random.default_rng(0).exponential(size=2000)
     estimator = Estimator(Sequences.of_lengths(np.full(20, 100)))
-    found = estimator.quantile(np.sort(values), values, 0.9, "token")
-    assert {found.value, found.low, found.high} <= set(values)
-    assert found.value == np.sort(values)[1799]
+    quantile = estimator.quantile(np.sort(values), values, 0.9, "token")
+    assert {quantile.value, quantile.low, quantile.high} <= set(values)
+    assert quantile.value == np.sort(values)[1799]
 
 
 @pytest.mark.slow
@@ -141,9 +141,9 @@ def test_intervals_hold_the_truth_about_95_times_in_100(num_sequences: int):
     truths = {name: np.mean([sample[name].value for sample in large]) for name in names}
     held = dict.fromkeys(names, 0)
     for seed in range(400):
-        found, _ = pair_metrics(clustered_pair(num_sequences, seed))
+        metrics, _ = pair_metrics(clustered_pair(num_sequences, seed))
         for name in names:
-            estimate = found[name]
+            estimate = metrics[name]
             assert estimate.low is not None
             assert estimate.high is not None
             held[name] += estimate.low <= truths[name] <= estimate.high

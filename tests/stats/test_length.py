@@ -36,9 +36,9 @@ def pair_of_sizes(num_sequences: int, sizes: npt.NDArray[np.float64], seed: int 
 
 
 def first_tokens(pair: TokenPair, num_tokens: int) -> TokenPair:
-    found = part_of(pair, position=(0, num_tokens))
-    assert found is not None
-    return found
+    part = part_of(pair, position=(0, num_tokens))
+    assert part is not None
+    return part
 
 
 def test_a_planted_drift_is_recovered():

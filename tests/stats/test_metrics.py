@@ -36,16 +36,18 @@ def with_everything(pair: TokenPair) -> TokenPair:
 
 
 def test_equal_log_probs_give_the_value_of_no_deviation():
-    found, unavailable = pair_metrics(with_everything(pair_with(np.zeros(300), [100, 200])))
-    assert {name: found[name].value for name in AT_EQUALITY} == AT_EQUALITY
+    metrics, unavailable = pair_metrics(with_everything(pair_with(np.zeros(300), [100, 200])))
+    assert {name: metrics[name].value for name in AT_EQUALITY} == AT_EQUALITY
     assert not unavailable
 
 
 def test_every_metric_of_the_contract_is_there():
-    found, unavailable = pair_metrics(with_everything(clustered_pair(32, seed=0)))
-    assert set(AT_EQUALITY) <= set(found)
-    assert {"abs_logprob_diff_p50", "abs_logprob_diff_p99_9", "abs_logprob_diff_max", "prob_abs_diff_std"} <= set(found)
-    assert {"kl_k1_seq", "kl_k2_seq", "kl_k3_seq", "token_mult_prob_error_max", "prob_abs_diff_max"} <= set(found)
+    metrics, unavailable = pair_metrics(with_everything(clustered_pair(32, seed=0)))
+    assert set(AT_EQUALITY) <= set(metrics)
+    assert {"abs_logprob_diff_p50", "abs_logprob_diff_p99_9", "abs_logprob_diff_max", "prob_abs_diff_std"} <= set(
+        metrics
+    )
+    assert {"kl_k1_seq", "kl_k2_seq", "kl_k3_seq", "token_mult_prob_error_max", "prob_abs_diff_max"} <= set(metrics)
     assert not unavailable
 
 
@@ -58,7 +60,7 @@ def test_more_noise_moves_the_metric_one_way(name: str):
 
 @pytest.mark.parametrize("sigma", [0.02, 0.2])
 def test_gaussian_deviations_give_the_closed_forms(sigma: float):
-    found, _ = pair_metrics(gaussian_pair(2000, 50, sigma))
+    metrics, _ = pair_metrics(gaussian_pair(2000, 50, sigma))
     variance = sigma**2
     closed_forms = {
         "kl_k3": variance / 2,
@@ -72,7 +74,7 @@ def test_gaussian_deviations_give_the_closed_forms(sigma: float):
         "ppl_ratio": math.exp(variance / 2 + variance / 100),
     }
     for name, truth in closed_forms.items():
-        estimate = found[name]
+        estimate = metrics[name]
         assert estimate.low is not None
         assert estimate.high is not None
         width = estimate.high - estimate.low
@@ -80,15 +82,15 @@ def test_gaussian_deviations_give_the_closed_forms(sigma: float):
 
 
 def test_sequence_weights_of_gaussian_deviations_keep_exp_of_minus_the_variance():
-    found, _ = pair_metrics(gaussian_pair(20_000, 25, 0.1))
-    assert found["ess_seq"].value == pytest.approx(math.exp(-0.25), abs=0.02)
+    metrics, _ = pair_metrics(gaussian_pair(20_000, 25, 0.1))
+    assert metrics["ess_seq"].value == pytest.approx(math.exp(-0.25), abs=0.02)
 
 
 def test_k3_of_tiny_deviations_keeps_its_digits():
     pair = TokenPair(Sequences.of_lengths([2, 2]), np.array([1e-9, -1e-9, 1e-9, -1e-9]), np.zeros(4))
-    found, _ = pair_metrics(pair)
-    assert found["kl_k3"].value == pytest.approx(0.5e-18, rel=1e-6)
-    assert found["ess_token"].low == pytest.approx(1.0)
+    metrics, _ = pair_metrics(pair)
+    assert metrics["kl_k3"].value == pytest.approx(0.5e-18, rel=1e-6)
+    assert metrics["ess_token"].low == pytest.approx(1.0)
 
 
 def test_a_known_pair_gives_known_numbers():
@@ -116,16 +118,16 @@ def test_nothing_is_clamped_but_weights():
 
 def test_an_overflowing_exponential_is_named_not_averaged():
     log_mu = np.array([-800.0, 0.0, 0.0, 0.0])
-    found, unavailable = pair_metrics(TokenPair(Sequences.of_lengths([2, 2]), np.zeros(4), log_mu))
+    metrics, unavailable = pair_metrics(TokenPair(Sequences.of_lengths([2, 2]), np.zeros(4), log_mu))
     assert "float64" in unavailable["kl_k3"]
-    assert "kl_k3" not in found
-    assert "ess_token" in found
+    assert "kl_k3" not in metrics
+    assert "ess_token" in metrics
 
 
 def test_metrics_whose_leg_is_missing_are_named():
-    found, unavailable = pair_metrics(clustered_pair(8, seed=1))
+    metrics, unavailable = pair_metrics(clustered_pair(8, seed=1))
     assert set(unavailable) == {"top1_flip", "kl_entropy_ratio"}
-    assert not set(unavailable) & set(found)
+    assert not set(unavailable) & set(metrics)
 
 
 def test_a_flipped_argmax_is_seen():
