@@ -90,9 +90,9 @@ def with_logits(
     return disagreement(given, pair_of(given, noisy(given, dtype, pi), noisy(given, dtype, mu)), dtype)
 
 
-def with_pair(found: Disagreement, **changes: Any) -> Disagreement:
+def with_pair(deviations: Disagreement, **changes: Any) -> Disagreement:
     """The same with other recorded columns."""
-    return replace(found, pair=replace(found.pair, **changes))
+    return replace(deviations, pair=replace(deviations.pair, **changes))
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -32,8 +32,8 @@ from tests.verdict.simulated import (
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_distinct_cause_is_seen_in_a_clean_run(dtype: Dtype, seed: int) -> None:
-    found = clean(world(seed=seed), dtype)
-    assert [test(found) for test in DISTINCT] == [None] * len(DISTINCT)
+    deviations = clean(world(seed=seed), dtype)
+    assert [test(deviations) for test in DISTINCT] == [None] * len(DISTINCT)
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
@@ -41,9 +41,9 @@ def test_no_distinct_cause_is_seen_in_a_clean_run(dtype: Dtype, seed: int) -> No
 def test_a_handful_of_clean_tokens_is_accused_of_nothing(dtype: Dtype, num_tokens: int) -> None:
     for seed in range(150):
         given = world(num_sequences=1 + seed % 4, num_tokens=num_tokens, seed=seed)
-        found = replace(clean(given, dtype), formats_alone=True)
-        assert not signatures(found)
-        assert one_sided_dtype(found) is None
+        deviations = replace(clean(given, dtype), formats_alone=True)
+        assert not signatures(deviations)
+        assert one_sided_dtype(deviations) is None
 
 
 @pytest.mark.parametrize("value", [0.6, 0.8, 0.95, 0.999, 1.001, 1.3])
@@ -119,15 +119,15 @@ def test_a_truncated_training_side_is_the_training_paths() -> None:
 
 
 def test_a_constant_offset_is_no_truncated_support() -> None:
-    found = clean(world())
-    assert truncated_support(with_pair(found, log_mu=found.pair.log_pi + np.float32(0.02))) is None
+    deviations = clean(world())
+    assert truncated_support(with_pair(deviations, log_mu=deviations.pair.log_pi + np.float32(0.02))) is None
 
 
 @pytest.mark.parametrize("shift", [-2, -1, 1, 2])
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_shifted_log_probs_are_a_label_offset(shift: int, dtype: Dtype) -> None:
-    found = clean(world(), dtype)
-    cause = label_offset(with_pair(found, log_pi=np.roll(found.pair.log_pi, shift)))
+    deviations = clean(world(), dtype)
+    cause = label_offset(with_pair(deviations, log_pi=np.roll(deviations.pair.log_pi, shift)))
     assert cause is not None
     assert f"{shift:+d}" in cause.sentence
 
@@ -135,8 +135,8 @@ def test_shifted_log_probs_are_a_label_offset(shift: int, dtype: Dtype) -> None:
 def test_logits_read_late_are_a_label_offset_by_their_arg_max() -> None:
     given = world()
     late = np.roll(given.logits, -1, axis=0)
-    found = with_logits(given, pi=late)
-    cause = label_offset(found)
+    deviations = with_logits(given, pi=late)
+    cause = label_offset(deviations)
     assert cause is not None
     assert "arg-max" in cause.evidence[0]
 
@@ -144,18 +144,18 @@ def test_logits_read_late_are_a_label_offset_by_their_arg_max() -> None:
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_one_wild_token_at_the_edge_of_a_response_is_no_label_offset(place: int, dtype: Dtype) -> None:
-    found = clean(world(num_sequences=2), dtype)
-    log_pi = found.pair.log_pi.copy()
+    deviations = clean(world(num_sequences=2), dtype)
+    log_pi = deviations.pair.log_pi.copy()
     log_pi[place] = -400.0
-    assert label_offset(with_pair(found, log_pi=log_pi)) is None
+    assert label_offset(with_pair(deviations, log_pi=log_pi)) is None
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_a_label_offset_is_seen_beside_a_wild_token(dtype: Dtype) -> None:
-    found = clean(world(), dtype)
-    log_pi = np.roll(found.pair.log_pi, 1)
+    deviations = clean(world(), dtype)
+    log_pi = np.roll(deviations.pair.log_pi, 1)
     log_pi[0] = -400.0
-    assert label_offset(with_pair(found, log_pi=log_pi)) is not None
+    assert label_offset(with_pair(deviations, log_pi=log_pi)) is not None
 
 
 def test_unrelated_log_probs_are_no_label_offset() -> None:
@@ -166,13 +166,13 @@ def test_unrelated_log_probs_are_no_label_offset() -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_exchanged_responses_are_mispaired(share: float) -> None:
     given = world()
-    found = clean(given)
+    deviations = clean(given)
     chosen = np.arange(round(share * given.sequences.num_sequences))
-    log_pi = np.split(found.pair.log_pi, given.sequences.offsets[1:-1])
+    log_pi = np.split(deviations.pair.log_pi, given.sequences.offsets[1:-1])
     exchanged = list(log_pi)
     for row, donor in zip(chosen, np.roll(chosen, 1), strict=True):
         exchanged[row] = np.resize(log_pi[donor], log_pi[row].size)
-    cause = mispaired(with_pair(found, log_pi=np.concatenate(exchanged)))
+    cause = mispaired(with_pair(deviations, log_pi=np.concatenate(exchanged)))
     assert cause is not None
     assert cause.sentence.startswith(f"Responses are mispaired: {chosen.size} of 40")
 
@@ -186,66 +186,68 @@ def test_responses_that_are_off_on_their_own_are_not_mispaired() -> None:
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 def test_rounded_log_probs_are_seen_by_their_grid(dtype: Dtype) -> None:
-    found = clean(world())
-    raw = found.pair.log_pi.astype(np.float32)
+    deviations = clean(world())
+    raw = deviations.pair.log_pi.astype(np.float32)
     rounded = (
         raw.astype(np.float16).astype(np.float32)
         if dtype == "fp16"
         else (raw.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     )
-    cause = rounded_logprobs(with_pair(found, log_pi=rounded))
+    cause = rounded_logprobs(with_pair(deviations, log_pi=rounded))
     assert cause is not None
     assert f"the training path's log-probs are rounded to {dtype}" in cause.sentence
 
 
 def test_a_leg_that_differs_when_run_again_is_not_repeatable() -> None:
     given = world()
-    found = clean(given)
-    again = found.pair.log_pi + given.generator.normal(size=found.pair.log_pi.size) * 0.01
-    repeat = Repeat(found.pair.sequences, found.pair.log_pi, again)
-    cause = not_repeatable(with_pair(found, repeats={"pi_again": repeat}))
+    deviations = clean(given)
+    again = deviations.pair.log_pi + given.generator.normal(size=deviations.pair.log_pi.size) * 0.01
+    repeat = Repeat(deviations.pair.sequences, deviations.pair.log_pi, again)
+    cause = not_repeatable(with_pair(deviations, repeats={"pi_again": repeat}))
     assert cause is not None
     assert cause.sentence.startswith("The training path does not agree with itself")
 
 
 def test_log_probs_that_hang_on_their_batch_are_not_repeatable_and_another_attention_is_no_repeat() -> None:
-    found = clean(world())
-    repeat = Repeat(found.pair.sequences, found.pair.log_pi, found.pair.log_pi - np.float32(0.01))
-    cause = not_repeatable(with_pair(found, repeats={"pi_other_batch": repeat}))
+    deviations = clean(world())
+    repeat = Repeat(deviations.pair.sequences, deviations.pair.log_pi, deviations.pair.log_pi - np.float32(0.01))
+    cause = not_repeatable(with_pair(deviations, repeats={"pi_other_batch": repeat}))
     assert cause is not None
     assert "what shares the batch" in cause.sentence
-    assert not_repeatable(with_pair(found, repeats={"pi_other_attention": repeat})) is None
+    assert not_repeatable(with_pair(deviations, repeats={"pi_other_attention": repeat})) is None
 
 
 def test_a_repeat_within_rounding_is_repeatable() -> None:
-    found = clean(world(), Dtype.BF16)
-    repeat = Repeat(found.pair.sequences, found.pair.log_pi, found.pair.log_pi + np.float32(0.5 * found.floor))
-    assert not_repeatable(with_pair(found, repeats={"pi_again": repeat})) is None
+    deviations = clean(world(), Dtype.BF16)
+    repeat = Repeat(
+        deviations.pair.sequences, deviations.pair.log_pi, deviations.pair.log_pi + np.float32(0.5 * deviations.floor)
+    )
+    assert not_repeatable(with_pair(deviations, repeats={"pi_again": repeat})) is None
 
 
 def test_decode_against_prefill_is_the_engines_own_contradiction() -> None:
     given = world()
-    found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
-    cause = not_repeatable(with_pair(found, log_mu_prefill=found.pair.log_ref))
+    deviations = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    cause = not_repeatable(with_pair(deviations, log_mu_prefill=deviations.pair.log_ref))
     assert cause is not None
     assert cause.sentence.startswith("The engine does not agree with itself")
 
 
 def test_a_prefill_of_more_tokens_than_were_sampled_from_contradicts_nothing() -> None:
     given = world()
-    found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
-    found = with_pair(found, log_mu_prefill=found.pair.log_ref)
-    assert not_repeatable(found) is not None
-    assert not_repeatable(replace(found, repeats_decode=False)) is None
+    deviations = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    deviations = with_pair(deviations, log_mu_prefill=deviations.pair.log_ref)
+    assert not_repeatable(deviations) is not None
+    assert not_repeatable(replace(deviations, repeats_decode=False)) is None
 
 
 def test_dropout_shows_in_two_fp32_passes_that_contradict_each_other() -> None:
     given = world()
     first, second = (given.logits + given.generator.normal(size=given.logits.shape) * 0.05 for _ in range(2))
-    found = with_logits(given, pi=first)
+    deviations = with_logits(given, pi=first)
     noisy_reference = log_softmax(second)
-    chosen = np.abs(log_softmax(given.logits) - found.pair.log_mu[:, None]).argmin(axis=1)
-    pair = replace(found.pair, log_ref=noisy_reference[np.arange(chosen.size), chosen])
+    chosen = np.abs(log_softmax(given.logits) - deviations.pair.log_mu[:, None]).argmin(axis=1)
+    pair = replace(deviations.pair, log_ref=noisy_reference[np.arange(chosen.size), chosen])
     cause = not_repeatable(disagreement(given, pair))
     assert cause is not None
     assert "two FP32 passes" in cause.sentence
@@ -253,20 +255,22 @@ def test_dropout_shows_in_two_fp32_passes_that_contradict_each_other() -> None:
 
 def test_a_training_path_that_errs_twice_alike_repeats_itself() -> None:
     given = world()
-    found = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
-    assert not_repeatable(found) is None
+    deviations = with_logits(given, mu=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    assert not_repeatable(deviations) is None
 
 
 def test_an_engine_in_16_bit_is_held_to_its_own_errors_where_the_training_path_is_the_reference() -> None:
     """An FP32 training path has no error against an FP32 reference, so the pair's floor says nothing of the engine."""
     given = world()
-    found = clean(given, Dtype.BF16)
-    log_ref = found.pair.log_ref
+    deviations = clean(given, Dtype.BF16)
+    log_ref = deviations.pair.log_ref
     assert log_ref is not None
-    pair = replace(found.pair, log_pi=log_ref)
-    found = replace(found, pair=pair, train_dtype=Dtype.FP32, floor=rounding_floor(pair, Dtype.FP32, Dtype.BF16))
-    noise = given.generator.normal(size=pair.log_mu.size) * found.rms
+    pair = replace(deviations.pair, log_pi=log_ref)
+    deviations = replace(
+        deviations, pair=pair, train_dtype=Dtype.FP32, floor=rounding_floor(pair, Dtype.FP32, Dtype.BF16)
+    )
+    noise = given.generator.normal(size=pair.log_mu.size) * deviations.rms
     for name in ("mu_other_batch", "mu_decoded_alone", "mu_cached"):
         for times, is_named in ((1.0, False), (20.0, True)):
             repeat = Repeat(pair.sequences, pair.log_mu, (pair.log_mu - times * np.abs(noise)).astype(np.float32))
-            assert (not_repeatable(with_pair(found, repeats={name: repeat})) is not None) is is_named
+            assert (not_repeatable(with_pair(deviations, repeats={name: repeat})) is not None) is is_named

@@ -31,17 +31,19 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def test_clean_runs_of_every_dtype_are_not_accused(bench: Bench) -> None:
-    found = clean_outcomes("llama", "as recorded", bench.clean)
-    assert [one.in_run.code for one in found] == ["precision", "precision", "clean"]
-    assert not any(one.is_accused for one in found)
+    outcomes = clean_outcomes("llama", "as recorded", bench.clean)
+    assert [clean_run.in_run.code for clean_run in outcomes] == ["precision", "precision", "clean"]
+    assert not any(clean_run.is_accused for clean_run in outcomes)
 
 
 @pytest.mark.parametrize(("fault", "strength"), sorted(SLICE))
 def test_an_injected_fault_is_named_with_and_without_the_settings(bench: Bench, fault: str, strength: str) -> None:
     injection = next(
-        one for one in (*log_faults(), *training_faults("llama")) if (one.fault, one.strength) == (fault, strength)
+        injected
+        for injected in (*log_faults(), *training_faults("llama"))
+        if (injected.fault, injected.strength) == (fault, strength)
     )
-    found = outcome("llama", injection, injection.make(bench))
-    assert found.full.code in found.expected
-    assert found.alone.code in found.expected
-    assert found.sixteen_bit.code in (*found.expected, "unexplained")
+    diagnosed = outcome("llama", injection, injection.make(bench))
+    assert diagnosed.full.code in diagnosed.expected
+    assert diagnosed.alone.code in diagnosed.expected
+    assert diagnosed.sixteen_bit.code in (*diagnosed.expected, "unexplained")

@@ -16,9 +16,9 @@ def examined(keys: list[int], lengths: list[int] | None = None) -> IdsFound | No
     return examine_ids("train-bf16", PROMPTS, RESPONSES, SAMPLED, keys, lengths or LENGTHS)
 
 
-def code_of(found: IdsFound | None) -> str:
-    assert found is not None
-    return ids_cause(found).code
+def code_of(difference: IdsFound | None) -> str:
+    assert difference is not None
+    return ids_cause(difference).code
 
 
 def test_a_leg_scored_as_sampled_has_nothing_to_explain() -> None:
@@ -38,18 +38,18 @@ def test_bos_twice_or_missing_is_another_prompt(other: object) -> None:
 
 def test_other_ids_and_lengths_are_tokenised_again() -> None:
     keys = [ids_key(PROMPTS[0], [30, 45, 2]), *SAMPLED[1:]]
-    found = examined(keys, [3, *LENGTHS[1:]])
-    assert code_of(found) == Code.RETOKENISED
-    assert found is not None
-    assert "1 of 10" in ids_cause(found).sentence
+    difference = examined(keys, [3, *LENGTHS[1:]])
+    assert code_of(difference) == Code.RETOKENISED
+    assert difference is not None
+    assert "1 of 10" in ids_cause(difference).sentence
 
 
 def test_a_dropped_last_token_is_told_but_not_called_a_cause() -> None:
     keys = [ids_key(prompt, response[:-1]) for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
-    found = examined(keys, [3] * 10)
-    assert code_of(found) == Code.IDS_DIFFER
-    assert found is not None
-    assert "lack the last token" in " ".join(ids_cause(found).evidence)
+    difference = examined(keys, [3] * 10)
+    assert code_of(difference) == Code.IDS_DIFFER
+    assert difference is not None
+    assert "lack the last token" in " ".join(ids_cause(difference).evidence)
 
 
 def test_a_first_token_that_all_prompts_have_twice_is_seen() -> None:

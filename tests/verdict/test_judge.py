@@ -20,27 +20,27 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from tests.verdict.simulated import clean, disagreement, noisy, pair_of, with_logits, world
 
 
-def counts(found: Disagreement | None, **more: int) -> Counts:
+def counts(deviations: Disagreement | None, **more: int) -> Counts:
     zero = dict.fromkeys(Counts.model_fields, 0)
-    if found is not None:
-        sequences = found.pair.sequences
+    if deviations is not None:
+        sequences = deviations.pair.sequences
         zero |= {"num_sequences": sequences.num_sequences, "num_tokens": sequences.num_tokens}
     return Counts(**(zero | more))
 
 
-def case(found: Disagreement | None, exact: Disagreement | None = None, **changes: Any) -> Case:
-    dtype: Dtype = Dtype.BF16 if found is None else found.train_dtype
+def case(deviations: Disagreement | None, exact: Disagreement | None = None, **changes: Any) -> Case:
+    dtype: Dtype = Dtype.BF16 if deviations is None else deviations.train_dtype
     given = Case(
         name=(dtype, dtype),
         train_dtype=dtype,
         infer_dtype=dtype,
         applied_train=dtype,
         applied_infer=dtype,
-        counts=counts(found),
-        metrics={} if found is None else pair_metrics(found.pair)[0],
+        counts=counts(deviations),
+        metrics={} if deviations is None else pair_metrics(deviations.pair)[0],
         length=None,
         blame=None,
-        disagreement=found,
+        disagreement=deviations,
         exact=exact,
         exact_name=None if exact is None else ("fp32", "fp32"),
     )
@@ -50,8 +50,8 @@ def case(found: Disagreement | None, exact: Disagreement | None = None, **change
 def with_exact(dtype: Dtype, *, seed: int = 0) -> Case:
     given = world(seed=seed)
     exact = clean(given)
-    found = exact if dtype == "fp32" else replace(clean(given, dtype), formats_alone=True)
-    return case(found, exact)
+    deviations = exact if dtype == "fp32" else replace(clean(given, dtype), formats_alone=True)
+    return case(deviations, exact)
 
 
 def hot(dtype: Dtype) -> Disagreement:
@@ -102,10 +102,10 @@ def test_a_bug_without_a_known_shape_is_unexplained() -> None:
 
 
 def test_one_wild_token_in_fp32_is_a_bug_of_a_dense_model_and_routing_in_a_mixture() -> None:
-    found = clean(world())
-    log_pi = found.pair.log_pi.copy()
+    deviations = clean(world())
+    log_pi = deviations.pair.log_pi.copy()
     log_pi[7] -= 1
-    wild = replace(found, pair=replace(found.pair, log_pi=log_pi), settled=True)
+    wild = replace(deviations, pair=replace(deviations.pair, log_pi=log_pi), settled=True)
     assert judge(case(wild, wild)).kind == "bug"
     calm = replace(wild, has_experts=True, settled=False)
     assert judge(case(calm, calm)).kind == "clean"
@@ -161,8 +161,8 @@ def test_a_setting_that_costs_precision_is_named_where_that_side_errs_more() -> 
     exact = clean(given)
     for pi, expected in ((twice, "bug"), (noisy(given, Dtype.BF16), "precision")):
         pair = pair_of(given, pi, noisy(given, Dtype.BF16))
-        found = disagreement(given, pair, Dtype.BF16, settled=False, formats_alone=True)
-        assert judge(case(found, exact, preflight=[rounded])).kind == expected
+        deviations = disagreement(given, pair, Dtype.BF16, settled=False, formats_alone=True)
+        assert judge(case(deviations, exact, preflight=[rounded])).kind == expected
 
 
 def test_a_setting_that_rounds_is_named_in_fp32_where_its_side_errs() -> None:
@@ -222,8 +222,8 @@ def test_flips_of_routing_are_precision_by_that_name() -> None:
     given = world()
     flips = (given.generator.random(given.sequences.num_tokens) < 0.005)[:, None]
     flipped = with_logits(given, Dtype.BF16, pi=given.logits + flips * given.generator.normal(size=given.logits.shape))
-    found = replace(flipped, has_experts=True, settled=False, formats_alone=True)
-    verdict = judge(case(found, clean(given)))
+    deviations = replace(flipped, has_experts=True, settled=False, formats_alone=True)
+    verdict = judge(case(deviations, clean(given)))
     assert kind_and_code(verdict) == ("precision", "routing")
     assert [cause.code for cause in verdict.also] == ["precision"]
 
@@ -238,18 +238,20 @@ def stale() -> Disagreement:
     return replace(response, prompt_start=start, settled=True, has_experts=True)
 
 
-def with_choices(found: Disagreement, *shares: float) -> Disagreement:
+def with_choices(deviations: Disagreement, *shares: float) -> Disagreement:
     """With other experts for so many of the tokens of layers 2, 3, ..."""
     random = np.random.default_rng(0)
-    others = np.stack([random.random(found.pair.sequences.num_tokens) < share for share in shares])
-    check = routing_check(found.pair.sequences, range(2, 2 + len(shares)), others, 0.3 * others, found.pair.diff)
-    return replace(found, routing=check)
+    others = np.stack([random.random(deviations.pair.sequences.num_tokens) < share for share in shares])
+    check = routing_check(
+        deviations.pair.sequences, range(2, 2 + len(shares)), others, 0.3 * others, deviations.pair.diff
+    )
+    return replace(deviations, routing=check)
 
 
 def test_experts_that_differ_in_fp32_from_a_layer_on_rule_out_other_weights_everywhere() -> None:
-    found = with_choices(stale(), 0.0, 0.2)
+    deviations = with_choices(stale(), 0.0, 0.2)
     assert judge(case(stale(), stale())).code == "stale_weights"
-    verdict = judge(case(found, found))
+    verdict = judge(case(deviations, deviations))
     assert kind_and_code(verdict) == ("bug", "other_experts")
     assert "from layer 3 on" in verdict.sentence
     assert "from 2 on, choose and weigh alike" in verdict.evidence[0]
@@ -257,20 +259,20 @@ def test_experts_that_differ_in_fp32_from_a_layer_on_rule_out_other_weights_ever
 
 
 def test_experts_that_differ_in_the_first_layer_leave_other_weights_possible() -> None:
-    found = with_choices(stale(), 0.2, 0.2)
-    verdict = judge(case(found, found))
+    deviations = with_choices(stale(), 0.2, 0.2)
+    verdict = judge(case(deviations, deviations))
     assert kind_and_code(verdict) == ("bug", "other_experts")
     assert [cause.code for cause in verdict.also] == ["stale_weights"]
 
 
 def test_near_ties_in_fp32_name_no_experts() -> None:
-    found = with_choices(stale(), 0.0, 5e-4)
-    assert judge(case(found, found)).code == "stale_weights"
+    deviations = with_choices(stale(), 0.0, 5e-4)
+    assert judge(case(deviations, deviations)).code == "stale_weights"
 
 
 def test_where_fp32_agrees_experts_are_no_bug() -> None:
-    found = with_choices(replace(clean(world()), has_experts=True), 0.2)
-    assert judge(case(found, found)).kind == "clean"
+    deviations = with_choices(replace(clean(world()), has_experts=True), 0.2)
+    assert judge(case(deviations, deviations)).kind == "clean"
 
 
 @pytest.mark.parametrize("code", list(Code))
@@ -282,14 +284,14 @@ def test_every_cause_has_a_sentence_that_can_be_filled_in(code: Code) -> None:
 
 
 def test_deviations_far_beyond_any_format_do_not_stop_the_verdict() -> None:
-    found = clean(world(), Dtype.BF16)
-    log_pi = np.full_like(found.pair.log_pi, -80.0)
-    wild = replace(found, pair=replace(found.pair, log_pi=log_pi), settled=True)
+    deviations = clean(world(), Dtype.BF16)
+    log_pi = np.full_like(deviations.pair.log_pi, -80.0)
+    wild = replace(deviations, pair=replace(deviations.pair, log_pi=log_pi), settled=True)
     assert judge(case(wild)).kind in ("bug", "undecided")
 
 
 def commands(verdict: Verdict) -> list[str]:
-    return [found[1] for advice in verdict.advice if (found := re.search("`mismatch-probe (.*)`$", advice))]
+    return [command[1] for advice in verdict.advice if (command := re.search("`mismatch-probe (.*)`$", advice))]
 
 
 def test_precision_of_bf16_is_followed_up_and_so_is_a_switch_to_fp16() -> None:

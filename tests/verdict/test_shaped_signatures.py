@@ -30,33 +30,33 @@ def behind_prompts(prompt: int, size: float, power: float, *, from_place: int = 
     parts = []
     for given in (response, start):
         parts.append(disturbed(given, np.where(given.places >= from_place, size * given.places**power, 0.0)))
-    found, probe = parts
-    return replace(found, prompt_start=replace(probe, pair=replace(probe.pair, entropy_pi=None)))
+    deviations, probe = parts
+    return replace(deviations, prompt_start=replace(probe, pair=replace(probe.pair, entropy_pi=None)))
 
 
 @pytest.mark.parametrize("prompt", [10, 300])
 def test_errors_that_are_everywhere_alike_are_other_weights(prompt: int) -> None:
-    found = behind_prompts(prompt, 0.05, 0.0)
-    assert [test(found) is not None for test in SHAPED] == [False, False, True]
-    assert stale_weights(found) is not None
+    deviations = behind_prompts(prompt, 0.05, 0.0)
+    assert [test(deviations) is not None for test in SHAPED] == [False, False, True]
+    assert stale_weights(deviations) is not None
 
 
 @pytest.mark.parametrize("prompt", [10, 300])
 def test_errors_that_fade_from_the_start_are_other_text(prompt: int) -> None:
-    found = behind_prompts(prompt, 0.5, -0.6)
-    assert [test(found) is not None for test in SHAPED] == [False, True, False]
-    assert prompt_prefix(found) is not None
+    deviations = behind_prompts(prompt, 0.5, -0.6)
+    assert [test(deviations) is not None for test in SHAPED] == [False, True, False]
+    assert prompt_prefix(deviations) is not None
 
 
 @pytest.mark.parametrize("prompt", [10, 300])
 def test_errors_that_spare_the_start_and_grow_are_positions(prompt: int) -> None:
-    found = behind_prompts(prompt, 0.002, 1.0, from_place=2)
-    assert [test(found) is not None for test in SHAPED] == [True, False, False]
+    deviations = behind_prompts(prompt, 0.002, 1.0, from_place=2)
+    assert [test(deviations) is not None for test in SHAPED] == [True, False, False]
 
 
 def test_a_first_token_that_is_there_twice_spares_the_first_place_and_fades() -> None:
-    found = behind_prompts(300, 0.5, -0.6, from_place=2)
-    assert [test(found) is not None for test in SHAPED] == [False, True, False]
+    deviations = behind_prompts(300, 0.5, -0.6, from_place=2)
+    assert [test(deviations) is not None for test in SHAPED] == [False, True, False]
 
 
 def test_what_spares_the_first_place_but_neither_grows_nor_fades_has_no_name() -> None:
@@ -70,34 +70,34 @@ def test_a_window_is_named_with_the_place_where_it_ends() -> None:
 
 
 def test_without_the_prompts_starts_no_weights_are_blamed() -> None:
-    found = replace(behind_prompts(300, 0.05, 0.0), prompt_start=None)
-    assert signatures(found) == []
+    deviations = replace(behind_prompts(300, 0.05, 0.0), prompt_start=None)
+    assert signatures(deviations) == []
 
 
 def test_growth_alone_names_positions_where_the_starts_are_missing() -> None:
-    found = replace(behind_prompts(10, 0.002, 1.0), prompt_start=None)
-    assert positions(found) is not None
+    deviations = replace(behind_prompts(10, 0.002, 1.0), prompt_start=None)
+    assert positions(deviations) is not None
 
 
 def test_nothing_shaped_is_named_while_rounding_may_explain_it() -> None:
-    found = replace(behind_prompts(10, 0.05, 0.0), settled=False)
-    assert [test(found) for test in SHAPED] == [None, None, None]
+    deviations = replace(behind_prompts(10, 0.05, 0.0), settled=False)
+    assert [test(deviations) for test in SHAPED] == [None, None, None]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16, Dtype.BF16])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_settled_pair_within_rounding_has_no_shape(dtype: Dtype, seed: int) -> None:
-    found = replace(clean(world(seed=seed), dtype), settled=True)
-    assert [test(found) for test in SHAPED] == [None, None, None]
+    deviations = replace(clean(world(seed=seed), dtype), settled=True)
+    assert [test(deviations) for test in SHAPED] == [None, None, None]
 
 
 def test_the_profile_takes_the_tokens_uncertainty_out() -> None:
     """Logits sharpen along the response, so d shrinks although the errors do not."""
     given = world(num_sequences=200)
     sharper = replace(given, logits=given.logits * (0.2 + given.sequences.positions[:, None] / 20))
-    found = disturbed(sharper, np.full(given.sequences.num_tokens, 0.01))
-    head, tail = (found.pair.abs_diff[given.sequences.positions // 20 == part].mean() for part in (0, 3))
-    profile = profile_along(found)
+    deviations = disturbed(sharper, np.full(given.sequences.num_tokens, 0.01))
+    head, tail = (deviations.pair.abs_diff[given.sequences.positions // 20 == part].mean() for part in (0, 3))
+    profile = profile_along(deviations)
     assert profile is not None
     assert tail < 0.7 * head
     assert abs(profile.slope) < 0.1
@@ -106,33 +106,33 @@ def test_the_profile_takes_the_tokens_uncertainty_out() -> None:
 def test_routing_is_the_heavy_tail_of_a_mixture_of_experts() -> None:
     given = world()
     flips = given.generator.random(given.sequences.num_tokens) < 0.005
-    found = with_logits(
+    deviations = with_logits(
         given, Dtype.BF16, pi=given.logits + flips[:, None] * given.generator.normal(size=given.logits.shape)
     )
-    cause = routing(replace(found, has_experts=True))
+    cause = routing(replace(deviations, has_experts=True))
     assert cause is not None
-    assert routing(found) is None, "a dense model has no routing"
+    assert routing(deviations) is None, "a dense model has no routing"
     assert routing(replace(clean(given, Dtype.BF16), has_experts=True)) is None, "no heavy tail, no flips"
 
 
-def choice(found: Disagreement, *others: Mask) -> RoutingCheck:
+def choice(deviations: Disagreement, *others: Mask) -> RoutingCheck:
     """Both sides' choice of experts in layers 2, 3, ..., which differs for these tokens."""
     stacked = np.stack(others)
     layers = range(2, 2 + len(others))
-    return routing_check(found.pair.sequences, layers, stacked, 0.4 * stacked, found.pair.diff)
+    return routing_check(deviations.pair.sequences, layers, stacked, 0.4 * stacked, deviations.pair.diff)
 
 
 def test_flips_that_were_recorded_must_be_where_the_deviation_is() -> None:
     given = world()
     flips = given.generator.random(given.sequences.num_tokens) < 0.005
-    found = with_logits(
+    deviations = with_logits(
         given, Dtype.BF16, pi=given.logits + flips[:, None] * given.generator.normal(size=given.logits.shape)
     )
-    found = replace(found, has_experts=True)
-    cause = routing(replace(found, routing=choice(found, flips)))
+    deviations = replace(deviations, has_experts=True)
+    cause = routing(replace(deviations, routing=choice(deviations, flips)))
     assert cause is not None
     assert "take other experts for" in " ".join(cause.evidence)
-    assert routing(replace(found, routing=choice(found, np.zeros_like(flips)))) is None, "both choose alike"
+    assert routing(replace(deviations, routing=choice(deviations, np.zeros_like(flips)))) is None, "both choose alike"
     elsewhere = np.roll(flips, 50)
     assert not (flips & elsewhere).any()
-    assert routing(replace(found, routing=choice(found, elsewhere))) is None, "d lies elsewhere"
+    assert routing(replace(deviations, routing=choice(deviations, elsewhere))) is None, "d lies elsewhere"
