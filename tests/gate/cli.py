@@ -19,9 +19,9 @@ class Ended:
 
     @property
     def document(self) -> dict[str, Any]:
-        found = json.loads(self.stdout)
-        assert isinstance(found, dict)
-        return found
+        document = json.loads(self.stdout)
+        assert isinstance(document, dict)
+        return document
 
 
 class CommandLine:

@@ -59,7 +59,7 @@ def test_a_limit_is_kept_by_one_result_and_broken_by_another(
         ended = Judge(command_line, run, tmp_path)(limit + GOOD, document)
         assert (ended.code, ended.document["answer"]) == (code, answer), ended.stderr
         assert json.loads((run.path / "gate.json").read_text())["answer"] == answer
-        results = {one["metric"]: one["answer"] for one in ended.document["checks"]}
+        results = {judged["metric"]: judged["answer"] for judged in ended.document["checks"]}
         assert results.pop("abs_logprob_diff") == "pass"
         assert list(results.values()) == [answer]
 
@@ -140,8 +140,10 @@ def test_compare_refuses_at_once_what_only_headroom_finds(command_line: CommandL
 
 
 def test_what_was_found_of_two_sides_is_not_taken_for_that_of_their_dtypes(judged: Judge) -> None:
-    found = localization()
-    of_sides = found.model_copy(update={"settings": found.settings.model_copy(update={"pair": ("bf16", "fp8kv")})})
+    localized = localization()
+    of_sides = localized.model_copy(
+        update={"settings": localized.settings.model_copy(update={"pair": ("bf16", "fp8kv")})}
+    )
     ended = judged(check(metric="localize_suspects", max=0) + GOOD, of_sides)
     assert ended.code == ExitCode.ENVIRONMENT
     assert "localize-bf16-bf16.json, which is not there" in ended.stderr

@@ -129,8 +129,8 @@ def _rescored(run: RunDirectory, path: Path) -> RunDirectory:
     prefill = read_table(simulated_run(path / "other", replace(SMALL, noise_seed=3)).leg_path("infer-bf16-decode"))
     again = simulated_run(path / "again", SMALL)
     again.leg_path("infer-bf16-decode").unlink()
-    for one in (run, again):
-        write_table(one.leg_path("infer-bf16-prefill"), prefill)
+    for directory in (run, again):
+        write_table(directory.leg_path("infer-bf16-prefill"), prefill)
     edit_manifest(again, lambda manifest: setattr(manifest.stages["sample-bf16"], "state", "skipped"))
     return again
 
@@ -141,8 +141,8 @@ def test_responses_scored_again_are_compared_with_the_baselines_prefill(
     again = _rescored(small, tmp_path)
     config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n" + REGRESSION)
     ended = command_line("gate", again.path, "--config", config, "--baseline", small.path, "--json")
-    [one] = ended.document["checks"]
-    assert (one["comparison"], one["value"]) == ("paired", 0.0)
+    [check] = ended.document["checks"]
+    assert (check["comparison"], check["value"]) == ("paired", 0.0)
     ended = command_line("gate", small.path, "--config", config, "--baseline", again.path)
     assert (ended.code, "by prefill alone" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
 
@@ -158,7 +158,7 @@ def test_every_line_names_the_limit_that_would_pass(
     command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
 ) -> None:
     ended = command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + KEPT + BROKEN), "--json")
-    assert all("the smallest max that would pass is" in one["sentence"] for one in ended.document["checks"])
+    assert all("the smallest max that would pass is" in judged["sentence"] for judged in ended.document["checks"])
     limit = ended.document["checks"][0]["sentence"].rpartition(" ")[2]
     again = "[gate]" + check(metric="abs_logprob_diff", max=float(limit))
     assert command_line("gate", baseline.path, "--config", gate_file(tmp_path, again)).code == ExitCode.PASS
@@ -215,10 +215,10 @@ def test_the_table_names_a_limit_that_would_pass(
 ) -> None:
     config = gate_file(tmp_path, "[gate]" + KEPT + check(metric="ess_seq", min=0.5))
     result = command_line("gate", baseline.path, "--config", config, "--json").document
-    for one in map(CheckResult.model_validate, result["checks"]):
-        shown = float(passing_text(one))
-        assert one.passing_limit is not None
-        assert shown >= one.passing_limit if one.kind == "max" else shown <= one.passing_limit
+    for judged in map(CheckResult.model_validate, result["checks"]):
+        shown = float(passing_text(judged))
+        assert judged.passing_limit is not None
+        assert shown >= judged.passing_limit if judged.kind == "max" else shown <= judged.passing_limit
 
 
 def test_an_error_reaches_every_output(
@@ -243,9 +243,9 @@ def test_calibration_finds_what_an_unchanged_set_up_shows_and_margins_below_it_a
 ) -> None:
     again = simulated_run(tmp_path / "again", Simulation(num_prompts=256, noise_seed=2))
     config = gate_file(tmp_path, FLOOR + REGRESSION)
-    found = command_line("gate", "calibrate", baseline.path, again.path, "--config", config, "--json")
-    assert found.code == ExitCode.PASS
-    [entry] = found.document["entries"]
+    calibrated = command_line("gate", "calibrate", baseline.path, again.path, "--config", config, "--json")
+    assert calibrated.code == ExitCode.PASS
+    [entry] = calibrated.document["entries"]
     assert 0 < entry["change"] < 0.1 < 1
     assert entry["same_leg"] > 0.001
     judged = command_line("gate", worse.path, "--config", config, "--baseline", baseline.path)

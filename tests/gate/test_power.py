@@ -31,13 +31,13 @@ def shares(request: pytest.FixtureRequest) -> dict[tuple[str, str, float], dict[
     for repeat in range(REPEATS):
         for key, answer in gated(source, truths, repeat, OVER_LIMIT).items():
             answers.setdefault(key, Counter())[answer] += 1
-    return {key: {answer: count / REPEATS for answer, count in found.items()} for key, found in answers.items()}
+    return {key: {answer: count / REPEATS for answer, count in counts.items()} for key, counts in answers.items()}
 
 
 def test_what_keeps_every_limit_does_not_fail(shares: dict[tuple[str, str, float], dict[Answer, float]]) -> None:
-    for (watched, looks, over), found in shares.items():
+    for (watched, looks, over), answered in shares.items():
         if over == 0.95:
-            assert found.get("fail", 0.0) <= 0.05, (watched, looks)
+            assert answered.get("fail", 0.0) <= 0.05, (watched, looks)
 
 
 @pytest.mark.parametrize(("watched", "looks"), WATCHED)
@@ -49,6 +49,6 @@ def test_what_is_worse_fails(
 
 
 def test_what_is_worse_hardly_ever_passes(shares: dict[tuple[str, str, float], dict[Answer, float]]) -> None:
-    for (watched, looks, over), found in shares.items():
+    for (watched, looks, over), answered in shares.items():
         if over > 1:
-            assert found.get("pass", 0.0) <= 0.05, (watched, looks, over)
+            assert answered.get("pass", 0.0) <= 0.05, (watched, looks, over)

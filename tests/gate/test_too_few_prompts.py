@@ -20,7 +20,7 @@ GATE = "[gate]\nmin_sequences = {first}\nmax_sequences = {last}\nmin_prompts = {
 
 def prompts_file(folder: Path, number: int) -> Path:
     path = folder / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"What is {one} + 1?"}) + "\n" for one in range(number)))
+    path.write_text("".join(json.dumps({"prompt": f"What is {addend} + 1?"}) + "\n" for addend in range(number)))
     return path
 
 
