@@ -125,7 +125,7 @@ def test_the_manifest_says_what_was_added_and_when_and_adds_up_the_progress(
 def test_dtypes_that_the_run_has_are_neither_added_nor_taken_away(run: RunDirectory) -> None:
     asked_for(run, replace(FIRST, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.BF16))))
     asked_for(run, ADDED)
-    assert [one.added for one in run.read_manifest().continued] == [[("bf16", "bf16")], [("fp32", "fp32")]]
+    assert [continued.added for continued in run.read_manifest().continued] == [[("bf16", "bf16")], [("fp32", "fp32")]]
     assert pairs_to_add(run.read_manifest()) == [("bf16", "bf16"), ("fp32", "fp32")]
 
 

@@ -161,7 +161,7 @@ def test_exact_divergences_are_metrics_with_counts_of_their_own(run: RunDirector
     whole_leg(run)
     pair = summary_of(run)
     assert pair.full_vocabulary is not None
-    assert all(one.agrees for one in pair.full_vocabulary.estimators.values())
+    assert all(estimator.agrees for estimator in pair.full_vocabulary.estimators.values())
     assert pair.metrics["full_kl"] == pair.full_vocabulary.full_kl
     assert pair.metrics["full_tv"] == pair.full_vocabulary.full_tv
     assert pair.metrics["full_kl"].num_tokens == 16 * POSITIONS

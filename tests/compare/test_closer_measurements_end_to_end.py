@@ -56,7 +56,9 @@ def test_another_attention_changes_something_and_no_more_than_rounding(pair: Pai
 def test_sampled_estimators_agree_with_the_whole_vocabulary(pair: PairSummary) -> None:
     check = pair.full_vocabulary
     assert check is not None
-    assert {name: one.agrees for name, one in check.estimators.items()} == dict.fromkeys(check.estimators, True)
+    assert {name: estimator.agrees for name, estimator in check.estimators.items()} == dict.fromkeys(
+        check.estimators, True
+    )
     assert check.full_kl.value > 0
     assert check.full_kl.low is not None
     assert check.full_kl.high is not None

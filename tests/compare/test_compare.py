@@ -44,8 +44,8 @@ def summary_of(run: Path) -> dict[str, Any]:
 def recorded(run: Path) -> dict[str, Any]:
     """The summary and every table, but for the key of the run that its legs hold; as text, where one NaN is another."""
     tables = [run / "prompts.parquet", run / "rollouts.parquet", *sorted((run / "legs").iterdir())]
-    found = {str(path.relative_to(run)): str(read_table(path).to_pydict()) for path in tables}
-    return {"summary.json": (run / "summary.json").read_bytes(), **found}
+    contents = {str(path.relative_to(run)): str(read_table(path).to_pydict()) for path in tables}
+    return {"summary.json": (run / "summary.json").read_bytes(), **contents}
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +212,12 @@ def _wait_for(path: Path, process: subprocess.Popen[Any], seconds: float = 240) 
 
 
 def _processes_naming(path: Path) -> list[int]:
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 if str(path).encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
+                    processes.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return processes

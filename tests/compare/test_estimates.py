@@ -15,7 +15,7 @@ SMALL = Simulation(num_prompts=4, sampling={"max_new_tokens": 300})
 
 def max_disk_bytes(simulation: Simulation, monkeypatch: pytest.MonkeyPatch, *, prompt_tokens: int = 3) -> int:
     monkeypatch.setattr(Preparation, "parameters", 1)
-    prompts = [replace(one, token_ids=[1] * prompt_tokens) for one in simulated_prompts(simulation)]
+    prompts = [replace(prompt, token_ids=[1] * prompt_tokens) for prompt in simulated_prompts(simulation)]
     return estimate(Preparation(simulated_manifest(simulation), prompts)).max_disk_bytes
 
 

@@ -22,13 +22,13 @@ def test_packages_that_do_not_import_are_named_with_what_they_say(
     (tmp_path / "transformers.py").write_text("raise ImportError('operator torchvision::nms does not exist')")
     (tmp_path / "vllm.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = examine(None, "bf16")
-    assert [(one.ok, one.problem) for one in found.imports] == [
+    examination = examine(None, "bf16")
+    assert [(tried.ok, tried.problem) for tried in examination.imports] == [
         (False, "it ended with -9"),
         (False, "ImportError: operator torchvision::nms does not exist"),
         (True, ""),
     ]
-    assert found.exit_code == ExitCode.ENVIRONMENT
+    assert examination.exit_code == ExitCode.ENVIRONMENT
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     stand_in_for_engines(tmp_path, monkeypatch, "import time; time.sleep(0 if __name__ == 'vllm' else 600)")
     monkeypatch.setattr(examination, "_IMPORT_SECONDS", 2)
     found = examine(None, "bf16")
-    assert [one.ok for one in found.imports] == [False, False, True]
+    assert [tried.ok for tried in found.imports] == [False, False, True]
     assert found.imports[0].problem.startswith("still importing after 2 s: it hangs, or the machine is very busy")
     assert found.exit_code == ExitCode.ENVIRONMENT
 

@@ -48,43 +48,43 @@ infer = [
 
 
 def pair(run: RunDirectory, train: str, infer: str) -> PairSummary:
-    return next(one for one in run.read_summary().pairs if (one.train, one.infer) == (train, infer))
+    return next(summary for summary in run.read_summary().pairs if (summary.train, summary.infer) == (train, infer))
 
 
 def test_in_fp32_both_sides_choose_and_weigh_alike(run: RunDirectory) -> None:
-    found = pair(run, "fp32", "fp32")
-    assert found.verdict.kind == "clean"
-    assert found.routing is not None
-    assert [layer.layer for layer in found.routing.layers] == [0, 1]
-    assert found.routing.in_some_layer.value == 0
-    assert found.routing.weight_distance.value < 1e-5
-    assert found.metrics["other_experts"] == found.routing.other_experts
-    assert found.routing.in_some_layer.num_tokens == found.counts.num_tokens
+    summary = pair(run, "fp32", "fp32")
+    assert summary.verdict.kind == "clean"
+    assert summary.routing is not None
+    assert [layer.layer for layer in summary.routing.layers] == [0, 1]
+    assert summary.routing.in_some_layer.value == 0
+    assert summary.routing.weight_distance.value < 1e-5
+    assert summary.metrics["other_experts"] == summary.routing.other_experts
+    assert summary.routing.in_some_layer.num_tokens == summary.counts.num_tokens
 
 
 def test_in_bf16_rounding_moves_weights_and_turns_near_ties(run: RunDirectory) -> None:
-    found = pair(run, "bf16", "bf16").routing
-    assert found is not None
-    assert 1e-4 < found.weight_distance.value < 0.1
-    assert found.in_some_layer.value < 0.3
+    routing = pair(run, "bf16", "bf16").routing
+    assert routing is not None
+    assert 1e-4 < routing.weight_distance.value < 0.1
+    assert routing.in_some_layer.value < 0.3
 
 
 def test_a_router_that_was_turned_is_named_with_its_layer(run: RunDirectory) -> None:
-    found = pair(run, "fp32", "turned")
-    assert found.verdict.kind == "bug"
-    named = next(cause for cause in found.verdict.also if cause.code == "other_experts")
+    summary = pair(run, "fp32", "turned")
+    assert summary.verdict.kind == "bug"
+    named = next(cause for cause in summary.verdict.also if cause.code == "other_experts")
     assert f"from layer {TURNED_LAYER} on" in named.sentence
     assert "from 0 on, choose and weigh alike" in named.evidence[0]
-    assert found.routing is not None
-    assert found.routing.layers[0].other_experts.value == 0
-    assert found.routing.layers[1].other_experts.value > 0.02
+    assert summary.routing is not None
+    assert summary.routing.layers[0].other_experts.value == 0
+    assert summary.routing.layers[1].other_experts.value > 0.02
 
 
 def test_an_engine_that_cannot_be_looked_into_is_told_of_and_nothing_fails(run: RunDirectory) -> None:
-    found = pair(run, "bf16", "compiled")
-    assert found.routing is None
-    assert "give --vllm.enforce_eager true" in found.metrics_unavailable["other_experts"]
-    assert found.verdict.kind != "broken"
+    summary = pair(run, "bf16", "compiled")
+    assert summary.routing is None
+    assert "give --vllm.enforce_eager true" in summary.metrics_unavailable["other_experts"]
+    assert summary.verdict.kind != "broken"
     page = run.report_path.read_text(encoding="utf-8")
     assert "Do both sides choose the same experts?" in page
     assert "Pairs whose choice of experts was not compared:" in page

@@ -53,7 +53,7 @@ def test_eager_attention_is_held_against_sdpa() -> None:
 
 def test_every_pair_reads_the_distributions_of_its_engine() -> None:
     plan = make_plan(settings(pairs=[("bf16", "fp16"), ("fp32", "fp16"), ("bf16", "bf16")]))
-    readers = {stage.side.name: [one.leg for one in plan.readers(stage)] for stage in plan.distributions_stages}
+    readers = {stage.side.name: [reader.leg for reader in plan.readers(stage)] for stage in plan.distributions_stages}
     assert readers == {"fp16": ["full-bf16-fp16", "full-fp32-fp16"], "bf16": ["full-bf16-bf16"]}
 
 

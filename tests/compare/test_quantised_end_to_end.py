@@ -43,9 +43,10 @@ def test_each_side_says_what_it_quantises_and_from_which_weights(run: RunDirecto
 def test_one_source_is_told_from_two(run: RunDirectory) -> None:
     said = [finding.what for finding in run.read_summary().preflight if finding.setting == "quantized"]
     assert len(said) == 2
-    assert any("the engine's are the same ones" in one for one in said)
+    assert any("the engine's are the same ones" in sentence for sentence in said)
     assert any(
-        "another source's: rounded by the engine at load from bf16, to which it rounds the" in one for one in said
+        "another source's: rounded by the engine at load from bf16, to which it rounds the" in sentence
+        for sentence in said
     )
     page = run.report_path.read_text(encoding="utf-8")
     assert "as the checkpoint stores them" in page

@@ -52,15 +52,15 @@ infer = [
 
 
 def pair(run: RunDirectory, name: str) -> PairSummary:
-    return next(one for one in run.read_summary().pairs if f"{one.train}/{one.infer}" == name)
+    return next(summary for summary in run.read_summary().pairs if f"{summary.train}/{summary.infer}" == name)
 
 
 def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
-    found = pair(run, "bf16/fp8kv")
-    assert found.verdict.code == "settings"
-    assert "kv_cache_dtype = fp8 is all that differs from bf16/bf16, where FP32 agrees" in found.verdict.sentence
-    assert found.settings_told_apart is not None
-    ratio = found.settings_told_apart.ratios["kl_k3"]
+    judged = pair(run, "bf16/fp8kv")
+    assert judged.verdict.code == "settings"
+    assert "kv_cache_dtype = fp8 is all that differs from bf16/bf16, where FP32 agrees" in judged.verdict.sentence
+    assert judged.settings_told_apart is not None
+    ratio = judged.settings_told_apart.ratios["kl_k3"]
     assert ratio.low is not None
     assert ratio.low > 1
     stages = run.read_manifest().stages
@@ -69,25 +69,25 @@ def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
 
 
 def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path) -> None:
-    found = pair(run, "bf16/stale")
-    assert (found.verdict.kind, found.verdict.code) == ("bug", "stale_weights")
-    assert str(stale) in found.verdict.sentence
-    assert found.settings_told_apart is not None
-    assert found.settings_told_apart.settings == [f"checkpoint = {stale}"]
+    judged = pair(run, "bf16/stale")
+    assert (judged.verdict.kind, judged.verdict.code) == ("bug", "stale_weights")
+    assert str(stale) in judged.verdict.sentence
+    assert judged.settings_told_apart is not None
+    assert judged.settings_told_apart.settings == [f"checkpoint = {stale}"]
     manifest = run.read_manifest()
     assert manifest.checkpoints[str(stale)].fingerprint != manifest.model.fingerprint
 
 
 def test_the_trainers_precision_is_told_apart_on_the_same_responses(run: RunDirectory) -> None:
-    found = pair(run, "autocast/bf16")
-    assert found.verdict.code == "settings"
-    assert found.settings_told_apart is not None
-    assert (found.settings_told_apart.side, found.settings_told_apart.settings) == ("pi", ["precision = autocast"])
-    paired, apart = found.settings_told_apart.ratios["kl_k3"], pair(run, "bf16/bf16").metrics["kl_k3"]
-    unpaired = contrast(found.metrics["kl_k3"], apart)
+    judged = pair(run, "autocast/bf16")
+    assert judged.verdict.code == "settings"
+    assert judged.settings_told_apart is not None
+    assert (judged.settings_told_apart.side, judged.settings_told_apart.settings) == ("pi", ["precision = autocast"])
+    paired, apart = judged.settings_told_apart.ratios["kl_k3"], pair(run, "bf16/bf16").metrics["kl_k3"]
+    unpaired = contrast(judged.metrics["kl_k3"], apart)
     assert paired.value == pytest.approx(unpaired.value)
     assert paired.high / paired.low < unpaired.high / unpaired.low
-    assert found.legs["mu"] == pair(run, "bf16/bf16").legs["mu"]
+    assert judged.legs["mu"] == pair(run, "bf16/bf16").legs["mu"]
 
 
 def test_where_nothing_was_planted_nothing_is_named(run: RunDirectory) -> None:
@@ -134,5 +134,5 @@ def test_without_a_reference_the_page_says_what_it_cannot_say(tmp_path: Path) ->
     probe("compare", "--model", "demo", *SMALL, *words, "--out", out, code=ExitCode.PASS)
     summary = RunDirectory(out).read_summary()
     assert summary.verdict.kind in ("precision", "clean")
-    assert all("ref" not in one.legs for one in summary.pairs)
+    assert all("ref" not in judged.legs for judged in summary.pairs)
     assert "there is no high-precision reference leg" in RunDirectory(out).report_path.read_text(encoding="utf-8")

@@ -170,7 +170,7 @@ def test_settings_that_stages_read_back_are_linted(run: RunDirectory) -> None:
         manifest.stages["score-train-bf16"].effective_settings["temperature"] = 1.0
 
     edit_manifest(run, heat)
-    assert [(one.level, one.code) for one in judged(run).preflight] == [("error", "temperature")]
+    assert [(difference.level, difference.code) for difference in judged(run).preflight] == [("error", "temperature")]
     assert codes(run) == ["precision", "clean"], "a setting without an effect accuses nobody"
 
 
@@ -179,7 +179,7 @@ def test_the_start_of_each_prompt_is_scored_beside_its_response() -> None:
 
     def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
         seen.extend(batch)
-        return [ScoredSequence(one.id, np.arange(len(one.token_ids), dtype=np.float32)) for one in batch]
+        return [ScoredSequence(sequence.id, np.arange(len(sequence.token_ids), dtype=np.float32)) for sequence in batch]
 
     long, short = TokenSequence("a", list(range(100)), [1, 2]), TokenSequence("b", [5], [3])
     scored = scored_with_starts(score, [long, short])

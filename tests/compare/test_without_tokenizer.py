@@ -22,13 +22,13 @@ def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lac
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (model / name).unlink(missing_ok=True)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt_token_ids": [257, 40, 50 + one]}) + "\n" for one in range(4)))
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": [257, 40, 50 + number]}) + "\n" for number in range(4)))
     words = ["compare", "--model", model, "--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", "16"]
     answer = probe(*words, "--dry-run", "--json", code=ExitCode.PASS)
     ahead = DryRun.model_validate_json(answer.stdout).outlook
     assert ahead is not None
     assert 0 < ahead.time.total.low_seconds < ahead.time.total.high_seconds
-    assert all(one.fits for one in ahead.memory)
+    assert all(number.fits for number in ahead.memory)
     probe(*words, "--dtype", "fp32", "--out", "run", code=ExitCode.PASS)
     run = RunDirectory(tmp_path / "run")
     assert not run.read_manifest().model.has_tokenizer

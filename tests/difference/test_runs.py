@@ -51,7 +51,7 @@ def test_broken_data_has_no_ratio_to_the_other_run(tmp_path: Path) -> None:
     [pair] = difference_of(first, second).pairs
     assert pair.sentence.startswith("no ratio, because the data of the second run is broken; ")
     assert all(metric.ratio is None for metric in pair.metrics.values())
-    assert all(one.abs_logprob_diff.ratio is None for one in (*pair.by_position, *pair.by_response_length))
+    assert all(part.abs_logprob_diff.ratio is None for part in (*pair.by_position, *pair.by_response_length))
     assert pair.metrics["abs_logprob_diff"].difference is not None
 
 
@@ -111,7 +111,7 @@ def test_what_reads_alike_and_differs_is_told_apart(tmp_path: Path) -> None:
 def test_bins_hold_every_token_once(tmp_path: Path) -> None:
     [pair] = found(tmp_path, SMALL).pairs
     for bins in (pair.by_position, pair.by_response_length):
-        assert sum(one.abs_logprob_diff.first.num_tokens for one in bins) == pair.first_counts.num_tokens
+        assert sum(part.abs_logprob_diff.first.num_tokens for part in bins) == pair.first_counts.num_tokens
 
 
 def test_pairs_of_dtypes_match_by_name_and_two_single_ones_each_other(tmp_path: Path) -> None:

@@ -34,18 +34,18 @@ def bounds(estimate: Estimate | None) -> tuple[float, float]:
 
 
 def test_traced_metrics_are_the_metrics() -> None:
-    one = pair(0)
+    sample = pair(0)
     for level in (0.9, 0.95):
-        traced, missing = traced_metrics(one, level)
-        known, same_missing = pair_metrics(one, level)
+        traced, missing = traced_metrics(sample, level)
+        known, same_missing = pair_metrics(sample, level)
         assert {name: without_trace(estimate) for name, estimate in traced.items()} == known
         assert missing == same_missing
 
 
 def test_a_traced_metric_at_another_level_is_that_of_the_other_level() -> None:
-    one = pair(0)
-    known = pair_metrics(one, 0.5)[0]
-    for name, estimate in traced_metrics(one, 0.95)[0].items():
+    sample = pair(0)
+    known = pair_metrics(sample, 0.5)[0]
+    for name, estimate in traced_metrics(sample, 0.95)[0].items():
         if isinstance(estimate, Traced):
             assert estimate.at(0.5) == known[name]
 
@@ -53,15 +53,15 @@ def test_a_traced_metric_at_another_level_is_that_of_the_other_level() -> None:
 @pytest.mark.parametrize("name", ["abs_logprob_diff", "ess_seq", "prob_pearson", "top1_flip", "abs_logprob_diff_p99"])
 def test_a_run_against_itself_is_one_times_as_large(name: str) -> None:
     metrics, _ = traced_metrics(pair(0))
-    found = second_over_first(metrics[name], metrics[name], 0.95)
-    assert found is not None
-    assert found.value == pytest.approx(1)
+    ratio = second_over_first(metrics[name], metrics[name], 0.95)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1)
 
 
 def test_the_same_tokens_leave_no_sampling_noise_in_the_ratio() -> None:
-    one = pair(0)
-    twice = TokenPair(one.sequences, log_pi=one.log_mu + 2 * one.diff, log_mu=one.log_mu)
-    old, new = traced_metrics(one)[0], traced_metrics(twice)[0]
+    sample = pair(0)
+    twice = TokenPair(sample.sequences, log_pi=sample.log_mu + 2 * sample.diff, log_mu=sample.log_mu)
+    old, new = traced_metrics(sample)[0], traced_metrics(twice)[0]
     low, high = bounds(second_over_first(old["abs_logprob_diff"], new["abs_logprob_diff"], 0.95))
     assert low == pytest.approx(2)
     assert high == pytest.approx(2)
@@ -71,7 +71,7 @@ def test_independent_samples_have_the_variance_of_both() -> None:
     old = traced_metrics(pair(0))[0]["abs_logprob_diff"]
     new = traced_metrics(pair(1, first_cluster=1000))[0]["abs_logprob_diff"]
     low, high = bounds(second_minus_first(old, new, 0.95))
-    halves = [(bounds(one)[1] - bounds(one)[0]) / 2 for one in (old, new)]
+    halves = [(bounds(metrics)[1] - bounds(metrics)[0]) / 2 for metrics in (old, new)]
     assert (high - low) / 2 == pytest.approx(np.hypot(*halves), rel=0.1)
 
 
@@ -93,20 +93,20 @@ def test_what_may_change_sign_or_is_an_extreme_has_no_ratio(name: str) -> None:
 
 
 def test_a_part_holds_the_tokens_asked_for_and_keeps_their_prompts() -> None:
-    one = pair(0)
-    part = part_of(one, position=(20, 40), length=(30, None))
+    sample = pair(0)
+    part = part_of(sample, position=(20, 40), length=(30, None))
     assert part is not None
-    chosen = one.sequences.lengths >= 30
-    assert part.sequences.clusters.tolist() == one.sequences.clusters[chosen].tolist()
-    assert part.sequences.lengths.tolist() == (np.minimum(one.sequences.lengths[chosen], 40) - 20).tolist()
-    start = one.sequences.offsets[:-1][chosen][0] + 20
-    assert part.log_pi[0] == one.log_pi[start]
-    assert part_of(one, position=(1000, None)) is None
+    chosen = sample.sequences.lengths >= 30
+    assert part.sequences.clusters.tolist() == sample.sequences.clusters[chosen].tolist()
+    assert part.sequences.lengths.tolist() == (np.minimum(sample.sequences.lengths[chosen], 40) - 20).tolist()
+    start = sample.sequences.offsets[:-1][chosen][0] + 20
+    assert part.log_pi[0] == sample.log_pi[start]
+    assert part_of(sample, position=(1000, None)) is None
 
 
 def test_a_clip_holds_d_and_nothing_else() -> None:
-    one = pair(0)
-    part = part_of(one, clip=0.005)
+    sample = pair(0)
+    part = part_of(sample, clip=0.005)
     assert part is not None
-    assert np.allclose(part.diff, np.clip(one.diff, -0.005, 0.005), atol=1e-15)
-    assert np.array_equal(part.log_mu, one.log_mu)
+    assert np.allclose(part.diff, np.clip(sample.diff, -0.005, 0.005), atol=1e-15)
+    assert np.array_equal(part.log_mu, sample.log_mu)

@@ -15,9 +15,9 @@ def failure(message, cause=None):
 
 
 def test_an_unsupported_architecture_is_named():
-    found = failure("Model architectures ['FooForCausalLM'] are not supported for now. Supported architectures: ...")
-    assert isinstance(found, EngineError)
-    assert "does not support the architecture FooForCausalLM;" in str(found)
+    error = failure("Model architectures ['FooForCausalLM'] are not supported for now. Supported architectures: ...")
+    assert isinstance(error, EngineError)
+    assert "does not support the architecture FooForCausalLM;" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,17 @@ def test_an_unsupported_architecture_is_named():
     ],
 )
 def test_lack_of_memory_names_the_flags_that_mend_it(message):
-    found = failure(message)
-    assert isinstance(found, OutOfMemory)
+    error = failure(message)
+    assert isinstance(error, OutOfMemory)
     for flag in ("--vllm.gpu_memory_utilization", "--vllm.max_model_len", "VLLM_CPU_KVCACHE_SPACE"):
-        assert flag in str(found)
+        assert flag in str(error)
 
 
 def test_broken_safetensors_name_the_checkpoint():
-    found = failure("SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered")
-    assert isinstance(found, UsageError)
-    assert "'some/model'" in str(found)
-    assert "broken safetensors" in str(found)
+    error = failure("SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered")
+    assert isinstance(error, UsageError)
+    assert "'some/model'" in str(error)
+    assert "broken safetensors" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -53,27 +53,27 @@ def test_broken_safetensors_name_the_checkpoint():
     ],
 )
 def test_weights_that_do_not_fit_the_config_name_the_checkpoint(message):
-    found = failure(message)
-    assert isinstance(found, UsageError)
-    assert "the weights of 'some/model' do not match its config.json" in str(found)
-    assert message.rstrip(".") in str(found)
+    error = failure(message)
+    assert isinstance(error, UsageError)
+    assert "the weights of 'some/model' do not match its config.json" in str(error)
+    assert message.rstrip(".") in str(error)
 
 
 def test_a_context_that_is_too_short_names_the_flags():
-    found = failure("User-specified max_model_len (9000) is greater than the derived max_model_len (2048)")
-    assert isinstance(found, UsageError)
-    assert "--max-new-tokens" in str(found)
+    error = failure("User-specified max_model_len (9000) is greater than the derived max_model_len (2048)")
+    assert isinstance(error, UsageError)
+    assert "--max-new-tokens" in str(error)
 
 
 def test_the_root_cause_decides_not_the_error_wrapped_around_it():
-    found = failure("Engine core initialization failed. See root cause above.", MemoryError("CUDA out of memory"))
-    assert isinstance(found, OutOfMemory)
+    error = failure("Engine core initialization failed. See root cause above.", MemoryError("CUDA out of memory"))
+    assert isinstance(error, OutOfMemory)
 
 
 def test_a_failure_of_another_process_points_to_the_log():
-    found = failure("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
-    assert isinstance(found, EngineError)
-    assert "log above" in str(found)
+    error = failure("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    assert isinstance(error, EngineError)
+    assert "log above" in str(error)
 
 
 EARLIER = """(EngineCore pid=1) INFO 01-01 [core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: model='m'
@@ -120,9 +120,9 @@ def test_what_another_process_wrote_to_the_log_is_the_reason(
 
 
 def test_anything_else_keeps_the_last_meaningful_line_of_the_root_cause():
-    found = failure("wrapped", ValueError("first line\nthe reason\n"))
-    assert type(found) is EngineError
-    assert str(found) == "vLLM failed while starting 'some/model': the reason"
+    error = failure("wrapped", ValueError("first line\nthe reason\n"))
+    assert type(error) is EngineError
+    assert str(error) == "vLLM failed while starting 'some/model': the reason"
 
 
 def test_an_error_of_the_probe_itself_passes_unchanged():

@@ -64,11 +64,11 @@ LAYOUT = {
 
 def test_fused_outputs_are_cut_into_the_checkpoints_parts() -> None:
     fused = torch.arange(16.0).view(2, 8)
-    found = canonical_tensors({"self_attn.qkv_proj.out": fused, "self_attn.qkv_proj.in0": torch.ones(2, 5)}, LAYOUT)
-    assert torch.equal(found["self_attn.q_proj.out"], fused[:, :4])
-    assert torch.equal(found["self_attn.k_proj.out"], fused[:, 4:6])
-    assert torch.equal(found["self_attn.v_proj.out"], fused[:, 6:])
-    assert all(torch.equal(found[f"self_attn.{name}_proj.in0"], torch.ones(2, 5)) for name in "qkv")
+    tensors = canonical_tensors({"self_attn.qkv_proj.out": fused, "self_attn.qkv_proj.in0": torch.ones(2, 5)}, LAYOUT)
+    assert torch.equal(tensors["self_attn.q_proj.out"], fused[:, :4])
+    assert torch.equal(tensors["self_attn.k_proj.out"], fused[:, 4:6])
+    assert torch.equal(tensors["self_attn.v_proj.out"], fused[:, 6:])
+    assert all(torch.equal(tensors[f"self_attn.{name}_proj.in0"], torch.ones(2, 5)) for name in "qkv")
 
 
 def test_names_say_where_a_place_is_found_in_the_engine() -> None:

@@ -39,7 +39,7 @@ def _sums(error: np.ndarray, target: np.ndarray) -> ErrorSums:
         return np.asarray(terms.sum(1).reshape(NUM_SEQUENCES, TOKENS_EACH).sum(1))
 
     tokens = np.full(NUM_SEQUENCES, float(TOKENS_EACH))
-    sums = (by_sequence(one) for one in (target**2, (target + error) ** 2, error**2, error * target))
+    sums = (by_sequence(products) for products in (target**2, (target + error) ** 2, error**2, error * target))
     return ErrorSums(tokens, *sums, np.array([np.abs(error).max()]))
 
 
@@ -85,16 +85,16 @@ def test_luck_of_one_of_two_formats_in_a_channel_is_no_fault() -> None:
     lucky = side(0, dtype=Dtype.FP16)
     lucky.own_channels[22] /= 25
     assert suspects(place("input_layernorm", 0, lucky, side(1, size=1.5)), infer=Dtype.FP16) == []
-    (found,) = suspects(place("mlp.up_proj", 0, side(0, dtype=Dtype.FP16), side(1, size=15)), infer=Dtype.FP16)
-    assert found.side == "train"
+    (suspect,) = suspects(place("mlp.up_proj", 0, side(0, dtype=Dtype.FP16), side(1, size=15)), infer=Dtype.FP16)
+    assert suspect.side == "train"
 
 
 @pytest.mark.parametrize("wrong", ["infer", "train"])
 def test_a_wrong_side_is_named_in_fp32_and_beside_it(wrong: str) -> None:
     exact = side(0, dtype=Dtype.FP32, size=100.0 if wrong == "infer" else 0.0)
-    (found,) = suspects(place("mlp.up_proj", 0, exact, side(1, size=60 if wrong == "train" else 1)), infer=Dtype.FP32)
-    assert found.side == wrong
-    assert "something else" in found.sentence
+    (suspect,) = suspects(place("mlp.up_proj", 0, exact, side(1, size=60 if wrong == "train" else 1)), infer=Dtype.FP32)
+    assert suspect.side == wrong
+    assert "something else" in suspect.sentence
 
 
 def test_a_length_that_weights_rounded_in_another_format_explain_accuses_no_norm() -> None:
@@ -103,38 +103,38 @@ def test_a_length_that_weights_rounded_in_another_format_explain_accuses_no_norm
 
 
 def test_a_side_whose_error_is_far_beyond_rounding_is_named() -> None:
-    (found,) = suspects(place("mlp.up_proj", 2, side(0, size=30), side(1)))
-    assert (found.place, found.layers, found.side, found.channel) == ("mlp.up_proj", [2], "infer", None)
-    assert found.times > 10
-    assert "something else" in found.sentence
+    (suspect,) = suspects(place("mlp.up_proj", 2, side(0, size=30), side(1)))
+    assert (suspect.place, suspect.layers, suspect.side, suspect.channel) == ("mlp.up_proj", [2], "infer", None)
+    assert suspect.times > 10
+    assert "something else" in suspect.sentence
 
 
 def test_one_wrong_row_is_named_with_its_number() -> None:
-    (found,) = suspects(place("lm_head", None, side(0), side(1, row=17)))
-    assert (found.place, found.side, found.channel) == ("lm_head", "train", 17)
+    (suspect,) = suspects(place("lm_head", None, side(0), side(1, row=17)))
+    assert (suspect.place, suspect.side, suspect.channel) == ("lm_head", "train", 17)
 
 
 def test_a_side_in_higher_precision_is_told_from_a_wrong_one() -> None:
-    (found,) = suspects(place("mlp.gate", 1, side(0, size=1e-3), side(1)))
-    assert found.side == "train"
-    assert "higher precision" in found.sentence
+    (suspect,) = suspects(place("mlp.gate", 1, side(0, size=1e-3), side(1)))
+    assert suspect.side == "train"
+    assert "higher precision" in suspect.sentence
 
 
 def test_a_norm_that_is_a_little_too_long_is_seen_below_the_noise_of_rounding() -> None:
-    (found,) = suspects(place("input_layernorm", 3, side(0), side(1, scale=4e-4)))
-    assert (found.place, found.layers, found.side) == ("input_layernorm", [3], "train")
-    assert "epsilon" in found.sentence
+    (suspect,) = suspects(place("input_layernorm", 3, side(0), side(1, scale=4e-4)))
+    assert (suspect.place, suspect.layers, suspect.side) == ("input_layernorm", [3], "train")
+    assert "epsilon" in suspect.sentence
 
 
 def test_only_the_innermost_of_nested_places_is_named() -> None:
     wrong = [place(name, 1, side(0, size=30), side(1)) for name in ("mlp.up_proj", "mlp", "block")]
-    assert [found.place for found in suspects(*wrong)] == ["mlp.up_proj"]
+    assert [suspect.place for suspect in suspects(*wrong)] == ["mlp.up_proj"]
 
 
 def test_the_same_place_in_several_layers_is_one_suspect() -> None:
-    (found,) = suspects(*(place("self_attn.rotary_emb[q]", layer, side(0, size=30), side(1)) for layer in range(3)))
-    assert found.layers == [0, 1, 2]
-    assert found.train_names == [f"model.layers.{layer}.self_attn.rotary_emb[q]" for layer in range(3)]
+    (suspect,) = suspects(*(place("self_attn.rotary_emb[q]", layer, side(0, size=30), side(1)) for layer in range(3)))
+    assert suspect.layers == [0, 1, 2]
+    assert suspect.train_names == [f"model.layers.{layer}.self_attn.rotary_emb[q]" for layer in range(3)]
 
 
 def test_a_place_that_is_exact_on_both_sides_is_not_suspect() -> None:
@@ -144,23 +144,28 @@ def test_a_place_that_is_exact_on_both_sides_is_not_suspect() -> None:
 
 def test_a_channel_that_one_huge_token_decides_needs_more_to_accuse() -> None:
     lucky, unlucky = side(0), side(1)
-    for one, error in ((lucky, 0.01), (unlucky, 0.5)):
+    for place_sums, error in ((lucky, 0.01), (unlucky, 0.5)):
         huge = 100.0
-        one.target_channels[5] += huge**2
-        one.target_fourths[5] += huge**4
-        one.own_channels[5] += (huge * error * rounding_unit(Dtype.BF16)) ** 2
+        place_sums.target_channels[5] += huge**2
+        place_sums.target_fourths[5] += huge**4
+        place_sums.own_channels[5] += (huge * error * rounding_unit(Dtype.BF16)) ** 2
     assert suspects(place("mlp.act_fn", 0, lucky, unlucky)) == []
 
 
 @pytest.mark.parametrize("wrong", [None, "infer", "train"])
 def test_a_place_that_is_to_give_zeros_is_suspect_only_where_it_does_not(wrong: str | None) -> None:
     sides = {name: side(0, size=60.0 if name == wrong else 0.0) for name in ("infer", "train")}
-    for one in sides.values():
-        for sums in (one.total.target_squares, one.total.side_squares, one.target_channels, one.target_fourths):
+    for place_sums in sides.values():
+        for sums in (
+            place_sums.total.target_squares,
+            place_sums.total.side_squares,
+            place_sums.target_channels,
+            place_sums.target_fourths,
+        ):
             sums[:] = 0
-        one.total.side_squares[:] = one.total.error_squares
-        one.total.along[:] = 0
-    assert [found.side for found in suspects(place("mlp.down_proj", 0, **sides))] == ([wrong] if wrong else [])
+        place_sums.total.side_squares[:] = place_sums.total.error_squares
+        place_sums.total.along[:] = 0
+    assert [suspect.side for suspect in suspects(place("mlp.down_proj", 0, **sides))] == ([wrong] if wrong else [])
 
 
 def test_few_tokens_need_more_to_accuse() -> None:

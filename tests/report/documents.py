@@ -203,7 +203,7 @@ def _weights(tensor: str) -> WeightRange:
 
 
 def _gradients() -> GradientFindings:
-    one = GradientRange(name="lm_head.weight", largest=0.5, margin_bits=17.0, flushed_unscaled=0.2)
+    gradient = GradientRange(name="lm_head.weight", largest=0.5, margin_bits=17.0, flushed_unscaled=0.2)
     return GradientFindings(
         objective="grpo",
         num_responses=4,
@@ -223,8 +223,8 @@ def _gradients() -> GradientFindings:
             )
             for exponent in EXPONENTS
         ],
-        parameters=[one],
-        activations=[one],
+        parameters=[gradient],
+        activations=[gradient],
         optimizer=OptimizerFindings(first_moment_flushed=0.1, second_moment_flushed=0.9),
     )
 

@@ -29,7 +29,7 @@ def settings(adapter: Path | None, *, merged: bool = False, precision: str = "we
 
 def scored(scorer: Scorer) -> np.ndarray:
     with scorer:
-        return np.concatenate([one.logprobs for one in scorer.score_batch(SEQUENCES)])
+        return np.concatenate([scores.logprobs for scores in scorer.score_batch(SEQUENCES)])
 
 
 @pytest.fixture(scope="module")

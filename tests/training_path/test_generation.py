@@ -33,11 +33,11 @@ def surprise(folder: Path, prompts: list[EncodedPrompt], responses: list[Generat
     ]
     with Scorer.load(folder, Dtype.FP32, SDPA) as scorer:
         scored = scorer.score_batch(batch)
-    found = []
+    surprises = []
     for scores in scored:
         assert scores.entropy_nats is not None
-        found.append(-scores.logprobs - scores.entropy_nats)
-    return np.concatenate(found)
+        surprises.append(-scores.logprobs - scores.entropy_nats)
+    return np.concatenate(surprises)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def test_almost_cold_sampling_takes_the_scorers_most_probable_token_whatever_the
 @pytest.mark.parametrize(("temperature", "fits"), [(1.0, True), (1.2, False)])
 def test_tokens_are_as_surprising_as_the_scorers_entropy_says(endless: Path, temperature: float, fits: bool) -> None:
     prompts = PROMPTS * 64
-    found = surprise(endless, prompts, sampled(endless, prompts=prompts, temperature=temperature))
-    error = found.std() / np.sqrt(found.size)
-    assert (abs(found.mean()) < 4 * error) == fits
+    surprises = surprise(endless, prompts, sampled(endless, prompts=prompts, temperature=temperature))
+    error = surprises.std() / np.sqrt(surprises.size)
+    assert (abs(surprises.mean()) < 4 * error) == fits
 
 
 def test_a_response_ends_with_its_end_token_or_is_cut(checkpoint: Callable[[str], Path]) -> None:

@@ -24,8 +24,8 @@ def test_a_layer_norm_computes_in_the_format_of_its_input_until_that_is_undone()
     assert norm(hidden).dtype == torch.float32
     assert torch.equal(norm(hidden), torch.nn.LayerNorm(8)(hidden))
     assert norm(torch.ones(3, 8).half()).dtype == torch.float16
-    for one in undo:
-        one()
+    for undone in undo:
+        undone()
     with pytest.raises(RuntimeError):
         norm(hidden)
 

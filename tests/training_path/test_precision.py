@@ -49,11 +49,11 @@ def test_fp32_is_fp32_in_every_mode(precision: str, score: Score, reference: lis
 
 def test_casting_the_model_rounds_its_rotary_frequencies_and_loading_in_the_format_does_not(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
-    found = {}
+    frequencies = {}
     for precision in ("weights", "to", "autocast", "fsdp"):
         with Scorer.load(folder, Dtype.FP16, settings(precision=precision)) as scorer:
-            found[precision] = scorer.effective_settings()["rope_inv_freq_dtype"]
-    assert found == {"weights": "fp32", "to": "fp16", "autocast": "fp32", "fsdp": "fp32"}
+            frequencies[precision] = scorer.effective_settings()["rope_inv_freq_dtype"]
+    assert frequencies == {"weights": "fp32", "to": "fp16", "autocast": "fp32", "fsdp": "fp32"}
 
 
 def test_errors_of_the_cast_trap_grow_with_position(checkpoint: Callable[[str], Path]) -> None:
@@ -84,25 +84,25 @@ def test_a_head_in_fp32_multiplies_the_bodys_hidden_states_in_fp32(
             hidden = model.model(ids).last_hidden_state[0, :-1].float()
             log_softmax = (hidden @ model.lm_head.weight.float().T).log_softmax(-1)
         expected.append(log_softmax.gather(1, ids[0, 1:, None])[-len(sequence.token_ids) :, 0])
-    found = flat(score("llama", Dtype.BF16, settings(precision=precision, lm_head_dtype=Dtype.FP32)))
-    assert np.median(np.abs(found - torch.cat(expected).numpy())) < 2e-6
-    assert np.median(np.abs(flat(score("llama", Dtype.BF16)) - found)) > 1e-4
+    scores = flat(score("llama", Dtype.BF16, settings(precision=precision, lm_head_dtype=Dtype.FP32)))
+    assert np.median(np.abs(scores - torch.cat(expected).numpy())) < 2e-6
+    assert np.median(np.abs(flat(score("llama", Dtype.BF16)) - scores)) > 1e-4
 
 
 def test_a_head_in_fp32_stays_out_of_autocast(checkpoint: Callable[[str], Path]) -> None:
     with Scorer.load(
         checkpoint("llama"), Dtype.BF16, settings(precision="autocast", lm_head_dtype=Dtype.FP32)
     ) as scorer:
-        found = scorer.effective_settings()
-    assert (found["dtype"], found["lm_head_dtype"]) == ("bf16", "fp32")
+        effective = scorer.effective_settings()
+    assert (effective["dtype"], effective["lm_head_dtype"]) == ("bf16", "fp32")
 
 
 def test_a_tied_head_in_fp32_leaves_the_embedding_as_it_is(checkpoint: Callable[[str], Path]) -> None:
     with Scorer.load(checkpoint("qwen3"), Dtype.BF16, settings(lm_head_dtype=Dtype.FP32)) as scorer:
-        found = scorer.effective_settings()
-    assert found["lm_head_dtype"] == "fp32"
-    assert found["dtype"] == "bf16"
-    assert set(found["parameter_dtypes"]) == {"bf16", "fp32"}
+        effective = scorer.effective_settings()
+    assert effective["lm_head_dtype"] == "fp32"
+    assert effective["dtype"] == "bf16"
+    assert set(effective["parameter_dtypes"]) == {"bf16", "fp32"}
 
 
 def test_a_log_softmax_in_bf16_is_further_off(score: Score, reference: list[ScoredSequence]) -> None:
@@ -124,25 +124,25 @@ def test_unset_attention_is_one_that_computes_the_architecture(checkpoint: Calla
     assert mean_error(score("gemma2", Dtype.FP32), score("gemma2", Dtype.FP32, reference=True)) < 1e-5
     for family, running, left_out in (("gemma2", "eager", "attn_logit_softcapping = 50"), ("llama", "sdpa", None)):
         with Scorer.load(checkpoint(family), Dtype.FP32, settings()) as scorer:
-            found = scorer.effective_settings()
-        assert found["attention"] == running
-        assert (found["sdpa_leaves_out"] is None) == (left_out is None)
-        assert left_out is None or left_out in found["sdpa_leaves_out"]
+            effective = scorer.effective_settings()
+        assert effective["attention"] == running
+        assert (effective["sdpa_leaves_out"] is None) == (left_out is None)
+        assert left_out is None or left_out in effective["sdpa_leaves_out"]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 def test_experts_that_autocast_does_not_reach_are_told_apart(checkpoint: Callable[[str], Path], dtype: Dtype) -> None:
     with Scorer.load(checkpoint("qwen3-moe"), dtype, settings(precision="autocast")) as scorer:
-        found = scorer.effective_settings()
-    assert (found["dtype"], found["experts_dtype"]) == (dtype, "fp32")
-    assert found["multiplications_by_dtype"]["fp32"] > found["multiplications_by_dtype"][dtype]
+        effective = scorer.effective_settings()
+    assert (effective["dtype"], effective["experts_dtype"]) == (dtype, "fp32")
+    assert effective["multiplications_by_dtype"]["fp32"] > effective["multiplications_by_dtype"][dtype]
 
 
 @pytest.mark.parametrize("precision", ["weights", "to", "fsdp"])
 def test_experts_follow_the_dtype_where_weights_do(checkpoint: Callable[[str], Path], precision: str) -> None:
     with Scorer.load(checkpoint("qwen3-moe"), Dtype.BF16, settings(precision=precision)) as scorer:
-        found = scorer.effective_settings()
-    assert (found["dtype"], found["experts_dtype"]) == ("bf16", "bf16")
+        effective = scorer.effective_settings()
+    assert (effective["dtype"], effective["experts_dtype"]) == ("bf16", "bf16")
 
 
 def test_a_model_without_experts_has_no_format_of_them(checkpoint: Callable[[str], Path]) -> None:
@@ -152,17 +152,17 @@ def test_a_model_without_experts_has_no_format_of_them(checkpoint: Callable[[str
 
 def test_what_runs_is_read_back(checkpoint: Callable[[str], Path]) -> None:
     with Scorer.load(checkpoint("llama"), Dtype.FP16, settings(precision="autocast"), temperature=0.5) as scorer:
-        found = scorer.effective_settings()
-    assert found["dtype"] == "fp16"
-    assert found["parameter_dtypes"] == {"fp32": found["num_parameters"]}
-    assert found["autocast_dtype"] == "fp16"
-    assert found["architecture"] == "LlamaForCausalLM"
-    assert found["attention"] == "sdpa"
-    assert found["dropout"] == "off"
-    assert found["temperature"] == 0.5
-    assert found["fp16_products"] == "accumulated in fp32 and rounded once"
-    assert found["weight_cast"]["dtype"] == "fp16"
-    assert found["torch"] == torch.__version__
+        effective = scorer.effective_settings()
+    assert effective["dtype"] == "fp16"
+    assert effective["parameter_dtypes"] == {"fp32": effective["num_parameters"]}
+    assert effective["autocast_dtype"] == "fp16"
+    assert effective["architecture"] == "LlamaForCausalLM"
+    assert effective["attention"] == "sdpa"
+    assert effective["dropout"] == "off"
+    assert effective["temperature"] == 0.5
+    assert effective["fp16_products"] == "accumulated in fp32 and rounded once"
+    assert effective["weight_cast"]["dtype"] == "fp16"
+    assert effective["torch"] == torch.__version__
 
 
 def test_a_scorer_leaves_no_arithmetic_behind(checkpoint: Callable[[str], Path], score: Score) -> None:

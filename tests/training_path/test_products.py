@@ -208,14 +208,14 @@ def test_a_linear_of_inference_mode_is_that_of_a_training_step(with_bias: bool) 
 
 
 def test_attention_gradients_of_bf16_are_those_of_fp32_rounded_once() -> None:
-    found = {}
+    gradients = {}
     for dtype in (torch.bfloat16, torch.float32):
         inputs = [halves(2, 3, 20, 16, seed=seed).to(torch.bfloat16).to(dtype).requires_grad_() for seed in range(3)]
         with CpuProducts():
             F.scaled_dot_product_attention(*inputs, is_causal=True).sum().backward()
-        found[dtype] = torch.stack([one.grad for one in inputs])  # type: ignore[arg-type]
-    rounding = 2.0**-8 * found[torch.float32].abs().max()
-    assert (found[torch.bfloat16].float() - found[torch.float32]).abs().max() < 4 * rounding
+        gradients[dtype] = torch.stack([tensor.grad for tensor in inputs])  # type: ignore[arg-type]
+    rounding = 2.0**-8 * gradients[torch.float32].abs().max()
+    assert (gradients[torch.bfloat16].float() - gradients[torch.float32]).abs().max() < 4 * rounding
 
 
 def test_a_processors_own_products_are_taken_where_it_has_some_that_follow_the_definition() -> None:

@@ -23,13 +23,13 @@ Checkpoint = Callable[[str], Path]
 def plain_scores(folder: Path, sequences: list[TokenSequence], temperature: float = 1.0) -> np.ndarray:
     """One forward of transformers a sequence and a log-softmax over all of it: what a person would write."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    found = []
+    scores = []
     for sequence in sequences:
         ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids])
         with torch.no_grad():
             log_softmax = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
-        found.append(log_softmax.gather(1, ids[0, 1:, None])[-len(sequence.token_ids) :, 0])
-    return torch.cat(found).numpy()
+        scores.append(log_softmax.gather(1, ids[0, 1:, None])[-len(sequence.token_ids) :, 0])
+    return torch.cat(scores).numpy()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,8 +95,8 @@ def test_padding_ids_cannot_route_another_tokens_experts(
     checkpoint: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     with Scorer.load(checkpoint("qwen3-moe"), Dtype.FP32, TrainingPathSettings()) as scorer:
-        one, other = (flat(scorer.score_batch(sequences, pad_id=pad_id)) for pad_id in (0, 77))
-    np.testing.assert_allclose(one, other, atol=FP32_NOISE, rtol=0)
+        scores, other = (flat(scorer.score_batch(sequences, pad_id=pad_id)) for pad_id in (0, 77))
+    np.testing.assert_allclose(scores, other, atol=FP32_NOISE, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -156,9 +156,9 @@ def test_a_head_that_drops_the_models_soft_cap_is_caught_at_load(
 
 def test_a_response_of_no_tokens_has_no_scores(checkpoint: Checkpoint) -> None:
     with Scorer.load(checkpoint("llama"), Dtype.FP32, TrainingPathSettings()) as scorer:
-        empty, one = scorer.score_batch([TokenSequence("empty", [1], []), TokenSequence("one", [1, 2], [3])])
+        empty, scores = scorer.score_batch([TokenSequence("empty", [1], []), TokenSequence("one", [1, 2], [3])])
     assert len(empty.logprobs) == 0
-    assert len(one.logprobs) == 1
+    assert len(scores.logprobs) == 1
     assert scorer.score_batch([]) == []
 
 

@@ -56,7 +56,7 @@ def test_streams_give_the_bits_of_one_pass_after_another(
     torch.set_num_threads(1)
     in_turn = scores(checkpoint(family), dtype, batch)
     torch.set_num_threads(2)
-    assert [one.id for one in together] == [one.id for one in batch]
+    assert [sequence.id for sequence in together] == [sequence.id for sequence in batch]
     np.testing.assert_array_equal(flat(together), flat(in_turn))
     np.testing.assert_array_equal(together[3].top1_ids, in_turn[3].top1_ids)
 
@@ -100,8 +100,8 @@ def test_two_streams_work_on_models_of_their_own_with_the_same_weights(checkpoin
 def test_settings_say_how_passes_are_computed(checkpoint: Checkpoint) -> None:
     for settings, at_once in (({}, 2), ({"precision": "fsdp"}, 1)):
         with Scorer.load(checkpoint("llama"), Dtype.BF16, TrainingPathSettings(**settings)) as loaded:
-            found = loaded.effective_settings()
-        assert (found["passes_at_once"], found["pass_tokens"]) == (at_once, 1)
+            effective = loaded.effective_settings()
+        assert (effective["passes_at_once"], effective["pass_tokens"]) == (at_once, 1)
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), [(Dtype.BF16, 3072), (Dtype.FP16, 3072), (Dtype.FP32, 1536)])
@@ -120,7 +120,7 @@ def test_a_model_that_was_changed_after_loading_is_scored_as_it_is(
         before = flat(loaded.score_batch(batch))
         loaded._model.model.norm.weight = torch.nn.Parameter(loaded._model.model.norm.weight * 2)
         after = flat(loaded.score_batch(batch))
-        lengths = np.cumsum([len(one.token_ids) for one in batch])[:-1]
+        lengths = np.cumsum([len(sequence.token_ids) for sequence in batch])[:-1]
     for old, new in zip(np.split(before, lengths), np.split(after, lengths), strict=True):
         assert np.abs(new - old).mean() > 0.1
 

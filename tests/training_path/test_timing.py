@@ -10,9 +10,9 @@ PER_SECOND = ("matrix_flops_per_second", "attention_flops_per_second", "memory_b
 
 
 def test_every_format_has_its_rates() -> None:
-    found = measure(lambda message: None, SMALL, ASKED, "cpu")  # type: ignore[arg-type]
-    assert [(one["process"], one["dtype"]) for one in found["rates"]] == ASKED
-    for one in found["rates"]:
-        assert all(math.isfinite(one[name]) and one[name] > 1e5 for name in PER_SECOND), one
-        assert 0 < one["operation_seconds"] < 1
-    assert found["device_memory_bytes"]["cpu"] > 2**28
+    measured = measure(lambda message: None, SMALL, ASKED, "cpu")  # type: ignore[arg-type]
+    assert [(rate["process"], rate["dtype"]) for rate in measured["rates"]] == ASKED
+    for rate in measured["rates"]:
+        assert all(math.isfinite(rate[name]) and rate[name] > 1e5 for name in PER_SECOND), rate
+        assert 0 < rate["operation_seconds"] < 1
+    assert measured["device_memory_bytes"]["cpu"] > 2**28

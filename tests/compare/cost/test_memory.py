@@ -13,21 +13,23 @@ SEVEN_BILLION = replace(ARCHITECTURE, parameters=7_000_000_000)
 
 
 def test_every_process_holds_at_least_its_weights_in_its_widest_dtype() -> None:
-    found = {one.process: one for one in process_memory(PLAN, workload(architecture=SEVEN_BILLION), calibration())}
-    assert list(found) == [job.name for job in PLAN.jobs]
-    assert found["engine-bf16"].peak_bytes > 2 * SEVEN_BILLION.parameters
-    assert found["engine-fp32"].peak_bytes > 4 * SEVEN_BILLION.parameters
-    assert found["training-path"].peak_bytes > 4 * SEVEN_BILLION.parameters
+    processes = {
+        memory.process: memory for memory in process_memory(PLAN, workload(architecture=SEVEN_BILLION), calibration())
+    }
+    assert list(processes) == [job.name for job in PLAN.jobs]
+    assert processes["engine-bf16"].peak_bytes > 2 * SEVEN_BILLION.parameters
+    assert processes["engine-fp32"].peak_bytes > 4 * SEVEN_BILLION.parameters
+    assert processes["training-path"].peak_bytes > 4 * SEVEN_BILLION.parameters
 
 
 def test_what_does_not_fit_is_said_of_that_process_alone() -> None:
     large = workload(architecture=SEVEN_BILLION)
-    fits = {one.process: one.fits for one in process_memory(PLAN, large, calibration(memory_bytes=24 * 10**9))}
+    fits = {memory.process: memory.fits for memory in process_memory(PLAN, large, calibration(memory_bytes=24 * 10**9))}
     assert fits == {"engine-bf16": True, "engine-fp16": True, "engine-fp32": False, "training-path": False}
 
 
 def test_small_weights_are_not_warned_about() -> None:
-    assert all(one.fits for one in process_memory(PLAN, workload(), calibration()))
+    assert all(memory.fits for memory in process_memory(PLAN, workload(), calibration()))
 
 
 @pytest.mark.parametrize("precision", ["autocast", "fsdp"])
@@ -46,4 +48,4 @@ def test_master_weights_stay_in_fp32(precision: str) -> None:
 
 def test_weights_spread_over_devices_by_a_map_are_not_judged() -> None:
     spread = workload(training={"batch_tokens": 2048, "device_map": "auto"})
-    assert "training-path" not in [one.process for one in process_memory(PLAN, spread, calibration())]
+    assert "training-path" not in [memory.process for memory in process_memory(PLAN, spread, calibration())]

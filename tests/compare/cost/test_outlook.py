@@ -56,22 +56,22 @@ def earlier(path: Path, folder: Path, seconds: float = 20.0) -> RunDirectory:
 
 
 def test_without_earlier_runs_responses_count_at_their_limit(tmp_path: Path, folder: Path) -> None:
-    found = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
-    assert found is not None
-    assert (found.response_tokens, found.response_tokens_from, found.earlier_runs) == (300, MAX_NEW_TOKENS, [])
-    assert [stage.stage for stage in found.time.stages] == ["sample-bf16", "score-ref-fp32", "score-train-bf16"]
-    assert found.time.total.low_seconds < found.time.total.likely_seconds < found.time.total.high_seconds
-    assert found.time.unknown_starts == []
+    outlook = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
+    assert outlook is not None
+    assert (outlook.response_tokens, outlook.response_tokens_from, outlook.earlier_runs) == (300, MAX_NEW_TOKENS, [])
+    assert [stage.stage for stage in outlook.time.stages] == ["sample-bf16", "score-ref-fp32", "score-train-bf16"]
+    assert outlook.time.total.low_seconds < outlook.time.total.likely_seconds < outlook.time.total.high_seconds
+    assert outlook.time.unknown_starts == []
 
 
 def test_an_earlier_run_tells_lengths_starts_and_paces(tmp_path: Path, folder: Path) -> None:
     earlier(tmp_path / "before", folder)
-    found = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
-    assert found is not None
-    assert found.earlier_runs == [str(tmp_path / "before")]
-    assert found.response_tokens_from == str(tmp_path / "before")
-    assert 40 < found.response_tokens < 90, "as simulated"
-    for stage in found.time.stages:
+    outlook = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
+    assert outlook is not None
+    assert outlook.earlier_runs == [str(tmp_path / "before")]
+    assert outlook.response_tokens_from == str(tmp_path / "before")
+    assert 40 < outlook.response_tokens < 90, "as simulated"
+    for stage in outlook.time.stages:
         assert stage.start is not None
         assert stage.start.likely_seconds == 3
         assert stage.work.low_seconds < 20, "most of what half of the prompts took was perhaps spent once"
@@ -97,26 +97,26 @@ def test_a_run_that_is_not_alike_tells_nothing(tmp_path: Path, folder: Path, oth
     elif other == "other columns":
         write_table(run.rollouts_path, pa.table({"token_ids": [1, 2]}))
     else:
-        edit_manifest(run, lambda manifest: [setattr(one, "seconds", -1.0) for one in manifest.stages.values()])
-    found = look_ahead(preparation, tmp_path, [], 6.0).outlook
-    assert found is not None
-    assert found.earlier_runs == []
+        edit_manifest(run, lambda manifest: [setattr(stage, "seconds", -1.0) for stage in manifest.stages.values()])
+    outlook = look_ahead(preparation, tmp_path, [], 6.0).outlook
+    assert outlook is not None
+    assert outlook.earlier_runs == []
 
 
 def test_shorter_responses_before_do_not_tell_of_a_higher_limit(tmp_path: Path, folder: Path) -> None:
     earlier(tmp_path / "before", folder)
     longer = replace(NEW, sampling={"max_new_tokens": 900})
-    found = look_ahead(prepared(folder, longer), tmp_path, [], 6.0).outlook
-    assert found is not None
-    assert found.response_tokens_from == MAX_NEW_TOKENS
+    outlook = look_ahead(prepared(folder, longer), tmp_path, [], 6.0).outlook
+    assert outlook is not None
+    assert outlook.response_tokens_from == MAX_NEW_TOKENS
 
 
 def test_stages_that_are_recorded_are_not_counted_again(tmp_path: Path, folder: Path) -> None:
     run = earlier(tmp_path / "run", folder)
     edit_manifest(run, lambda manifest: setattr(manifest.stages["score-train-bf16"], "state", "running"))
-    found = look_ahead(prepared(folder, SIMULATION), tmp_path, done_stages(run), 6.0).outlook
-    assert found is not None
-    assert [stage.stage for stage in found.time.stages] == ["score-train-bf16"]
+    outlook = look_ahead(prepared(folder, SIMULATION), tmp_path, done_stages(run), 6.0).outlook
+    assert outlook is not None
+    assert [stage.stage for stage in outlook.time.stages] == ["score-train-bf16"]
     clock = run_clock(prepared(folder, SIMULATION), run)
     assert clock is not None
     left = clock.left()

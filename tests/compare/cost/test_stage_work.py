@@ -16,7 +16,7 @@ STAGES = make_plan(settings()).stages
 SECONDS = rates("engine", Dtype.BF16).seconds
 
 
-@pytest.mark.parametrize("one", STAGES, ids=lambda one: one.name)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 @pytest.mark.parametrize(
     "more",
     [
@@ -27,16 +27,16 @@ SECONDS = rates("engine", Dtype.BF16).seconds
     ],
     ids=["more prompts", "longer prompts", "longer responses", "more layers"],
 )
-def test_more_takes_longer(one: Stage, more: dict[str, Any]) -> None:
+def test_more_takes_longer(stage: Stage, more: dict[str, Any]) -> None:
     few: dict[str, Any] = {"response_tokens": 20}
-    assert SECONDS(work_of(one, workload(**few | more))) > SECONDS(work_of(one, workload(**few)))
+    assert SECONDS(work_of(stage, workload(**few | more))) > SECONDS(work_of(stage, workload(**few)))
 
 
 def test_every_stage_is_of_the_process_that_runs_it() -> None:
     for job in make_plan(settings()).jobs:
         expected = "training" if job.name == TRAINING_PATH else "engine"
-        assert {what_of(one).process for one in job.stages} == {expected}
-    assert {what_of(one).kind for one in STAGES} == {
+        assert {what_of(stage).process for stage in job.stages} == {expected}
+    assert {what_of(stage).kind for stage in STAGES} == {
         "sample",
         "replay",
         "engine-floor",

@@ -50,7 +50,7 @@ def workload(
 
 def stage(name: str, **changes: Any) -> Stage:
     """The stage of that name in the plan of `settings`."""
-    return next(one for one in make_plan(settings(**changes)).stages if one.name == name)
+    return next(planned for planned in make_plan(settings(**changes)).stages if planned.name == name)
 
 
 def rates(process: Process, dtype: Dtype, speed: float = 1.0) -> Rates:

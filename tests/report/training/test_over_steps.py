@@ -8,20 +8,20 @@ from mismatch_probe.report.figures.over_steps import MOST_POINTS, neighbours, sm
 
 def test_a_short_run_is_drawn_step_by_step() -> None:
     steps, values = np.arange(1.0, 21), np.arange(20.0)
-    found = smoothed(steps, values)
-    assert (found.mean == values).all()
-    assert (found.low == values).all()
-    assert (found.high == values).all()
+    drawn = smoothed(steps, values)
+    assert (drawn.mean == values).all()
+    assert (drawn.low == values).all()
+    assert (drawn.high == values).all()
 
 
 def test_a_longer_run_is_drawn_as_means_of_neighbours() -> None:
     values = np.random.default_rng(0).normal(size=60)
-    found = smoothed(np.arange(1.0, 61), values)
+    drawn = smoothed(np.arange(1.0, 61), values)
     assert neighbours(60) == 3
-    assert found.mean[10] == pytest.approx(values[9:12].mean())
-    assert found.mean[0] == pytest.approx(values[:2].mean())
-    assert (found.low <= found.mean).all()
-    assert (found.mean <= found.high).all()
+    assert drawn.mean[10] == pytest.approx(values[9:12].mean())
+    assert drawn.mean[0] == pytest.approx(values[:2].mean())
+    assert (drawn.low <= drawn.mean).all()
+    assert (drawn.mean <= drawn.high).all()
 
 
 @pytest.mark.parametrize("num_steps", [5, 60, MOST_POINTS, MOST_POINTS + 1, 1_000, 20_000])
@@ -40,7 +40,7 @@ def test_steps_that_are_not_finite_are_in_no_mean_and_alone_leave_a_gap() -> Non
     values = np.ones(60)
     values[30] = np.inf
     values[40:45] = np.nan
-    found = smoothed(np.arange(60.0), values)
-    assert found.mean[30] == 1
-    assert np.isnan(found.mean[42])
-    assert np.isfinite(found.mean[46])
+    drawn = smoothed(np.arange(60.0), values)
+    assert drawn.mean[30] == 1
+    assert np.isnan(drawn.mean[42])
+    assert np.isfinite(drawn.mean[46])

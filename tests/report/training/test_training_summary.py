@@ -16,28 +16,30 @@ def test_ends_are_averaged_over_a_fifth_of_the_run_and_ten_steps_at_the_most(ste
 
 
 def test_a_course_has_its_ends_and_extremes_with_their_steps() -> None:
-    found = metric_course(np.arange(11.0, 17), np.array([1.0, 3, 9, 2, 4, 6]), 2)
-    assert (found.first, found.last) == (2, 5)
-    assert (found.lowest, found.lowest_step, found.highest, found.highest_step) == (1, 11, 9, 13)
+    course = metric_course(np.arange(11.0, 17), np.array([1.0, 3, 9, 2, 4, 6]), 2)
+    assert (course.first, course.last) == (2, 5)
+    assert (course.lowest, course.lowest_step, course.highest, course.highest_step) == (1, 11, 9, 13)
 
 
 def test_values_that_are_not_finite_are_counted_and_in_no_mean() -> None:
-    found = metric_course(np.arange(4.0), np.array([1.0, np.inf, np.nan, 3.0]), 2)
-    assert (found.first, found.last, found.highest, found.nonfinite_steps) == (1, 3, 3, 2)
+    course = metric_course(np.arange(4.0), np.array([1.0, np.inf, np.nan, 3.0]), 2)
+    assert (course.first, course.last, course.highest, course.nonfinite_steps) == (1, 3, 3, 2)
 
 
 def test_a_metric_that_never_was_a_number_has_no_mean() -> None:
-    found = metric_course(np.arange(3.0), np.full(3, np.nan), 1)
-    assert (found.first, found.last, found.lowest, found.highest, found.nonfinite_steps) == (None,) * 4 + (3,)
+    course = metric_course(np.arange(3.0), np.full(3, np.nan), 1)
+    assert (course.first, course.last, course.lowest, course.highest, course.nonfinite_steps) == (None,) * 4 + (3,)
 
 
 def test_the_best_reward_is_that_of_steps_in_a_row_and_not_a_lucky_one(tmp_path: Path) -> None:
     rewards = [0.1] * 4 + [0.95] + [0.1] * 5 + [0.5] * 5 + [0.2] * 5
-    sample = TrainingSample(steps=20, changes={step + 1: {"reward/mean": one} for step, one in enumerate(rewards)})
-    found = summarise_training(training_run(tmp_path / "run", sample))
-    assert found.window == 4
-    assert found.best_reward == pytest.approx(0.5)
-    assert found.best_reward_step == 14
+    sample = TrainingSample(
+        steps=20, changes={step + 1: {"reward/mean": reward} for step, reward in enumerate(rewards)}
+    )
+    summary = summarise_training(training_run(tmp_path / "run", sample))
+    assert summary.window == 4
+    assert summary.best_reward == pytest.approx(0.5)
+    assert summary.best_reward_step == 14
 
 
 def test_guards_are_summed_up_in_the_order_in_which_they_first_fired(tmp_path: Path) -> None:
@@ -46,13 +48,13 @@ def test_guards_are_summed_up_in_the_order_in_which_they_first_fired(tmp_path: P
         firing(7, ["skip_update"], guard="alpha"),
         firing(9, ["rollback"], guard="zeta"),
     )
-    found = summarise_training(training_run(tmp_path / "run", TrainingSample(firings=fired)))
-    assert [(guard.guard, guard.firings, guard.first_step, guard.last_step) for guard in found.guards] == [
+    summary = summarise_training(training_run(tmp_path / "run", TrainingSample(firings=fired)))
+    assert [(guard.guard, guard.firings, guard.first_step, guard.last_step) for guard in summary.guards] == [
         ("zeta", 2, 5, 9),
         ("alpha", 1, 7, 7),
     ]
-    assert found.guards[0].actions == ["warn", "rollback"]
-    assert found.num_events == 3
+    assert summary.guards[0].actions == ["warn", "rollback"]
+    assert summary.num_events == 3
 
 
 def test_a_stop_carries_its_diagnosis_and_a_finish_none(tmp_path: Path) -> None:
@@ -63,6 +65,6 @@ def test_a_stop_carries_its_diagnosis_and_a_finish_none(tmp_path: Path) -> None:
 
 
 def test_tokens_and_seconds_add_up_over_the_steps(tmp_path: Path) -> None:
-    found = summarise_training(training_run(tmp_path / "run", TrainingSample(steps=12)))
-    assert found.num_tokens == 12 * 7_500
-    assert 12 * 4 < found.seconds < 12 * 9
+    summary = summarise_training(training_run(tmp_path / "run", TrainingSample(steps=12)))
+    assert summary.num_tokens == 12 * 7_500
+    assert 12 * 4 < summary.seconds < 12 * 9

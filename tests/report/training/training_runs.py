@@ -82,7 +82,7 @@ def step_metrics(step: int, sample: TrainingSample) -> dict[str, float]:
     length = 29 + random.normal(0, 0.4)
     seconds = {"sync": 0.1, "probe": 0.07, "sample": 3.3, "score": 0.8, "learn": 1.4, "measure": 0.01, "guards": 2e-4}
     seconds = {phase: value * noise(0.1) for phase, value in seconds.items()}
-    found = {
+    metrics = {
         "sync/engine_unchanged": 0.0,
         "sync/probe_k3": k3 * noise(0.6),
         "update/policy_shift_k3": 0.0 if step == 1 else 3e-4 * noise(0.6),
@@ -120,7 +120,7 @@ def step_metrics(step: int, sample: TrainingSample) -> dict[str, float]:
         "time/sampled_tokens_per_second": TOKENS / seconds["sample"],
         "time/tokens_per_second": TOKENS / (sum(seconds.values()) + 0.01),
     }
-    return found | sample.changes.get(step, {})
+    return metrics | sample.changes.get(step, {})
 
 
 def _manifest(sample: TrainingSample) -> TrainingManifest:
