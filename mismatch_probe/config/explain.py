@@ -1,6 +1,6 @@
 """What the sides of a log are declared to be, and what may be tried to explain them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from mismatch_probe.config.model import (
 from mismatch_probe.dtypes import Dtype
 
 LoggedSide = Literal["mu", "pi"]
-TokenIds = tuple[CountOrNone, ...]
+TokenIds = Annotated[tuple[CountOrNone, ...], Field(strict=False)]
 
 
 class DeclaredPolicy(Settings):

@@ -7,6 +7,7 @@ from shutil import copytree
 
 import pytest
 
+from mismatch_probe.config.explain import ExplainSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import TokenSequence
@@ -69,3 +70,9 @@ def test_the_text_of_a_header_needs_a_tokenizer(llama: Path, responses: list[Tok
     log = logged(responses, mu=scored(llama, responses))
     with pytest.raises(UsageError, match="give its token ids: --header 1,2,3"):
         explain(settings(bare, header_texts=("You are terse. ",)), log)
+
+
+def test_headers_pass_to_a_process_of_its_own(llama: Path) -> None:
+    given = settings(llama, headers=[[40, 41], [42]], header_texts=["You are terse."])
+    assert given.headers == ((40, 41), (42,))
+    assert ExplainSettings.model_validate(given.model_dump(mode="json")) == given
