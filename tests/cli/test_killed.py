@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -92,7 +92,9 @@ def test_nothing_is_left_five_seconds_after(name: str, tmp_path: Path) -> None:
 
 
 def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(tmp_path: Path) -> None:
-    ended = Killed(COMMANDS["compare-on-two-ranks"], None, tmp_path / "run")
+    command = COMMANDS["compare-on-two-ranks"]
+    short = replace(command, words=(*command.words, "--num-prompts", "1", "--max-new-tokens", "2"))
+    ended = Killed(short, None, tmp_path / "run")
     try:
         ended.wait_until_at_work()
         ended.kill()
@@ -138,7 +140,7 @@ class Killed:
         sign = self._command.at_work
         self._wait(lambda: self._is_heeding() and (sign is None or any(self._written(sign))))
         if self._command.shares_memory:
-            self._wait(lambda: bool(self._segments()))
+            self._wait(lambda: bool(self._segments()), every_seconds=0.3)
             assert self._segments(), self._said()
         assert self._process.poll() is None, self._said()
         assert self._process.pid in self._left(), "the mark does not tell the processes of the command"
@@ -182,10 +184,10 @@ class Killed:
     def _written(self, pattern: str) -> list[Path]:
         return [path for path in self._folder.glob(pattern) if path.stat().st_size]
 
-    def _wait(self, holds: Callable[[], bool]) -> None:
+    def _wait(self, holds: Callable[[], bool], every_seconds: float = 0.02) -> None:
         begun = time.monotonic()
         while not holds() and self._process.poll() is None and time.monotonic() - begun < READY_SECONDS:
-            time.sleep(0.02)
+            time.sleep(every_seconds)
 
     def _left(self) -> list[int]:
         """Processes with the mark that are no zombies."""
