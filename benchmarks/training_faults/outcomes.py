@@ -147,7 +147,7 @@ def _cause_at(step: int, metrics: dict[int, dict[str, float]], events: Sequence[
 
 
 def all_events(run: LabRun) -> list[GuardEvent]:
-    return [event for decision in run.seen.decisions.values() for event in decision.events]
+    return [GuardEvent.from_json(event) for event in run.directory.read_events()]
 
 
 def as_firings(events: Sequence[GuardEvent]) -> list[Firing]:

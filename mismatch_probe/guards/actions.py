@@ -13,6 +13,9 @@ from mismatch_probe.errors import did_you_mean
 _CORRECTIONS: Final[tuple[str, ...]] = get_args(CorrectionName)
 _DEFAULT_FACTOR = 0.5
 _TO_LEVEL = "level"
+_LEAST_FACTOR = 0.01
+OF_RATE = {"learning_rate": 1.0, "policy_shift_k3": 0.5}
+"""Metrics that follow the learning rate: the power that turns their ratio into that of the rate."""
 
 
 class ActionKind(StrEnum):
@@ -70,13 +73,13 @@ class Action:
     side: Side | None = None
     to_level: bool = False
 
-    def against(self, value: float, level: float | None) -> "Action":
-        """What it is at a firing on `value`, after a metric's `level` before."""
+    def against(self, metric: str, value: float, level: float | None) -> "Action":
+        """What it is at a firing on a metric's `value`, after its `level` before; at least a hundredth is left."""
         if not self.to_level:
             return self
         if level is None or not 0 < level < value < math.inf:
             return Action(self.kind, factor=_DEFAULT_FACTOR)
-        return Action(self.kind, factor=level / value)
+        return Action(self.kind, factor=max(_LEAST_FACTOR, (level / value) ** OF_RATE[metric.rpartition("/")[2]]))
 
     def __str__(self) -> str:
         if self.to_level:

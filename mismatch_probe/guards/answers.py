@@ -13,3 +13,4 @@ TENTH_OF_RATE = Action(ActionKind.LOWER_LEARNING_RATE, factor=0.1)
 SMALLER_STEPS = ((ROLLBACK, TENTH_OF_RATE),) * 3
 """From a thousand times the rate that does no harm."""
 RATE_BEFORE = Action(ActionKind.LOWER_LEARNING_RATE, to_level=True)
+STEPS_AS_BEFORE = ((ROLLBACK, RATE_BEFORE),) * 3

@@ -192,6 +192,8 @@ class _Guard:
             value=breach.value,
             threshold=breach.threshold,
             firing=firing,
-            actions=tuple(action.against(breach.value, breach.level) for action in self.settings.asks_for(firing)),
+            actions=tuple(
+                action.against(breach.metric, breach.value, breach.level) for action in self.settings.asks_for(firing)
+            ),
             sentence=breach.sentence,
         )

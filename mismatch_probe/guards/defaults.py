@@ -1,6 +1,17 @@
 """Guards a user can leave alone: bands in use elsewhere, each with its source, and levels relative to the run's own."""
 
-from mismatch_probe.guards.answers import LOG, RATE_BEFORE, RESYNC, ROLLBACK, SKIP, SMALLER_STEPS, STOP, TIGHTEN, WARN
+from mismatch_probe.guards.answers import (
+    LOG,
+    RATE_BEFORE,
+    RESYNC,
+    ROLLBACK,
+    SKIP,
+    SMALLER_STEPS,
+    STEPS_AS_BEFORE,
+    STOP,
+    TIGHTEN,
+    WARN,
+)
 from mismatch_probe.guards.reward_defaults import REWARD_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
@@ -176,7 +187,7 @@ _UPDATE = (
         metric="update/policy_shift_k3",
         ratio=100,
         least=0.01,
-        actions=(*SMALLER_STEPS, (STOP,)),
+        actions=(*STEPS_AS_BEFORE, (STOP,)),
         source="relative to the run: the shift grows with the square of the step, so this step is ten times as large",
     ),
 )

@@ -18,6 +18,7 @@ _INPUTS: Final = {
     "reward/flat_groups_share": "rewards and prompt_ids",
     "reward/mean": "rewards",
     "reward/std": "rewards",
+    "reward/whole_range": "rewards",
     "reward/largest": "rewards",
     "reward/nonfinite": "rewards",
     "response/truncated_share": "truncated",

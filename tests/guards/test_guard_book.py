@@ -229,3 +229,22 @@ def test_what_fired_at_the_canary_fires_once_for_the_first_step() -> None:
     assert [str(action) for action in guards.observe_canary({"m": 2.0}).actions] == ["warn"]
     assert guards.evaluate(1, {"m": 2.0}).events == ()
     assert [str(action) for action in guards.evaluate(2, {"m": 2.0}).actions] == ["stop"]
+
+
+def test_a_rate_is_lowered_to_what_moved_the_policy_as_far_as_before() -> None:
+    """The shift grows with the square of the rate: four hundred times the shift is twenty times the rate."""
+    guards = book(
+        {
+            "name": "g",
+            "rule": "growth",
+            "metric": "update/policy_shift_k3",
+            "ratio": 100,
+            "actions": ["lower_learning_rate(level)"],
+        }
+    )
+    for step in range(1, 6):
+        assert guards.evaluate(step, {"update/policy_shift_k3": 1e-4}).actions == ()
+    [action] = guards.evaluate(6, {"update/policy_shift_k3": 0.04}).actions
+    assert action.factor == pytest.approx(1 / 20)
+    [action] = guards.evaluate(7, {"update/policy_shift_k3": 1e4}).actions
+    assert action.factor == 0.01

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from mismatch_probe.config.model import Count, CountOrNone, Settings
-from mismatch_probe.guards.actions import Action, parse_action
+from mismatch_probe.guards.actions import OF_RATE, Action, parse_action
 from mismatch_probe.notation import write_count, write_number
 
 Values = Mapping[str, float]
@@ -94,10 +94,10 @@ class GuardSettings(Settings, ABC):
     @model_validator(mode="after")
     def _has_a_level_to_go_back_to(self) -> "GuardSettings":
         goes_back = any(action.to_level for firing in self.actions for action in firing)
-        if goes_back and not (self.rule == "growth" and self.metrics[0].endswith("/learning_rate")):
+        if goes_back and not (self.rule == "growth" and self.metrics[0].rpartition("/")[2] in OF_RATE):
             raise ValueError(
-                "lower_learning_rate(level) needs the rule growth on a learning rate, whose level before it goes back "
-                "to; give a factor"
+                "lower_learning_rate(level) needs the rule growth on a learning rate or on update/policy_shift_k3, "
+                "whose level before it goes back to; give a factor"
             )
         return self
 
