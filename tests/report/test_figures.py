@@ -8,7 +8,6 @@ import plotly.graph_objects as go
 import pytest
 
 from mismatch_probe.records.summary import TokenInContext
-from mismatch_probe.report.figures import scatter
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     band,
@@ -20,8 +19,9 @@ from mismatch_probe.report.figures.canvas import (
     said,
     words_inside,
 )
-from mismatch_probe.report.figures.errors import shared_limits
 from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.sections import scatter
+from mismatch_probe.report.sections.errors import shared_limits
 from mismatch_probe.report.view import Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
 from tests.report.pages import traces

@@ -15,9 +15,9 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.figures.corrections import STYLES
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html, write_report
+from mismatch_probe.report.sections.corrections import STYLES
 from tests.report import samples
 from tests.report.pages import SCRIPTS, drawings, scripts_of, traces, words
 

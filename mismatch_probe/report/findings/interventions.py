@@ -1,10 +1,15 @@
 """What higher precision of each part, or another way to run the engine, would mend."""
 
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
 from mismatch_probe.notation import ABSENT, Written, write_percent, write_size
 from mismatch_probe.records.localize import Intervention, Interventions, Localization
-from mismatch_probe.report.figures.shares import draw_shares
+from mismatch_probe.report.figures.canvas import hover, marks, panel, said
+from mismatch_probe.report.figures.theme import WIDE, color
 from mismatch_probe.report.names import PairStyle
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import Estimate
 
 _SIDES = {"infer": "engine", "train": "training path", "both": "both sides"}
@@ -14,6 +19,8 @@ _STYLES = {
     "both": PairStyle("fp32", (1.5, 1.5), "^"),
 }
 _DRAWN = 10
+_ROW, _FRAME = 44, 70
+"""Pixels of a row, and of what is around the rows."""
 
 
 def best_part(localization: Localization) -> list[str]:
@@ -77,7 +84,7 @@ def _figure(findings: Interventions, key: str) -> Figure:
         f"figure-interventions-{key}",
         "How to read it: farther right removes more of the mismatch; bars are intervals clustered by prompt, paired on "
         f"the same tokens. A bar across 0 removes nothing for sure.{more}",
-        [draw_shares(heading, rows)],
+        [_panel(heading, rows)],
         [tried_table(findings)],
         key=[(_SIDES[side], _STYLES[side]) for side in sides],
     )
@@ -117,3 +124,41 @@ def _weights(num_bytes: int) -> str:
     if num_bytes >= 2**20:
         return write_size(num_bytes)
     return "under 1 MiB" if num_bytes else ABSENT
+
+
+def _panel(heading: Heading, rows: Sequence[tuple[str, Estimate, PairStyle]]) -> Panel:
+    """A label, a share of 1 with its interval, and whose it is, in each row."""
+
+    def on(figure: go.Figure) -> None:
+        figure.update_yaxes(range=[len(rows) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
+        figure.update_xaxes(title_text="share of the token KL that it removes", tickformat=".0%", zeroline=True)
+        figure.update_xaxes(zerolinecolor=color("muted"))
+        for row, (label, share, style) in enumerate(rows):
+            figure.add_annotation(
+                text=said(label),
+                x=0.01,
+                xref="paper",
+                y=row - 0.32,
+                showarrow=False,
+                xanchor="left",
+                font={"size": 11, "color": color("ink")},
+            )
+            if share.low is not None and share.high is not None:
+                figure.add_scatter(
+                    x=[share.low, share.high],
+                    y=[row, row],
+                    mode="lines",
+                    line={"color": color(style.color), "width": 3},
+                    opacity=0.6,
+                    legendgroup=style.group,
+                    hoverinfo="skip",
+                )
+            marks(figure, [share.value], [row], style, [hover(label, _interval(share))])
+
+    return panel(heading, on, max(WIDE, _FRAME + _ROW * len(rows)))
+
+
+def _interval(share: Estimate) -> str:
+    if share.low is None or share.high is None:
+        return write_percent(share.value)
+    return f"{write_percent(share.low)} to {write_percent(share.high)}"

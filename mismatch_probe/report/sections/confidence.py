@@ -1,13 +1,17 @@
 """Deviation against how sure the model is of the token."""
 
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
 from mismatch_probe.notation import write_count, write_estimate, write_number
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.figures import confidence as drawing
 from mismatch_probe.report.figures import length as length_drawing
+from mismatch_probe.report.figures.canvas import LEAST_SPAN, band, hover_estimate, line, logarithmic, panel, titles
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_key, pair_label, pair_style
 from mismatch_probe.report.sections.length import bins_table
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
-from mismatch_probe.stats.results import ConfidenceCurve
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve
 
 _MEASURES = {
     "reference_probability": "reference probability",
@@ -16,6 +20,7 @@ _MEASURES = {
 }
 
 Separated = list[tuple[PairSummary, list[ConfidenceCurve]]]
+_BAND_ALPHA = 0.22
 
 
 def confidence(summary: Summary) -> Section:
@@ -55,7 +60,7 @@ def _figure(shown: list[PairSummary]) -> Figure:
         "figure-confidence",
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
         "a level that does not fall at sure tokens is worth a look.",
-        [drawing.draw(heading, shown)],
+        [_panel(heading, shown)],
         [_table(pair) for pair in shown[:DETAILED_PAIRS]],
         key=[(pair_label(pair), pair_style(pair)) for pair in shown],
     )
@@ -91,7 +96,7 @@ def _range(curve: ConfidenceCurve) -> str:
 def _table(pair: PairSummary) -> Table:
     rows: list[list[Cell]] = [
         [
-            drawing.bin_label(bin_),
+            bin_label(bin_),
             write_count(bin_.num_tokens),
             write_estimate(bin_.mean_abs_diff),
             write_number(bin_.rms_error_pi),
@@ -101,3 +106,33 @@ def _table(pair: PairSummary) -> Table:
     ]
     columns = ["reference probability", "tokens", "mean |d|", "rms of e_pi", "rms of e_mu"]
     return Table(f"{pair_label(pair)} by reference probability", columns, rows)
+
+
+def _panel(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
+    """Mean abs(d) with its interval in bins of the reference probability, drawn equally wide."""
+    edges = sorted({edge for pair in pairs for bin_ in pair.confidence for edge in (bin_.low, bin_.high)})
+
+    def on(figure: go.Figure) -> None:
+        titles(figure, "reference probability of the sampled token", "mean |d|, nats")
+        for pair in pairs:
+            bins = [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.value > 0]
+            x = [float(edges.index(bin_.low)) for bin_ in bins]
+            low, high = ([getattr(bin_.mean_abs_diff, end) for bin_ in bins] for end in ("low", "high"))
+            style, name = pair_style(pair), pair_label(pair)
+            band(figure, x, low, high, style, _BAND_ALPHA)
+            texts = [hover_estimate(name, bin_label(bin_), bin_.mean_abs_diff, "nats") for bin_ in bins]
+            line(figure, x, [bin_.mean_abs_diff.value for bin_ in bins], style, texts)
+        if not figure.data:
+            return
+        figure.update_xaxes(
+            tickvals=[number - 0.5 for number in range(len(edges))],
+            ticktext=[f"{edge:g}" for edge in edges],
+            tickangle=-40,
+        )
+        logarithmic(figure, "y", [bin_.mean_abs_diff.value for pair in pairs for bin_ in pair.confidence], LEAST_SPAN)
+
+    return panel(heading, on)
+
+
+def bin_label(bin_: ConfidenceBin) -> str:
+    return f"{bin_.low:g} to {bin_.high:g}"

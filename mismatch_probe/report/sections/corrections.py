@@ -2,20 +2,33 @@
 
 from collections.abc import Sequence
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_percent
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.figures import corrections as drawing
+from mismatch_probe.report.figures.canvas import hover, limit_line, line, logarithmic, panel, titles, words_inside
+from mismatch_probe.report.figures.theme import SMALL
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_key, pair_label
-from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
-from mismatch_probe.stats.results import CorrectionResult, Estimate
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label
+from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
+from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Estimate
 
 ENOUGH_LEFT = 0.5
 """Effective share of the sample from which a rule counts as one that this mismatch can carry."""
 
 _TOO_FEW = " Too few responses are long enough for a drawing."
+STYLES = {
+    "token_weight": PairStyle("muted", (1.5, 1.5), "o"),
+    "sequence_weight": PairStyle("ink", (), "o"),
+    "sequence_truncate_3": PairStyle("truncate", (6, 2), "s"),
+    "sequence_mask_3": PairStyle("mask", (6, 2, 1.5, 2), "D"),
+    "sequence_reject_geometric_0.999_1.001": PairStyle("reject", (), "^"),
+    "sequence_reject_k3_0.01": PairStyle("reject", (1.5, 1.5), "s"),
+    "sequence_reject_k1_0.0001": PairStyle("reject", (6, 2), "D"),
+}
+"""The rules drawn, one of each kind: colour says what a rule does, dash and marker which it is."""
+_TOP = 1.04
 
 
 def corrections(summary: Summary) -> Section:
@@ -41,7 +54,7 @@ def corrections(summary: Summary) -> Section:
 def _figure(shown: Sequence[PairSummary]) -> Figure:
     """The effective share against length, with every rule in the tables under it."""
     long_enough = [pair for pair in shown if any(rule.by_length for rule in pair.corrections)]
-    panels = [drawing.draw(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
+    panels = [_panel(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
     tables = [_rules(pair) for pair in shown] + [_by_length(pair) for pair in long_enough]
     names = {rule.name: rule.also_known_as for pair in shown for rule in pair.corrections}
     return Figure(
@@ -51,16 +64,16 @@ def _figure(shown: Sequence[PairSummary]) -> Figure:
         "line. One rule of each kind is drawn; the tables hold all of them." + ("" if panels else _TOO_FEW),
         panels,
         tables,
-        key=[(f"{name} ({names[name]})", style) for name, style in drawing.STYLES.items() if panels and name in names],
+        key=[(f"{name} ({names[name]})", style) for name, style in STYLES.items() if panels and name in names],
         dense=True,
     )
 
 
 def _heading(pair: PairSummary) -> Heading:
     ends = [
-        f"{rule.name} leaves {write_percent(drawing.share_left(rule.by_length[-1]))}"
+        f"{rule.name} leaves {write_percent(share_left(rule.by_length[-1]))}"
         for rule in pair.corrections
-        if rule.name in drawing.STYLES and rule.by_length
+        if rule.name in STYLES and rule.by_length
     ]
     longest = max(bin_.num_tokens for rule in pair.corrections for bin_ in rule.by_length)
     return Heading(
@@ -128,8 +141,43 @@ def _by_length(pair: PairSummary) -> Table:
     lengths = sorted({bin_.num_tokens for rule in pair.corrections for bin_ in rule.by_length})
     rows: list[list[Cell]] = []
     for rule in pair.corrections:
-        at = {bin_.num_tokens: drawing.share_left(bin_) for bin_ in rule.by_length}
+        at = {bin_.num_tokens: share_left(bin_) for bin_ in rule.by_length}
         shares = [write_percent(at[length]) if length in at else ABSENT for length in lengths]
         rows.append([Markup("<code>{}</code>").format(visible(rule.name)), *shares])
     columns = ["rule", *(write_count(length) for length in lengths)]
     return Table(f"Effective share on the first T tokens, {pair_label(pair)}", columns, rows)
+
+
+def share_left(at: CorrectionAtLength) -> float:
+    """ESS times the share kept; 0 where nothing is kept."""
+    return (at.ess or 0.0) * (1 - at.share_rejected)
+
+
+def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
+    """The share each drawn rule leaves on the first T tokens, against T; a dotted line at `enough`."""
+
+    def on(figure: go.Figure) -> None:
+        titles(figure, "first T tokens of a response", "share of the sample left")
+        for rule in rules:
+            if rule.name in STYLES and rule.by_length:
+                lengths = [float(bin_.num_tokens) for bin_ in rule.by_length]
+                texts = [_text(rule, bin_) for bin_ in rule.by_length]
+                line(figure, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name], texts)
+        if not figure.data:
+            return
+        limit_line(figure, enough)
+        figure.update_yaxes(range=[0, _TOP])
+        words_inside(figure, write_percent(enough), 0.995, enough / _TOP, right=True)
+        logarithmic(figure, "x", [bin_.num_tokens for rule in rules for bin_ in rule.by_length])
+        figure.update_xaxes(exponentformat="SI")
+
+    return panel(heading, on, SMALL)
+
+
+def _text(rule: CorrectionResult, at: CorrectionAtLength) -> str:
+    return hover(
+        rule.name,
+        f"first {write_count(at.num_tokens)} tokens",
+        f"{write_percent(share_left(at))} left",
+        f"{write_count(at.num_sequences)} responses",
+    )

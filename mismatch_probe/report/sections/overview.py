@@ -1,20 +1,29 @@
 """The top of the page: the answer, one row a pair, and the two figures that carry it."""
 
+import math
 from collections.abc import Sequence
+
+import plotly.graph_objects as go
 
 from mismatch_probe.config.sides import Side
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.manifest import Manifest, StageRecord
-from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.figures import divergence
+from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as length_figures
+from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, words_inside
+from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import pair_label, pair_style
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
 from mismatch_probe.report.sections.length import drift_sentence
-from mismatch_probe.report.tiles import tiles
-from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Table, Tile
+from mismatch_probe.report.tiles import KL_LIMIT, KL_LIMIT_NAME, tiles
+from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table, Tile
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.headline import worst_pair
+
+_ROW, _FRAME = 62, 90
+"""Pixels of a pair's row, and of what is around the rows."""
+_ROOM = 6.0
 
 
 def overview(summary: Summary, manifest: Manifest) -> Overview:
@@ -88,7 +97,7 @@ def _figure(summary: Summary) -> Figure:
         "Each step of the axis is a power of ten; the bar is the interval. The dotted line is the band of NeMo-RL, "
         "KL below 1e-3.",
     )
-    panels = [divergence.draw(heading, summary.pairs, "kl_k3")]
+    panels = [_divergence(heading, summary.pairs, "kl_k3")]
     if shown:
         heading = Heading(
             "overview-cumulative",
@@ -120,3 +129,60 @@ def _numbers(summary: Summary) -> Table:
     ]
     columns = ["pair", "KL (k3) per token", "drift of S per 1,000 tokens", "KL (k1) per response"]
     return Table("KL and drift of each pair, nats", columns, rows, stacked=True)
+
+
+def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> Panel:
+    """Pairs without a positive value of `metric` get their label and no mark."""
+    shown = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
+
+    def on(figure: go.Figure) -> None:
+        if not shown:
+            return
+        bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
+        numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
+        left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
+        logarithmic(figure, "x")
+        figure.update_xaxes(range=[math.log10(left), math.log10(right)], title_text=f"{metric}, nats per token")
+        figure.update_yaxes(range=[len(shown) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
+        limit_line(figure, KL_LIMIT, upright=True)
+        place = math.log(KL_LIMIT / left) / math.log(right / left)
+        words_inside(figure, f"{KL_LIMIT_NAME} {KL_LIMIT:g}", place, 1.0, right=place > 0.5)
+        for row, (pair, estimate) in enumerate(shown):
+            _interval_row(figure, row, pair, estimate, left)
+
+    return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
+
+
+def _interval_row(figure: go.Figure, row: int, pair: PairSummary, estimate: Estimate, left: float) -> None:
+    style = pair_style(pair)
+    label = said(f"{pair_label(pair)}   {write_estimate(estimate)}")
+    figure.add_annotation(
+        text=label,
+        x=0,
+        xref="paper",
+        y=row - 0.32,
+        showarrow=False,
+        xanchor="left",
+        font={"size": 12, "color": color("ink")},
+    )
+    if estimate.high is not None and estimate.high > 0:
+        low = max(estimate.low or left, left)
+        figure.add_scatter(
+            x=[low, estimate.high],
+            y=[row, row],
+            mode="lines",
+            line={"color": color(style.color), "width": 3},
+            legendgroup=style.group,
+            hoverinfo="skip",
+        )
+    value = estimate.value if estimate.value > 0 else None
+    figure.add_scatter(
+        x=[left, value],
+        y=[row, row],
+        mode="lines+markers",
+        line={"color": color(style.color), "width": 1, "dash": dashes(style.dash)},
+        marker={"symbol": symbol(style.marker), "size": [0, 10], "line": {"width": 0}},
+        legendgroup=style.group,
+        hovertext=["", hover_estimate(pair_label(pair), "", estimate, "nats per token")],
+        hoverinfo="text",
+    )
