@@ -50,10 +50,15 @@ class Departures:
         return [side for side, floors in self.floors.items() if _surely(floors) > BEYOND_FLOORS]
 
     @property
-    def is_other_checkpoint(self) -> bool:
-        """Whether no side of the log fits the checkpoint, for no cause that is named, and both depart alike."""
+    def are_alike(self) -> bool:
+        """Whether no side of the log fits the checkpoint, and both depart alike, so that it is no mismatch."""
         alike = self.apart is None or self.apart.value <= ALIKE_FLOORS
-        return self.from_checkpoint and not self.is_named and len(self.beyond) == len(self.floors) and alike
+        return self.from_checkpoint and len(self.beyond) == len(self.floors) and alike
+
+    @property
+    def is_other_checkpoint(self) -> bool:
+        """Whether they depart alike, and for no cause that is named."""
+        return self.are_alike and not self.is_named
 
 
 def floors_of(
@@ -84,8 +89,8 @@ def apart_floors(
 
 
 def beyond_format(departures: Departures | None) -> list[Cause]:
-    """The bug of sides that err by more than their formats can; none where the checkpoint may be another one."""
-    if departures is None or departures.is_other_checkpoint:
+    """The bug of sides that err by more than their formats can; none where both depart alike from a checkpoint."""
+    if departures is None or departures.are_alike:
         return []
     sides = [side for side in departures.sides if side in departures.beyond]
     if not sides:
