@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import hypothesis
 import pytest
 
 from mismatch_probe.children import preloads
@@ -25,6 +26,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 gc.disable()
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
+"""How long an example takes is the machine's."""
 
 
 @pytest.fixture

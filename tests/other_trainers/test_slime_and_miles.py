@@ -20,6 +20,8 @@ MILES_ARGS = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
 
 @pytest.fixture(autouse=True)
 def _new_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of one rank, whatever tests before it left."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     monkeypatch.delenv(slime.GUARDS_FILE, raising=False)
     slime.guards.cache_clear()
     monkeypatch.setattr(miles, "_ROLLOUT", miles._Rollout())
