@@ -70,6 +70,8 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
         seen = f"the loss is {write_value(loss)}"
     elif in_a_row >= 2:
         seen = f"the last {write_value(in_a_row)} gradients are not finite"
+    elif unusable := (window.last("mismatch/nonfinite_tokens") or 0) - (window.last("mismatch/missing_mu_tokens") or 0):
+        seen = f"the trainer's log-probs or entropies of {write_value(unusable)} tokens are not finite"
     else:
         return None
     return Diagnosis(

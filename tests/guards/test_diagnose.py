@@ -251,3 +251,11 @@ def test_updates_that_grew_and_lost_the_reward_are_a_rate_that_is_too_high() -> 
 def test_one_update_that_went_far_beyond_the_usual_is_a_rate_that_is_too_high() -> None:
     found = ending({"update/policy_shift_k3": [1e-5] * 11 + [0.04]})
     assert found.cause is EndCause.LEARNING_RATE
+
+
+def test_log_probs_of_the_trainer_that_are_no_numbers_leave_no_update() -> None:
+    found = ending({"mismatch/nonfinite_tokens": [900.0], "mismatch/missing_mu_tokens": [0.0]})
+    assert found.cause is EndCause.NONFINITE_GRADIENT
+    assert "of 900 tokens are not finite" in found.sentence
+    of_the_engine = ending({"mismatch/nonfinite_tokens": [900.0], "mismatch/missing_mu_tokens": [900.0]})
+    assert of_the_engine.cause is EndCause.MISSING_LOGPROBS
