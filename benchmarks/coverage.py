@@ -142,8 +142,8 @@ Sides = dict[str, tuple[float, float]]
 
 
 def misses(design: Design, num_sequences: int, truths: dict[str, float], seed: Sequence[int]) -> Sides:
-    found = estimates(draw(design, num_sequences, np.random.default_rng(seed)))
-    return {name: side(found[name], true) for name, true in truths.items()}
+    estimated = estimates(draw(design, num_sequences, np.random.default_rng(seed)))
+    return {name: side(estimated[name], true) for name, true in truths.items()}
 
 
 def side(estimate: Estimate | None, true: float) -> tuple[float, float]:
@@ -181,7 +181,7 @@ def truth(design: Design, number: int) -> dict[str, float]:
         for name, estimate in batch.items():
             assert estimate is not None, name
             values[name].append(estimate.value)
-    return {name: float(np.mean(found)) for name, found in values.items()}
+    return {name: float(np.mean(drawn)) for name, drawn in values.items()}
 
 
 def show(title: str, columns: dict[str, list[Sides]]) -> None:

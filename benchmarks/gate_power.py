@@ -154,17 +154,17 @@ def gated(
     def sample(num_sequences: int) -> Measurer:
         return Measurer({(Dtype.BF16, Dtype.BF16): Evidence(_chosen(whole, np.arange(num_sequences)), num_sequences)})
 
-    found = {
+    answers = {
         (plan.watched, plan.looks, over): _answer(plan.gate(truths, over), sample)
         for plan in PLANS
         for over in over_limit
     }
-    return found if source.design is None else found | _paired(DESIGNS[source.design], repeat, over_limit)
+    return answers if source.design is None else answers | _paired(DESIGNS[source.design], repeat, over_limit)
 
 
 def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer]:
     """Samples of few prompts gated on each metric."""
-    found: dict[Key, Answer] = {}
+    answers: dict[Key, Answer] = {}
     for number, (name, samples, last) in enumerate(FEW_PROMPTS):
         whole = draw(replace(UNLIKE_PROMPTS, samples=samples), last, np.random.default_rng([19, number, repeat]))
         measurers = {
@@ -177,10 +177,10 @@ def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, Answer
                 for over in OVER_LIMIT:
                     gate = _gate(last, [{"metric": metric, "clip": CLIP, "max": truths[metric] / over}], least)
                     watched = f"{metric}, {needed}"
-                    found[watched, f"{name}, {len(gate.settings.looks)} looks", over] = _answer(
+                    answers[watched, f"{name}, {len(gate.settings.looks)} looks", over] = _answer(
                         gate, measurers.__getitem__
                     )
-    return found
+    return answers
 
 
 def _paired(design: Design, repeat: int, over_limit: Sequence[float]) -> dict[Key, Answer]:
@@ -189,14 +189,14 @@ def _paired(design: Design, repeat: int, over_limit: Sequence[float]) -> dict[Ke
         draw(design, FIRST, np.random.default_rng([13, repeat]), np.random.default_rng([17, repeat, side]))
         for side in range(2)
     )
-    found: dict[Key, Answer] = {}
+    answers: dict[Key, Answer] = {}
     for metric, power in zip(CHECKED, (0.5, 1.0), strict=True):
         gate = _gate(FIRST, [{"metric": metric, "clip": CLIP, "max_regression": MARGIN}])
         for over in over_limit:
             worse = replace(second, log_pi=second.log_mu + ((1 + MARGIN) * over) ** power * second.diff)
             evidence = Evidence(worse, FIRST, first, "paired")
-            found[metric, PAIRED, over] = decide(gate, Measurer({(Dtype.BF16, Dtype.BF16): evidence})).answer
-    return found
+            answers[metric, PAIRED, over] = decide(gate, Measurer({(Dtype.BF16, Dtype.BF16): evidence})).answer
+    return answers
 
 
 def _sources(runs: Sequence[Path], designs: Sequence[int]) -> Iterator[Source]:

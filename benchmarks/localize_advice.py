@@ -34,9 +34,13 @@ def measure(model: str, scratch: Path) -> tuple[Estimate, Estimate]:
     made = None if model == "demo" else make_checkpoint(scratch / "checkpoint", model, num_hidden_layers=4)
     path = str(made or resolve_model(ModelSettings(path="demo")))
     asked = {"model": {"path": path}, "prompts": PROMPTS, "sampling": {**SAMPLING, "seed": 0}}
-    found = localize(parse_settings(LocalizeSettings, asked), scratch / "localize", print)
-    assert found.interventions is not None
-    predicted = next(one.removed for one in found.interventions.ranked if (one.side, one.part) == ("train", "lm_head"))
+    localization = localize(parse_settings(LocalizeSettings, asked), scratch / "localize", print)
+    assert localization.interventions is not None
+    predicted = next(
+        intervention.removed
+        for intervention in localization.interventions.ranked
+        if (intervention.side, intervention.part) == ("train", "lm_head")
+    )
     plain = _compared(scratch / "plain", asked, {})
     advised = _compared(scratch / "advised", asked, {"lm_head_dtype": "fp32"})
     (pair,) = difference_of(plain, advised).pairs

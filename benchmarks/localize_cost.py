@@ -57,23 +57,23 @@ def _fastest(work: Callable[[Path], Any]) -> float:
 
 
 def _engine(checkpoint: str, scratch: Path) -> dict[str, float]:
-    batches, found = _batches(), {}
+    batches, times = _batches(), {}
     settings = EngineSettings(args={"enforce_eager": True})
     with start_engine(checkpoint, Dtype.BF16, settings, SamplingSettings(), max_model_len=LENGTH + 8) as engine:
-        found["plain"] = _fastest(lambda _: [engine.replay(batch.sequences) for batch in batches])
+        times["plain"] = _fastest(lambda _: [engine.replay(batch.sequences) for batch in batches])
         for name, modules in (("blocks", False), ("modules", True)):
 
             def record(folder: Path, modules: bool = modules) -> None:
                 record_engine(engine, batches, ActivationStore(folder), modules=modules)
 
-            found[name] = _fastest(record)
+            times[name] = _fastest(record)
             (scratch / name).mkdir()
             record(scratch / name)
-    return found
+    return times
 
 
 def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
-    batches, found, folder, cpu = _batches(), {}, Path(checkpoint), torch.device("cpu")
+    batches, times, folder, cpu = _batches(), {}, Path(checkpoint), torch.device("cpu")
     model, arithmetic = load_training_model(folder, Dtype.BF16, SETTINGS, cpu, trust_remote_code=False)
     reference = load_reference_model(folder, Dtype.FP32, SETTINGS, cpu, rounded_to=None, trust_remote_code=False)
 
@@ -82,8 +82,8 @@ def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
             for batch in batches:
                 score_pass(BatchPass.run(model, batch))
 
-    found["pi plain"] = _fastest(lambda _: score(model, arithmetic))
-    found["reference plain"] = _fastest(lambda _: score(*reference))
+    times["pi plain"] = _fastest(lambda _: score(model, arithmetic))
+    times["reference plain"] = _fastest(lambda _: score(*reference))
     for name, modules in (("blocks", False), ("modules", True)):
         store = ActivationStore(scratch / name)
 
@@ -93,23 +93,23 @@ def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
         def walk(_: Path, modules: bool = modules, store: ActivationStore = store) -> None:
             ReferenceWalk(*reference, store, modules=modules).run(batches)
 
-        found[f"pi {name}"] = _fastest(record)
+        times[f"pi {name}"] = _fastest(record)
         record(store.root)
-        found[f"reference {name}"] = _fastest(walk)
-        found[f"stored {name}"] = store.num_bytes() / 2**20
-    found["peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return found
+        times[f"reference {name}"] = _fastest(walk)
+        times[f"stored {name}"] = store.num_bytes() / 2**20
+    times["peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return times
 
 
 def _measured(name: str, scratch: Path) -> dict[str, float]:
     checkpoint = make_checkpoint(scratch / "checkpoint", "qwen3", **HEADS, **SHAPES[name])
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for side in ("engine", "training"):
         words = [sys.executable, "-m", "benchmarks.localize_cost", side, str(checkpoint), str(scratch)]
         answer = subprocess.run(words, check=True, capture_output=True, text=True).stdout
         times = json.loads(answer.splitlines()[-1])
-        found |= {f"mu {key}": value for key, value in times.items()} if side == "engine" else times
-    return found
+        measured |= {f"mu {key}": value for key, value in times.items()} if side == "engine" else times
+    return measured
 
 
 def publish(path: Path) -> None:
@@ -121,19 +121,19 @@ def publish(path: Path) -> None:
     ]
     for name in SHAPES:
         with tempfile.TemporaryDirectory() as scratch:
-            found = _measured(name, Path(scratch))
+            measured = _measured(name, Path(scratch))
         lines += ["", f"## {name}", "", "| pass | plain | by block | by module |", "|---|---|---|---|"]
         totals = {"plain": 0.0, "blocks": 0.0, "modules": 0.0}
         for label, key in (("engine", "mu"), ("training path", "pi"), ("FP32 reference", "reference")):
-            row = [found[f"{key} {kind}"] for kind in totals]
-            totals = {kind: total + one for (kind, total), one in zip(totals.items(), row, strict=True)}
-            lines.append(f"| {label} | " + " | ".join(f"{one:.2f}" for one in row) + " |")
-        lines.append("| all three | " + " | ".join(f"{one:.2f}" for one in totals.values()) + " |")
-        times = [f"**{one / totals['plain']:.2f}**" for one in totals.values()]
+            row = [measured[f"{key} {kind}"] for kind in totals]
+            totals = {kind: total + seconds for (kind, total), seconds in zip(totals.items(), row, strict=True)}
+            lines.append(f"| {label} | " + " | ".join(f"{seconds:.2f}" for seconds in row) + " |")
+        lines.append("| all three | " + " | ".join(f"{seconds:.2f}" for seconds in totals.values()) + " |")
+        times = [f"**{seconds / totals['plain']:.2f}**" for seconds in totals.values()]
         lines.append(f"| times a plain scoring pass | {' | '.join(times)} |")
         lines.append(
-            f"\nActivations on disk: {found['stored blocks']:.0f} MiB by block, {found['stored modules']:.0f} MiB by "
-            f"module. Peak memory of the process with both torch models: {found['peak memory']:.0f} MiB."
+            f"\nActivations on disk: {measured['stored blocks']:.0f} MiB by block, {measured['stored modules']:.0f} MiB "
+            f"by module. Peak memory of the process with both torch models: {measured['peak memory']:.0f} MiB."
         )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -86,15 +86,15 @@ def responses(count: int) -> list[TokenSequence]:
 
 def plainly(model: Any, sequences: list[TokenSequence]) -> None:
     """As `benchmarks.compare_cost.plain_script` scores."""
-    for one in sequences:
+    for sequence in sequences:
         with torch.no_grad():
-            logits = model(torch.tensor([one.prompt_token_ids + one.token_ids])).logits[0].float()
-        logprobs = logits.log_softmax(-1)[len(one.prompt_token_ids) - 1 : -1]
-        logprobs.gather(1, torch.tensor(one.token_ids)[:, None])[:, 0].mean().item()
+            logits = model(torch.tensor([sequence.prompt_token_ids + sequence.token_ids])).logits[0].float()
+        logprobs = logits.log_softmax(-1)[len(sequence.prompt_token_ids) - 1 : -1]
+        logprobs.gather(1, torch.tensor(sequence.token_ids)[:, None])[:, 0].mean().item()
 
 
 def scored(scorer: Scorer, sequences: list[TokenSequence]) -> None:
-    for rows in plan_batches([one.num_tokens for one in sequences], TrainingPathSettings().batch_tokens):
+    for rows in plan_batches([sequence.num_tokens for sequence in sequences], TrainingPathSettings().batch_tokens):
         scorer.score_batch([sequences[row] for row in rows])
 
 
@@ -106,12 +106,12 @@ def costs(ways: list[Callable[[], None]], repeats: int) -> list[Cost]:
             begun = time.process_time()
             way()
             seconds[number].append(time.process_time() - begun)
-    found = []
+    measured = []
     for number, way in enumerate(ways):
         with KernelSeconds() as kernels:
             way()
-        found.append(Cost(min(seconds[number][1:]), kernels.seconds))
-    return found
+        measured.append(Cost(min(seconds[number][1:]), kernels.seconds))
+    return measured
 
 
 def row(dtype: Dtype, reference: bool, sequences: list[TokenSequence], repeats: int) -> str:
@@ -119,7 +119,7 @@ def row(dtype: Dtype, reference: bool, sequences: list[TokenSequence], repeats: 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype.torch_name)).eval()
     with Scorer.load(folder, dtype, TrainingPathSettings(), reference=reference) as scorer:
         plain, ours = costs([lambda: plainly(model, sequences), lambda: scored(scorer, sequences)], repeats)
-    tokens = sum(len(one.token_ids) for one in sequences)
+    tokens = sum(len(sequence.token_ids) for sequence in sequences)
     shares = " | ".join(f"{ours.kernels[name] / ours.processor:.0%}" for name in ("products", "attention"))
     return (
         f"| {'reference' if reference else 'pi'}, {dtype} | {tokens / plain.processor:,.0f} | "
@@ -136,7 +136,7 @@ def main() -> None:
     prepare_process()
     sequences = responses(arguments.num_responses)
     torch.set_num_threads(1)
-    length = median(len(one.token_ids) for one in sequences)
+    length = median(len(sequence.token_ids) for sequence in sequences)
     print(
         f"# Scoring long responses\n\n{len(sequences)} responses of about {length:.0f} tokens, the demo checkpoint; "
         "processor time on one thread. The plain script runs one\ntransformers forward a response and takes the "

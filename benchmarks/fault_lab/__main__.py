@@ -46,23 +46,26 @@ def main() -> None:
 
 def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
     for variant, run in bench.clean_variants():
-        for one in clean_outcomes(bench.model, variant, run):
-            print(f"{one.model:15} clean, {variant}, {one.pair}: {one.in_run.code}, alone {one.alone.code}", flush=True)
-            yield one
+        for judged in clean_outcomes(bench.model, variant, run):
+            print(
+                f"{judged.model:15} clean, {variant}, {judged.pair}: {judged.in_run.code}, alone {judged.alone.code}",
+                flush=True,
+            )
+            yield judged
 
 
 def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
     for injection in (*log_faults(), *training_faults(bench.model), *engine_faults()):
         if injection.where in places and (bench.model in IN_THE_ENGINE or injection.where != "engine"):
             start = time.monotonic()
-            found = outcome(bench.model, injection, injection.make(bench))
+            judged = outcome(bench.model, injection, injection.make(bench))
             print(
-                f"{bench.model:15} {'named ' if found.is_named else 'MISSED'} {injection.fault}, {injection.strength}: "
-                f"{found.full.code} | alone {found.alone.code} | 16 bit {found.sixteen_bit.code} "
+                f"{bench.model:15} {'named ' if judged.is_named else 'MISSED'} {injection.fault}, "
+                f"{injection.strength}: {judged.full.code} | alone {judged.alone.code} | 16 bit {judged.sixteen_bit.code} "
                 f"({time.monotonic() - start:.0f} s)",
                 flush=True,
             )
-            yield found
+            yield judged
 
 
 def prepared(model: str, scratch: Path, num_prompts: int, num_tokens: int) -> Bench:

@@ -65,21 +65,30 @@ def in_dtype(folder: Path, really: Dtype) -> OpenScorer:
 
 def behind(folder: Path, prefix: list[int]) -> OpenScorer:
     """Every prompt with `prefix` before it."""
-    return edited(folder, lambda batch: [replace(one, prompt_token_ids=prefix + one.prompt_token_ids) for one in batch])
+    return edited(
+        folder,
+        lambda batch: [replace(sequence, prompt_token_ids=prefix + sequence.prompt_token_ids) for sequence in batch],
+    )
 
 
 def doubled(folder: Path) -> OpenScorer:
     """Every prompt with its first token twice, as BOS from the template and from the tokenizer."""
     return edited(
         folder,
-        lambda batch: [replace(one, prompt_token_ids=one.prompt_token_ids[:1] + one.prompt_token_ids) for one in batch],
+        lambda batch: [
+            replace(sequence, prompt_token_ids=sequence.prompt_token_ids[:1] + sequence.prompt_token_ids)
+            for sequence in batch
+        ],
     )
 
 
 def first_token(folder: Path, token: int) -> OpenScorer:
     """Every prompt with another first token."""
     return edited(
-        folder, lambda batch: [replace(one, prompt_token_ids=[token, *one.prompt_token_ids[1:]]) for one in batch]
+        folder,
+        lambda batch: [
+            replace(sequence, prompt_token_ids=[token, *sequence.prompt_token_ids[1:]]) for sequence in batch
+        ],
     )
 
 
@@ -91,10 +100,13 @@ def left_padded(folder: Path, pad_id: int, share: float) -> OpenScorer:
     """Prompts padded on the left, the padding attended to, by `share` of what would align the batch."""
 
     def edit(batch: list[TokenSequence]) -> list[TokenSequence]:
-        longest = max(one.num_tokens for one in batch)
+        longest = max(sequence.num_tokens for sequence in batch)
         return [
-            replace(one, prompt_token_ids=[pad_id] * round(share * (longest - one.num_tokens)) + one.prompt_token_ids)
-            for one in batch
+            replace(
+                sequence,
+                prompt_token_ids=[pad_id] * round(share * (longest - sequence.num_tokens)) + sequence.prompt_token_ids,
+            )
+            for sequence in batch
         ]
 
     return edited(folder, edit)
@@ -105,10 +117,10 @@ def packed(folder: Path, per_row: int) -> OpenScorer:
 
     def edit(batch: list[TokenSequence]) -> list[TokenSequence]:
         rows = []
-        for index, one in enumerate(batch):
+        for index, sequence in enumerate(batch):
             before = batch[index - index % per_row : index]
             tokens = [token for other in before for token in (*other.prompt_token_ids, *other.token_ids)]
-            rows.append(replace(one, prompt_token_ids=tokens + one.prompt_token_ids))
+            rows.append(replace(sequence, prompt_token_ids=tokens + sequence.prompt_token_ids))
         return rows
 
     return edited(folder, edit)

@@ -66,10 +66,10 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], command: str) -
 
 def _clean(clean: list[CleanOutcome]) -> str:
     by_variant: dict[tuple[str, str], list[CleanOutcome]] = defaultdict(list)
-    for one in clean:
-        by_variant[one.model, one.variant].append(one)
-    pairs = list(dict.fromkeys(one.pair for one in clean))
-    rows = [(*key, *(one.in_run.code for one in found)) for key, found in by_variant.items()]
+    for run in clean:
+        by_variant[run.model, run.variant].append(run)
+    pairs = list(dict.fromkeys(run.pair for run in clean))
+    rows = [(*key, *(run.in_run.code for run in runs)) for key, runs in by_variant.items()]
     return _table("Clean runs", ("model", "training path", *pairs), rows)
 
 
@@ -137,9 +137,9 @@ def _is_wrong(code: str, outcome: Outcome) -> bool:
     return code not in (*outcome.expected, *NOT_A_BUG, "unexplained")
 
 
-def _weakest(found: Sequence[Outcome]) -> str:
+def _weakest(outcomes: Sequence[Outcome]) -> str:
     """The first strength, in the catalogue's order, that was named."""
-    return next((one.strength for one in found if one.is_named), "none")
+    return next((outcome.strength for outcome in outcomes if outcome.is_named), "none")
 
 
 def _share(hits: Iterable[bool]) -> str:

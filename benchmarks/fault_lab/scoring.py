@@ -104,15 +104,15 @@ class CleanOutcome:
 def clean_outcomes(model: str, variant: str, run: RunDirectory) -> list[CleanOutcome]:
     """Judge every pair of a run without a fault."""
     manifest = run.read_manifest()
-    found = []
+    outcomes = []
     for pair in summarise(run, manifest).pairs:
         alone = summarise(run, only(without_settings(manifest), pair.train_dtype)).verdict
-        found.append(
+        outcomes.append(
             CleanOutcome(model, variant, f"{pair.train_dtype}/{pair.infer_dtype}", _named(pair.verdict), _named(alone))
         )
-    return found
+    return outcomes
 
 
 def as_json(outcomes: list[Outcome] | list[CleanOutcome]) -> list[dict[str, object]]:
     """Plain values."""
-    return [asdict(one) for one in outcomes]
+    return [asdict(outcome) for outcome in outcomes]

@@ -49,20 +49,20 @@ class Coins:
 COINS = Coins(mu=0.15, pi=0.12)
 
 
-def present(found: Estimate | None) -> Estimate:
-    assert found is not None
-    return found
+def present(estimate: Estimate | None) -> Estimate:
+    assert estimate is not None
+    return estimate
 
 
-def bounds(found: Estimate | None) -> tuple[float, float]:
-    estimate = present(found)
+def bounds(estimated: Estimate | None) -> tuple[float, float]:
+    estimate = present(estimated)
     assert estimate.low is not None
     assert estimate.high is not None
     return estimate.low, estimate.high
 
 
-def share_covered(truth: float, found: list[Estimate | None]) -> float:
-    return float(np.mean([low <= truth <= high for low, high in map(bounds, found)]))
+def share_covered(truth: float, estimates: list[Estimate | None]) -> float:
+    return float(np.mean([low <= truth <= high for low, high in map(bounds, estimates)]))
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +72,29 @@ def repeated() -> list[Reweighted]:
 
 def test_accuracy_under_pi_and_the_gap_are_recovered() -> None:
     answers, log_ratio = COINS.sample(20_000, 1, seed=0)
-    found = reweighted(answers, log_ratio, 0.95)
+    estimated = reweighted(answers, log_ratio, 0.95)
     assert accuracy(answers, 0.95).value == pytest.approx(COINS.exact(COINS.mu), abs=0.01)
-    assert present(found.under_pi).value == pytest.approx(COINS.exact(COINS.pi), abs=0.01)
-    assert present(found.gap).value == pytest.approx(COINS.gap, abs=0.01)
-    assert present(found.ess).value == pytest.approx(COINS.ess, abs=0.02)
-    assert found.undecided is None
+    assert present(estimated.under_pi).value == pytest.approx(COINS.exact(COINS.pi), abs=0.01)
+    assert present(estimated.gap).value == pytest.approx(COINS.gap, abs=0.01)
+    assert present(estimated.ess).value == pytest.approx(COINS.ess, abs=0.02)
+    assert estimated.undecided is None
 
 
 def test_intervals_hold_the_exact_values_as_often_as_they_say(repeated: list[Reweighted]) -> None:
-    assert share_covered(COINS.gap, [one.gap for one in repeated]) > 0.92
-    assert share_covered(COINS.exact(COINS.pi), [one.under_pi for one in repeated]) > 0.92
+    assert share_covered(COINS.gap, [estimated.gap for estimated in repeated]) > 0.92
+    assert share_covered(COINS.exact(COINS.pi), [estimated.under_pi for estimated in repeated]) > 0.92
 
 
 def test_the_estimate_is_unbiased_within_its_noise(repeated: list[Reweighted]) -> None:
-    gaps = np.array([present(one.gap).value for one in repeated])
+    gaps = np.array([present(estimated.gap).value for estimated in repeated])
     assert abs(gaps.mean() - COINS.gap) < 4 * gaps.std() / np.sqrt(gaps.size)
 
 
 def test_the_paired_interval_is_narrower_than_two_independent_ones() -> None:
     answers, log_ratio = COINS.sample(2_000, 1, seed=1)
-    found = reweighted(answers, log_ratio, 0.95)
-    low, high = bounds(found.gap)
-    apart = np.hypot(np.ptp(bounds(accuracy(answers, 0.95))), np.ptp(bounds(found.under_pi)))
+    estimated = reweighted(answers, log_ratio, 0.95)
+    low, high = bounds(estimated.gap)
+    apart = np.hypot(np.ptp(bounds(accuracy(answers, 0.95))), np.ptp(bounds(estimated.under_pi)))
     assert high - low < 0.6 * apart
 
 
@@ -106,28 +106,28 @@ def test_weights_turned_upside_down_are_seen() -> None:
 
 def test_the_same_policy_on_both_sides_has_exactly_no_gap() -> None:
     answers, log_ratio = Coins(mu=0.15, pi=0.15).sample(100, 2, seed=3)
-    found = reweighted(answers, log_ratio, 0.95)
-    assert present(found.gap).value == 0
-    assert present(found.ess).value == 1
-    assert present(found.under_pi).value == accuracy(answers, 0.95).value
+    estimated = reweighted(answers, log_ratio, 0.95)
+    assert present(estimated.gap).value == 0
+    assert present(estimated.ess).value == 1
+    assert present(estimated.under_pi).value == accuracy(answers, 0.95).value
 
 
 def test_policies_too_far_apart_give_a_reason_and_no_number() -> None:
     far = Coins(mu=0.15, pi=0.45)
-    found = reweighted(*far.sample(2_000, 1, seed=4), 0.95)
+    estimated = reweighted(*far.sample(2_000, 1, seed=4), 0.95)
     assert far.ess < 0.1
-    assert found.under_pi is None
-    assert found.gap is None
-    assert found.undecided is not None
-    assert found.undecided == "weights pi/mu leave 4 % of the responses, fewer than 50 %"
+    assert estimated.under_pi is None
+    assert estimated.gap is None
+    assert estimated.undecided is not None
+    assert estimated.undecided == "weights pi/mu leave 4 % of the responses, fewer than 50 %"
 
 
 def test_responses_that_all_earned_the_same_cannot_bound_a_gap() -> None:
     answers, log_ratio = COINS.sample(50, 1, seed=5)
-    found = reweighted(Answers(np.ones(50), answers.lengths, answers.problems), log_ratio, 0.95)
-    gap = present(found.gap)
+    estimated = reweighted(Answers(np.ones(50), answers.lengths, answers.problems), log_ratio, 0.95)
+    gap = present(estimated.gap)
     assert (gap.value, gap.low, gap.high) == (0, None, None)
-    low, high = bounds(found.under_pi)
+    low, high = bounds(estimated.under_pi)
     assert low < 0.95
     assert high == 1
 
@@ -136,7 +136,7 @@ def test_rewards_that_are_no_shares_are_averaged() -> None:
     answers, log_ratio = COINS.sample(20_000, 1, seed=6)
     graded = Answers(3 * answers.rewards - 1, answers.lengths, answers.problems)
     assert accuracy(graded, 0.95).value == pytest.approx(3 * accuracy(answers, 0.95).value - 1)
-    plain, scaled = (present(reweighted(one, log_ratio, 0.95).gap) for one in (answers, graded))
+    plain, scaled = (present(reweighted(rewarded, log_ratio, 0.95).gap) for rewarded in (answers, graded))
     assert scaled.value == pytest.approx(3 * plain.value)
 
 
@@ -156,11 +156,11 @@ def test_a_difference_pairs_what_answers_the_same_problem() -> None:
     lengths = np.full(800, 5)
     first = Answers((rng.random(800) < hardness).astype(float), lengths, problems)
     second = Answers((rng.random(800) < 0.8 * hardness).astype(float), lengths, problems)
-    found = accuracy_difference(first, second, 0.95)
-    assert found.value == pytest.approx(first.rewards.mean() - second.rewards.mean())
-    low, high = bounds(found)
+    difference = accuracy_difference(first, second, 0.95)
+    assert difference.value == pytest.approx(first.rewards.mean() - second.rewards.mean())
+    low, high = bounds(difference)
     assert low < 0.1 < high
-    apart = np.hypot(*(np.ptp(bounds(accuracy(one, 0.95))) for one in (first, second)))
+    apart = np.hypot(*(np.ptp(bounds(accuracy(side, 0.95))) for side in (first, second)))
     assert high - low < 0.9 * apart
 
 

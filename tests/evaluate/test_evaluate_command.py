@@ -34,17 +34,17 @@ def document(run: Path) -> dict[str, Any]:
 
 
 def test_every_engine_and_every_pair_has_its_accuracy_with_an_interval(run: Path) -> None:
-    found = document(run)
-    assert [engine["infer_dtype"] for engine in found["engines"]] == ["fp16", "bf16"]
-    for engine in found["engines"]:
+    evaluation = document(run)
+    assert [engine["infer_dtype"] for engine in evaluation["engines"]] == ["fp16", "bf16"]
+    for engine in evaluation["engines"]:
         accuracy = engine["accuracy"]
         assert 0.4 < accuracy["low"] < accuracy["value"] < accuracy["high"] < 1
         assert accuracy["num_sequences"] == 48
-    for pair in found["pairs"]:
+    for pair in evaluation["pairs"]:
         assert pair["ess"]["value"] > 0.5
         assert pair["gap"]["value"] == pytest.approx(pair["under_pi"]["value"] - pair["under_mu"]["value"])
         assert abs(pair["gap"]["value"]) < 0.1
-    fp16, bf16 = found["pairs"]
+    fp16, bf16 = evaluation["pairs"]
     assert fp16["ess"]["value"] > bf16["ess"]["value"]
 
 

@@ -72,14 +72,14 @@ def rewards_of(run: EvaluationDirectory, sampler: str) -> dict[str, int]:
 
 
 def test_accuracy_under_mu_is_the_mean_reward_of_the_engines_responses(run: EvaluationDirectory) -> None:
-    found = evaluated(run)
-    assert [engine.infer_dtype for engine in found.engines] == ["fp16", "bf16"]
-    for engine in found.engines:
+    evaluation = evaluated(run)
+    assert [engine.infer_dtype for engine in evaluation.engines] == ["fp16", "bf16"]
+    for engine in evaluation.engines:
         rewards = rewards_of(run, f"infer-{engine.infer_dtype}")
         assert engine.accuracy.value == pytest.approx(np.mean(list(rewards.values())))
         assert engine.accuracy.num_sequences == 80
-    assert found.differences[0].difference.value == pytest.approx(
-        found.engines[0].accuracy.value - found.engines[1].accuracy.value
+    assert evaluation.differences[0].difference.value == pytest.approx(
+        evaluation.engines[0].accuracy.value - evaluation.engines[1].accuracy.value
     )
 
 
@@ -121,11 +121,11 @@ def test_responses_without_log_probs_are_left_out_of_the_gap_and_counted(run: Ev
         columns["logprobs"][3][1] = np.nan
 
     edit_leg(run, "train-fp16", blank)
-    found = evaluated(run)
-    assert [pair.responses_left_out for pair in found.pairs] == [1, 0, 0]
-    assert found.engines[0].accuracy.num_sequences == 80
-    assert found.pairs[0].under_mu is not None
-    assert found.pairs[0].under_mu.num_sequences == 79
+    evaluation = evaluated(run)
+    assert [pair.responses_left_out for pair in evaluation.pairs] == [1, 0, 0]
+    assert evaluation.engines[0].accuracy.num_sequences == 80
+    assert evaluation.pairs[0].under_mu is not None
+    assert evaluation.pairs[0].under_mu.num_sequences == 79
 
 
 def test_a_pair_with_no_usable_response_says_so(run: EvaluationDirectory) -> None:
@@ -166,7 +166,7 @@ def test_pis_responses_that_are_missing_are_no_silent_pass(run: EvaluationDirect
 def test_policies_too_far_apart_are_told_to_sample_pi(run: EvaluationDirectory) -> None:
     def shift(columns: dict[str, Any]) -> None:
         columns["logprobs"] = [
-            [value - 0.3 * (row % 3 > 0) for value in one] for row, one in enumerate(columns["logprobs"])
+            [value - 0.3 * (row % 3 > 0) for value in logprobs] for row, logprobs in enumerate(columns["logprobs"])
         ]
 
     edit_leg(run, "train-fp16", shift)

@@ -20,17 +20,17 @@ def looked_at_and_trained(number: int, folder: Path) -> tuple[Headroom, dict[str
 
 
 def test_a_model_that_fits_is_not_accused_and_trains_in_fp16(tmp_path: Path) -> None:
-    found, runs = looked_at_and_trained(0, tmp_path)
-    assert found.verdict.code in (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+    headroom, runs = looked_at_and_trained(0, tmp_path)
+    assert headroom.verdict.code in (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
     assert (runs["fp16"].guards, runs["fp16"].stopped) == ({}, None)
 
 
 def test_activations_past_65504_are_named_at_their_layer_and_the_fp16_run_is_stopped(tmp_path: Path) -> None:
-    found, runs = looked_at_and_trained(1, tmp_path)
-    assert found.verdict.code not in (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
-    assert "overflow FP16, first at model.layers.1" in found.verdict.sentence
-    assert found.activations is not None
-    residual = [layer.residual for layer in found.activations.layers]
+    headroom, runs = looked_at_and_trained(1, tmp_path)
+    assert headroom.verdict.code not in (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+    assert "overflow FP16, first at model.layers.1" in headroom.verdict.sentence
+    assert headroom.activations is not None
+    residual = [layer.residual for layer in headroom.activations.layers]
     assert [value is not None and value > 65504 for value in residual] == [False, True, True, True]
     assert "mismatch-nonfinite" in runs["fp16"].guards
     assert runs["fp16"].stopped is not None
@@ -40,12 +40,12 @@ def test_activations_past_65504_are_named_at_their_layer_and_the_fp16_run_is_sto
 
 
 def test_a_backward_pass_that_overflows_is_foretold_and_seen_at_the_second_update(tmp_path: Path) -> None:
-    found, runs = looked_at_and_trained(2, tmp_path)
+    headroom, runs = looked_at_and_trained(2, tmp_path)
     assert "backward pass overflows at every loss scale; the largest gradient is at model.layers.1.mlp" in (
-        found.verdict.sentence
+        headroom.verdict.sentence
     )
-    assert found.plain is not None
-    assert found.plain.first_nonfinite is None
+    assert headroom.plain is not None
+    assert headroom.plain.first_nonfinite is None
     assert runs["fp16"].guards["overflow"] == 2
     assert runs["fp16"].overflows >= 4
     assert runs["bf16"].overflows == 0

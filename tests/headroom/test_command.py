@@ -86,11 +86,11 @@ def test_a_folder_that_holds_something_is_not_reused(tmp_path: Path, command_lin
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_screen_says_what_the_document_says(tmp_path: Path, width: int) -> None:
-    found = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
+    headroom = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
     console = Console(width=width, record=True, force_terminal=False, markup=False, file=StringIO())
-    render_headroom(found, console)
+    render_headroom(headroom, console)
     said = console.export_text()
-    for line in (found.verdict.sentence, *found.verdict.evidence, *found.verdict.advice):
+    for line in (headroom.verdict.sentence, *headroom.verdict.evidence, *headroom.verdict.advice):
         assert line in said
     assert "model.layers.1" in said
     assert "2^16" in said

@@ -21,18 +21,18 @@ def kept_in_fp32(folder: Path, modules: list[str], residual_from: str | None = N
 
 
 def result_formats(model: PreTrainedModel) -> dict[str, torch.dtype]:
-    found: dict[str, torch.dtype] = {}
+    formats: dict[str, torch.dtype] = {}
     for name, module in model.named_modules():
         module.register_forward_hook(
             lambda module, args, output, name=name: (
-                found.update({name: (output[0] if isinstance(output, tuple) else output).dtype})
+                formats.update({name: (output[0] if isinstance(output, tuple) else output).dtype})
                 if not hasattr(output, "keys")
                 else None
             )
         )
     with torch.no_grad():
         model(input_ids=IDS, use_cache=False)
-    return found
+    return formats
 
 
 def test_a_raised_module_answers_in_fp32_and_the_others_do_not(tmp_path: Path) -> None:

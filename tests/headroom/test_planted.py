@@ -21,17 +21,17 @@ FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_an_ordinary_model_is_not_accused(tmp_path: Path, family: str, attention: str) -> None:
-    found = examined(make_checkpoint(tmp_path / family, family), attention=attention)
-    assert found.verdict.code in FITS
-    assert found.exit_code == ExitCode.PASS
-    assert found.advised is None
-    assert found.plain is not None
-    assert found.bf16 is not None
-    assert found.plain.logprob_error_nats is not None
-    assert found.bf16.logprob_error_nats is not None
-    assert 0 < found.plain.logprob_error_nats < found.bf16.logprob_error_nats
-    assert found.activations is not None
-    assert all(one.finite_in_fp16 for one in found.activations.tightest)
+    headroom = examined(make_checkpoint(tmp_path / family, family), attention=attention)
+    assert headroom.verdict.code in FITS
+    assert headroom.exit_code == ExitCode.PASS
+    assert headroom.advised is None
+    assert headroom.plain is not None
+    assert headroom.bf16 is not None
+    assert headroom.plain.logprob_error_nats is not None
+    assert headroom.bf16.logprob_error_nats is not None
+    assert 0 < headroom.plain.logprob_error_nats < headroom.bf16.logprob_error_nats
+    assert headroom.activations is not None
+    assert all(activation.finite_in_fp16 for activation in headroom.activations.tightest)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -48,54 +48,54 @@ def test_an_activation_past_65504_is_named_at_its_layer(
     tmp_path: Path, layer: int, family: str, tensor: str, module: str, operation: str
 ) -> None:
     change = (lambda weights: weights + 2.0**15) if "norm" in tensor else 2.0**16
-    found = examined(planted(tmp_path / "m", family, changes={f"layers.{layer}.{tensor}": change}))
-    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
-    assert found.plain is not None
-    assert found.plain.first_nonfinite is not None
-    assert found.plain.first_nonfinite.startswith(f"model.layers.{layer}.{module} ({operation}")
-    assert f"overflow FP16, first at {found.plain.first_nonfinite}" in found.verdict.sentence
-    assert found.activations is not None
-    residual = {layer.layer: layer.residual for layer in found.activations.layers}[f"model.layers.{layer}"]
+    headroom = examined(planted(tmp_path / "m", family, changes={f"layers.{layer}.{tensor}": change}))
+    assert headroom.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert headroom.plain is not None
+    assert headroom.plain.first_nonfinite is not None
+    assert headroom.plain.first_nonfinite.startswith(f"model.layers.{layer}.{module} ({operation}")
+    assert f"overflow FP16, first at {headroom.plain.first_nonfinite}" in headroom.verdict.sentence
+    assert headroom.activations is not None
+    residual = {layer.layer: layer.residual for layer in headroom.activations.layers}[f"model.layers.{layer}"]
     assert residual is not None
     assert residual > 65504
 
 
 def test_the_advice_was_tried_and_is_as_close_to_fp32_as_fp16_is(tmp_path: Path) -> None:
-    found = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
-    assert found.advised is not None
-    assert found.bf16 is not None
-    assert found.advised.modules_in_fp32 == ["model.layers.1.mlp.down_proj"]
-    assert found.advised.residual_in_fp32_from == "model.layers.1"
-    assert found.advised.first_nonfinite is None
-    assert found.advised.logprob_error_nats is not None
-    assert found.bf16.logprob_error_nats is not None
-    assert found.advised.logprob_error_nats < found.bf16.logprob_error_nats / 2
-    assert found.advised.from_exponent is not None
-    assert "the residual stream from model.layers.1 on and model.layers.1.mlp.down_proj" in found.verdict.sentence
+    headroom = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
+    assert headroom.advised is not None
+    assert headroom.bf16 is not None
+    assert headroom.advised.modules_in_fp32 == ["model.layers.1.mlp.down_proj"]
+    assert headroom.advised.residual_in_fp32_from == "model.layers.1"
+    assert headroom.advised.first_nonfinite is None
+    assert headroom.advised.logprob_error_nats is not None
+    assert headroom.bf16.logprob_error_nats is not None
+    assert headroom.advised.logprob_error_nats < headroom.bf16.logprob_error_nats / 2
+    assert headroom.advised.from_exponent is not None
+    assert "the residual stream from model.layers.1 on and model.layers.1.mlp.down_proj" in headroom.verdict.sentence
 
 
 def test_a_product_inside_the_mlp_overflows_though_nothing_around_it_does(tmp_path: Path) -> None:
     changes = {"layers.0.mlp.gate_proj": 2.0**8, "layers.0.mlp.up_proj": 2.0**8, "layers.0.mlp.down_proj": 2.0**-14}
-    found = examined(planted(tmp_path / "m", changes=changes))
-    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
-    assert found.plain is not None
-    assert found.plain.first_nonfinite == "model.layers.0.mlp (mul)"
-    assert found.advised is not None
-    assert found.advised.modules_in_fp32 == ["model.layers.0.mlp"]
+    headroom = examined(planted(tmp_path / "m", changes=changes))
+    assert headroom.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert headroom.plain is not None
+    assert headroom.plain.first_nonfinite == "model.layers.0.mlp (mul)"
+    assert headroom.advised is not None
+    assert headroom.advised.modules_in_fp32 == ["model.layers.0.mlp"]
 
 
 def test_a_backward_pass_that_overflows_is_told_though_the_loss_is_finite(tmp_path: Path) -> None:
-    found = examined(planted(tmp_path / "m", changes=GRADIENT_TIMES))
-    assert found.plain is not None
-    assert found.plain.first_nonfinite is None
-    assert found.plain.logprob_error_nats is not None
-    assert all(scale.relative_error is None and scale.num_nonfinite > 0 for scale in found.plain.scales)
+    headroom = examined(planted(tmp_path / "m", changes=GRADIENT_TIMES))
+    assert headroom.plain is not None
+    assert headroom.plain.first_nonfinite is None
+    assert headroom.plain.logprob_error_nats is not None
+    assert all(scale.relative_error is None and scale.num_nonfinite > 0 for scale in headroom.plain.scales)
     assert "backward pass overflows at every loss scale; the largest gradient is at model.layers.1.mlp (mul)" in (
-        found.verdict.sentence
+        headroom.verdict.sentence
     )
-    assert found.advised is not None
-    assert "model.layers.1.mlp" in found.advised.modules_in_fp32
-    assert found.advised.from_exponent is not None
+    assert headroom.advised is not None
+    assert "model.layers.1.mlp" in headroom.advised.modules_in_fp32
+    assert headroom.advised.from_exponent is not None
 
 
 def test_a_weight_past_65504_is_mended_by_its_module_in_fp32(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_a_weight_past_65504_is_mended_by_its_module_in_fp32(tmp_path: Path) -> 
         weights[3, 5] = 1e5
         return weights
 
-    found = examined(planted(tmp_path / "m", changes={"layers.0.mlp.up_proj": one_large}))
-    assert found.weights.total.num_overflowed == 1
-    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
-    assert found.advised is not None
-    assert "model.layers.0.mlp" in found.advised.modules_in_fp32
+    headroom = examined(planted(tmp_path / "m", changes={"layers.0.mlp.up_proj": one_large}))
+    assert headroom.weights.total.num_overflowed == 1
+    assert headroom.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert headroom.advised is not None
+    assert "model.layers.0.mlp" in headroom.advised.modules_in_fp32
 
 
 def test_a_weight_past_65504_that_no_response_came_by_is_told(tmp_path: Path) -> None:
@@ -115,54 +115,54 @@ def test_a_weight_past_65504_that_no_response_came_by_is_told(tmp_path: Path) ->
         weights[319, 5] = 1e5
         return weights
 
-    found = examined(planted(tmp_path / "m", changes={"embed_tokens": one_large}))
-    assert found.plain is not None
-    assert found.plain.first_nonfinite is None
-    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
-    assert found.verdict.sentence.startswith("Weights of model.embed_tokens overflow FP16.")
-    assert found.advised is not None
-    assert found.advised.modules_in_fp32 == ["model.embed_tokens"]
+    headroom = examined(planted(tmp_path / "m", changes={"embed_tokens": one_large}))
+    assert headroom.plain is not None
+    assert headroom.plain.first_nonfinite is None
+    assert headroom.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert headroom.verdict.sentence.startswith("Weights of model.embed_tokens overflow FP16.")
+    assert headroom.advised is not None
+    assert headroom.advised.modules_in_fp32 == ["model.embed_tokens"]
 
 
 def test_weights_that_vanish_are_found_by_what_they_do_to_log_probs(tmp_path: Path) -> None:
     changes = {"layers.0.mlp.gate_proj": 2.0**-23, "layers.0.mlp.up_proj": 2.0**13, "layers.0.mlp.down_proj": 2.0**10}
-    found = examined(planted(tmp_path / "m", changes=changes))
-    assert found.weights.worst[0].tensor == "model.layers.0.mlp.gate_proj.weight"
-    assert found.verdict.code == HeadroomCode.FITS_EXCEPT
-    assert "further from FP32 than BF16's" in found.verdict.sentence
-    assert found.advised is not None
-    assert "model.layers.0.mlp.gate_proj" in found.advised.modules_in_fp32
+    headroom = examined(planted(tmp_path / "m", changes=changes))
+    assert headroom.weights.worst[0].tensor == "model.layers.0.mlp.gate_proj.weight"
+    assert headroom.verdict.code == HeadroomCode.FITS_EXCEPT
+    assert "further from FP32 than BF16's" in headroom.verdict.sentence
+    assert headroom.advised is not None
+    assert "model.layers.0.mlp.gate_proj" in headroom.advised.modules_in_fp32
 
 
 def test_what_would_need_most_of_the_model_in_fp32_does_not_fit(tmp_path: Path) -> None:
     changes = {"gate_proj": 2.0**8, "up_proj": 2.0**8, "mlp.down_proj": 2.0**-14, "embed_tokens": 2.0**17}
-    found = examined(planted(tmp_path / "m", changes=changes))
-    assert found.verdict.code == HeadroomCode.DOES_NOT_FIT
-    assert found.exit_code == ExitCode.GATE_FAILED
-    assert found.advised is None
-    assert "BF16" in found.verdict.advice[0]
+    headroom = examined(planted(tmp_path / "m", changes=changes))
+    assert headroom.verdict.code == HeadroomCode.DOES_NOT_FIT
+    assert headroom.exit_code == ExitCode.GATE_FAILED
+    assert headroom.advised is None
+    assert "BF16" in headroom.verdict.advice[0]
 
 
 def test_underflow_falls_as_the_loss_scale_grows(tmp_path: Path) -> None:
-    found = examined(planted(tmp_path / "m", changes={"lm_head": 2.0**-8, "model.norm": 2.0**-8}))
-    assert found.gradients is not None
-    shares = [one.activations_flushed for one in found.gradients.underflow]
+    headroom = examined(planted(tmp_path / "m", changes={"lm_head": 2.0**-8, "model.norm": 2.0**-8}))
+    assert headroom.gradients is not None
+    shares = [scaled.activations_flushed for scaled in headroom.gradients.underflow]
     assert shares[0] > shares[8] > shares[16]
     assert all(earlier >= later for earlier, later in pairwise(shares))
-    largest = [one.largest_scaled for one in found.gradients.underflow]
+    largest = [scaled.largest_scaled for scaled in headroom.gradients.underflow]
     assert largest[10] == pytest.approx(1024 * largest[0])
-    assert found.verdict.code == HeadroomCode.FITS_WITH_LOSS_SCALE
-    assert found.plain is not None
-    assert found.plain.from_exponent is not None
-    assert found.plain.from_exponent > 0
+    assert headroom.verdict.code == HeadroomCode.FITS_WITH_LOSS_SCALE
+    assert headroom.plain is not None
+    assert headroom.plain.from_exponent is not None
+    assert headroom.plain.from_exponent > 0
 
 
 def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(tmp_path: Path) -> None:
-    found = examined(make_checkpoint(tmp_path / "m"))
-    assert found.gradients is not None
-    assert found.plain is not None
-    overflows = {one.exponent: one.overflows for one in found.gradients.underflow}
-    for trial in found.plain.scales:
+    headroom = examined(make_checkpoint(tmp_path / "m"))
+    assert headroom.gradients is not None
+    assert headroom.plain is not None
+    overflows = {scaled.exponent: scaled.overflows for scaled in headroom.gradients.underflow}
+    for trial in headroom.plain.scales:
         if overflows[trial.exponent]:
             assert trial.relative_error is None, trial
 
@@ -174,19 +174,19 @@ def test_a_model_that_is_not_finite_in_fp32_is_said_to_be_broken(tmp_path: Path)
 
 
 def test_stand_in_rewards_are_said_to_be(tmp_path: Path) -> None:
-    found = examined(make_checkpoint(tmp_path / "m"))
-    assert found.gradients is not None
-    assert found.gradients.stand_in_rewards
-    assert found.gradients.norm > 0
+    headroom = examined(make_checkpoint(tmp_path / "m"))
+    assert headroom.gradients is not None
+    assert headroom.gradients.stand_in_rewards
+    assert headroom.gradients.norm > 0
 
 
 def test_the_demo_checkpoint_fits_with_its_own_rewards() -> None:
-    found = examined("demo", prompts=HeadroomPrompts(num_prompts=4), sampling=HeadroomSampling())
-    assert found.verdict.code in FITS
-    assert found.gradients is not None
-    assert not found.gradients.stand_in_rewards
-    assert found.plain is not None
-    assert found.plain.from_exponent is not None
-    assert found.plain.from_exponent <= 8
-    assert found.plain.to_exponent is not None
-    assert found.plain.to_exponent >= 16
+    headroom = examined("demo", prompts=HeadroomPrompts(num_prompts=4), sampling=HeadroomSampling())
+    assert headroom.verdict.code in FITS
+    assert headroom.gradients is not None
+    assert not headroom.gradients.stand_in_rewards
+    assert headroom.plain is not None
+    assert headroom.plain.from_exponent is not None
+    assert headroom.plain.from_exponent <= 8
+    assert headroom.plain.to_exponent is not None
+    assert headroom.plain.to_exponent >= 16

@@ -11,9 +11,9 @@ HERE = Operation("layer", "add", 0)
 
 
 def binades(*values: float) -> Binades:
-    found = Binades()
-    found.add(torch.tensor(values))
-    return found
+    counted = Binades()
+    counted.add(torch.tensor(values))
+    return counted
 
 
 @given(
@@ -36,9 +36,9 @@ def test_powers_of_two_fall_on_the_side_that_rounding_puts_them() -> None:
 
 
 def test_zeros_are_no_gradient_that_underflows() -> None:
-    found = binades(0.0, 0.0, -0.0, 1.0)
-    assert found.num_nonzero == 1
-    assert found.flushed(0) == 0
+    counted = binades(0.0, 0.0, -0.0, 1.0)
+    assert counted.num_nonzero == 1
+    assert counted.flushed(0) == 0
 
 
 def test_parts_add_up() -> None:

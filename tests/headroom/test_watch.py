@@ -44,7 +44,9 @@ def test_norms_are_in_fp32_and_products_in_fp16(tmp_path: Path) -> None:
     assert formats[Operation("model.norm", "pow", 0)] == torch.float32
     assert formats[Operation("model.layers.1.mlp.down_proj", "linear", 0)] == torch.float16
     assert formats[Operation("model.layers.1", "add", 0)] == torch.float16
-    assert not any(one.function == "softmax input" for one in formats), "fused attention keeps its scores to itself"
+    assert not any(operation.function == "softmax input" for operation in formats), (
+        "fused attention keeps its scores to itself"
+    )
 
 
 def test_the_magnitude_is_that_of_the_modules_own_result(tmp_path: Path) -> None:
@@ -56,8 +58,8 @@ def test_the_magnitude_is_that_of_the_modules_own_result(tmp_path: Path) -> None
     with torch.no_grad():
         model(input_ids=IDS, use_cache=False)
     handle.remove()
-    found = seen(folder, Dtype.FP32, "sdpa").largest()[Operation("model.layers.1.mlp.down_proj", "linear", 0)]
-    assert found == pytest.approx(float(outputs[0].abs().max()), rel=1e-5)
+    largest = seen(folder, Dtype.FP32, "sdpa").largest()[Operation("model.layers.1.mlp.down_proj", "linear", 0)]
+    assert largest == pytest.approx(float(outputs[0].abs().max()), rel=1e-5)
 
 
 def test_nothing_is_watched_afterwards(tmp_path: Path) -> None:

@@ -24,21 +24,21 @@ def stored(folder: Path, **tensors: torch.Tensor) -> Path:
 
 def test_every_fate_of_a_weight_is_counted(tmp_path: Path) -> None:
     values = torch.tensor([1.0, -65504.0, 65520.0, 1e6, 3e-5, -1e-7, 6e-8, 2e-8, 0.0, float("inf"), float("nan")])
-    found = scan_weights(stored(tmp_path, w=values)).total
-    assert found.num_values == 11
-    assert found.num_overflowed == 2
-    assert found.num_subnormal == 3
-    assert found.num_flushed == 1
-    assert found.num_nonfinite == 2
-    assert found.largest == 1e6
+    total = scan_weights(stored(tmp_path, w=values)).total
+    assert total.num_values == 11
+    assert total.num_overflowed == 2
+    assert total.num_subnormal == 3
+    assert total.num_flushed == 1
+    assert total.num_nonfinite == 2
+    assert total.largest == 1e6
 
 
 def test_rounding_error_is_that_of_fp16(tmp_path: Path) -> None:
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    found = scan_weights(stored(tmp_path, w=values)).total
+    total = scan_weights(stored(tmp_path, w=values)).total
     expected = (values.half().double() - values.double()).norm() / values.double().norm()
-    assert found.relative_error == pytest.approx(float(expected))
-    assert 2.0**-14 < found.relative_error < 2.0**-11
+    assert total.relative_error == pytest.approx(float(expected))
+    assert 2.0**-14 < total.relative_error < 2.0**-11
 
 
 def test_the_error_of_weights_too_small_for_a_square_is_not_lost(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ def test_weights_past_65504_are_named(tmp_path: Path) -> None:
 
 
 def test_weights_that_vanish_are_named(tmp_path: Path) -> None:
-    found = scan_weights(planted(tmp_path / "m", changes={"layers.0.self_attn.k_proj": 2.0**-25}))
-    worst = found.worst[0]
+    weights = scan_weights(planted(tmp_path / "m", changes={"layers.0.self_attn.k_proj": 2.0**-25}))
+    worst = weights.worst[0]
     assert worst.tensor == "model.layers.0.self_attn.k_proj.weight"
     assert worst.num_flushed > 0.9 * worst.num_values
-    verdict = judge_weights(found)
+    verdict = judge_weights(weights)
     assert verdict.code == HeadroomCode.FITS_EXCEPT
     assert "too small for FP16" in verdict.sentence
 

@@ -117,7 +117,11 @@ def test_an_adapter_on_one_side_is_a_note_where_the_other_loads_another_checkpoi
     )
     merged = base.model_copy(update={"name": "merged", "fingerprint": "b2"})
     held = {"adapter": ADAPTER}
-    [finding] = [one for one in preflight(sides({}, held, checkpoints=(merged, base))) if one.setting == "adapter"]
+    [finding] = [
+        difference
+        for difference in preflight(sides({}, held, checkpoints=(merged, base)))
+        if difference.setting == "adapter"
+    ]
     assert finding.level == "note"
     [finding] = preflight(sides({}, held, checkpoints=(base, base)))
     assert finding.level == "error"
@@ -170,7 +174,7 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
 def test_each_difference_is_found_once(
     train: dict[str, Any], infer: dict[str, Any], level: str, code: Code | None
 ) -> None:
-    assert [(one.level, one.code) for one in preflight(sides(train, infer))] == [(level, code)]
+    assert [(difference.level, difference.code) for difference in preflight(sides(train, infer))] == [(level, code)]
 
 
 @pytest.mark.parametrize("lossy", [{"fp32_products_cuda.matmul": "tf32"}, {"float32_matmul_precision": "high"}])
@@ -178,7 +182,9 @@ def test_tf32_is_told_for_an_fp32_pair_only(lossy: dict[str, str]) -> None:
     train, infer = {**TRAIN, "dtype": "fp32", "lm_head_dtype": None}, {**INFER, "dtype": "fp32", "kv_cache_dtypes": []}
     side = train if "fp32_products_cuda.matmul" in lossy else infer
     side.update(lossy)
-    assert [one.code for one in preflight(Sides(Dtype.FP32, Dtype.FP32, train, infer))] == [Code.ONE_SIDED_DTYPE]
+    assert [difference.code for difference in preflight(Sides(Dtype.FP32, Dtype.FP32, train, infer))] == [
+        Code.ONE_SIDED_DTYPE
+    ]
     assert preflight(sides(train={key: value for key, value in lossy.items() if key.startswith("fp32")})) == []
 
 
@@ -189,8 +195,8 @@ def test_which_library_multiplies_in_fp32_is_no_rounding() -> None:
 
 
 def test_a_cache_of_bytes_is_named_by_the_engines_setting() -> None:
-    [found] = preflight(sides(infer={"kv_cache_dtypes": ["uint8"], "kv_cache_dtype": "fp8"}))
-    assert found.what == "the engine keeps keys and values in fp8"
+    [difference] = preflight(sides(infer={"kv_cache_dtypes": ["uint8"], "kv_cache_dtype": "fp8"}))
+    assert difference.what == "the engine keeps keys and values in fp8"
 
 
 def test_what_is_as_asked_is_not_told() -> None:
@@ -200,18 +206,18 @@ def test_what_is_as_asked_is_not_told() -> None:
 
 
 def test_a_step_that_the_probe_made_smaller_names_the_flag_that_restores_it() -> None:
-    [found] = preflight(sides(infer={"bounded_by_probe": {"max_num_batched_tokens": 588}}))
-    assert "588 tokens a step" in found.what
-    assert "--vllm.max_num_batched_tokens" in found.advice
+    [difference] = preflight(sides(infer={"bounded_by_probe": {"max_num_batched_tokens": 588}}))
+    assert "588 tokens a step" in difference.what
+    assert "--vllm.max_num_batched_tokens" in difference.advice
 
 
 def test_bos_twice_is_worth_a_note() -> None:
-    assert [one.code for one in preflight(sides(doubled_first_token=1))] == [Code.PROMPT_PREFIX]
+    assert [difference.code for difference in preflight(sides(doubled_first_token=1))] == [Code.PROMPT_PREFIX]
 
 
 def test_the_findings_of_several_pairs_are_told_once_and_errors_first() -> None:
     wrong = sides({"temperature": 0.7}, {"prefix_caching": True})
-    assert [one.level for one in preflight_of_run([wrong, wrong])] == ["error", "note"]
+    assert [difference.level for difference in preflight_of_run([wrong, wrong])] == ["error", "note"]
 
 
 def test_facts_leave_out_what_changes_no_log_prob() -> None:
@@ -285,13 +291,13 @@ def test_a_server_that_says_all_and_does_as_it_says_is_not_accused() -> None:
 def test_what_a_server_does_not_say_or_does_otherwise_is_found_once(
     applied: dict[str, Any], asked: dict[str, Any], setting: str, level: str, words: str
 ) -> None:
-    [found] = [
+    [difference] = [
         finding
         for finding in preflight(sides({}, {**SERVER, **applied, "asked": {**ASKED, **asked}}))
         if finding.setting != "temperature"
     ]
-    assert (found.setting, found.level) == (setting, level)
-    assert words in found.what
+    assert (difference.setting, difference.level) == (setting, level)
+    assert words in difference.what
 
 
 @pytest.mark.parametrize(
