@@ -132,8 +132,8 @@ def publish(path: Path) -> None:
         times = [f"**{seconds / totals['plain']:.2f}**" for seconds in totals.values()]
         lines.append(f"| times a plain scoring pass | {' | '.join(times)} |")
         lines.append(
-            f"\nActivations on disk: {measured['stored blocks']:.0f} MiB by block, {measured['stored modules']:.0f} MiB "
-            f"by module. Peak memory of the process with both torch models: {measured['peak memory']:.0f} MiB."
+            f"\nActivations on disk: {measured['stored blocks']:.0f} MiB by block, "
+            f"{measured['stored modules']:.0f} MiB by module. Peak memory of the process with both torch models: {measured['peak memory']:.0f} MiB."
         )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

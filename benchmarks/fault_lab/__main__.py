@@ -61,7 +61,8 @@ def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
             judged = outcome(bench.model, injection, injection.make(bench))
             print(
                 f"{bench.model:15} {'named ' if judged.is_named else 'MISSED'} {injection.fault}, "
-                f"{injection.strength}: {judged.full.code} | alone {judged.alone.code} | 16 bit {judged.sixteen_bit.code} "
+                f"{injection.strength}: {judged.full.code} | alone {judged.alone.code} | "
+                f"16 bit {judged.sixteen_bit.code} "
                 f"({time.monotonic() - start:.0f} s)",
                 flush=True,
             )
