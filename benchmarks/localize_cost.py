@@ -133,7 +133,8 @@ def publish(path: Path) -> None:
         lines.append(f"| times a plain scoring pass | {' | '.join(times)} |")
         lines.append(
             f"\nActivations on disk: {measured['stored blocks']:.0f} MiB by block, "
-            f"{measured['stored modules']:.0f} MiB by module. Peak memory of the process with both torch models: {measured['peak memory']:.0f} MiB."
+            f"{measured['stored modules']:.0f} MiB by module. "
+            f"Peak memory of the process with both torch models: {measured['peak memory']:.0f} MiB."
         )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
