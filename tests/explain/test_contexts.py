@@ -34,6 +34,7 @@ def packed(log: Log) -> Log:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code", "what"),
     [

@@ -13,6 +13,7 @@ from mismatch_probe.records.sequences import TokenSequence
 from tests.explain.logs import logged, scored, settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16, Dtype.FP32])
 def test_a_clean_log_is_as_declared(llama: Path, responses: list[TokenSequence], dtype: Dtype) -> None:
     log = logged(responses, mu=scored(llama, responses, dtype), pi=scored(llama, responses, dtype, attention="eager"))
@@ -22,6 +23,7 @@ def test_a_clean_log_is_as_declared(llama: Path, responses: list[TokenSequence],
     assert (explanation.verdict.kind, explanation.verdict.code) == ("clean", "as_declared")
 
 
+@pytest.mark.slow
 def test_both_sides_can_depart_and_the_record_is_read_back(llama: Path, responses: list[TokenSequence]) -> None:
     log = logged(responses, mu=scored(llama, responses, temperature=0.7), pi=scored(llama, responses, Dtype.FP32))
     explanation = run_explain(ExplainJob(settings(llama), log))
@@ -41,6 +43,7 @@ def test_ids_of_another_model_are_refused(llama: Path) -> None:
         explain(settings(llama), logged(foreign, mu=[[-1.0]]))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_made_neither_side_is_told(
     llama: Path, responses: list[TokenSequence], tmp_path: Path
 ) -> None:
@@ -53,6 +56,7 @@ def test_a_checkpoint_that_made_neither_side_is_told(
     assert explanation.sides[0].left_out["other weights"].startswith("none were given")
 
 
+@pytest.mark.slow
 def test_what_both_sides_do_alike_is_no_mismatch(llama: Path, responses: list[TokenSequence]) -> None:
     columns = scored(llama, responses, temperature=0.7)
     explanation = explain(settings(llama), logged(responses, mu=columns, pi=columns))

@@ -49,6 +49,7 @@ def test_probabilities_of_a_part_of_the_vocabulary_are_named(
     assert [departure.what for departure in side.explained_by.departures] == [what]
 
 
+@pytest.mark.slow
 def test_a_cut_that_is_declared_and_not_applied_is_named(
     llama: Path, responses: list[TokenSequence], explained: Explained
 ) -> None:

@@ -12,6 +12,7 @@ from mismatch_probe.records.sequences import TokenSequence
 from tests.explain.logs import logged, scored, settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 16])
 def test_a_cache_of_older_weights_is_told_from_older_weights(
     llama: Path, responses: list[TokenSequence], tmp_path: Path, block: int

@@ -28,6 +28,7 @@ def with_template(checkpoint: Path, folder: Path, template: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_system_prompt_on_one_side_is_found_in_the_template(
     llama: Path, responses: list[TokenSequence], tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_system_prompt_on_one_side_is_found_in_the_template(
     assert f"an extra header of {len(header)} tokens" in side.verdict.sentence
 
 
+@pytest.mark.slow
 def test_a_template_that_refuses_a_system_prompt_is_said_so(
     llama: Path, responses: list[TokenSequence], tmp_path: Path
 ) -> None:
@@ -52,6 +54,7 @@ def test_a_template_that_refuses_a_system_prompt_is_said_so(
     assert "no system prompts" in side.left_out["a header of the chat template"]
 
 
+@pytest.mark.slow
 def test_a_header_that_is_given_as_a_text_is_encoded_and_tried(llama: Path, responses: list[TokenSequence]) -> None:
     text = "You are terse. "
     header = load_tokenizer(llama)(text, add_special_tokens=False)["input_ids"]

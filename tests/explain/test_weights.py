@@ -19,6 +19,7 @@ def stale(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return other_weights(llama, tmp_path_factory.mktemp("stale") / "weights", 0.01)
 
 
+@pytest.mark.slow
 def test_a_given_older_checkpoint_is_named(
     llama: Path, responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_given_older_checkpoint_is_named(
     assert "the weights of step 7" in side.verdict.sentence
 
 
+@pytest.mark.slow
 def test_a_version_that_the_log_names_is_a_declared_one(
     responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -35,6 +37,7 @@ def test_a_version_that_the_log_names_is_a_declared_one(
     assert side.verdict.code == "as_declared"
 
 
+@pytest.mark.slow
 def test_weights_older_than_the_named_version_are_told_by_how_many(
     llama: Path, responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:
@@ -53,6 +56,7 @@ def test_weights_that_nobody_gives_are_unexplained_and_repeatable(
     assert "agrees with itself" in side.verdict.evidence[-1]
 
 
+@pytest.mark.slow
 def test_dropout_is_told_by_the_same_context_scored_twice(tmp_path: Path) -> None:
     """A model less uncertain than the others, so that responses to one prompt begin alike now and then."""
     model = make_checkpoint(tmp_path, init_std=0.3)

@@ -29,6 +29,7 @@ def pair_of(run: RunDirectory) -> PairSummary:
     return pair
 
 
+@pytest.mark.slow
 def test_the_mean_deviation_is_that_of_the_log_and_every_token_is_counted(tmp_path: Path) -> None:
     written = rows()
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
@@ -260,6 +261,7 @@ def test_a_shifted_column_is_broken_data_and_no_mismatch(tmp_path: Path) -> None
     assert (pair.verdict.kind, pair.verdict.code) == ("broken", "shifted")
 
 
+@pytest.mark.slow
 def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", rows(600))
     run = imported(tmp_path, log)
@@ -271,6 +273,7 @@ def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
     probe("diff", run.path, run.path, code=ExitCode.PASS)
 
 
+@pytest.mark.slow
 def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
     written = [row(number, step=number // 400) for number in range(800)]
     for one in written[400:]:
@@ -335,6 +338,7 @@ def test_a_comparison_takes_no_logged_side(tmp_path: Path) -> None:
     assert "import" in answer.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", rows(4000))
     words = [sys.executable, "-m", "mismatch_probe", "import", log, "--out", tmp_path / "run"]

@@ -60,6 +60,7 @@ def test_groups_that_share_a_prompt_are_one_and_those_of_other_steps_are_others(
     assert pair_of(imported(tmp_path, written)).metrics["abs_logprob_diff"].num_prompts == 3
 
 
+@pytest.mark.slow
 def test_a_gate_clusters_two_logs_by_group_too(tmp_path: Path) -> None:
     runs = [imported(tmp_path / name, turns(12, 8, named=True)) for name in ("old", "new")]
     gate = tmp_path / "gate.toml"
@@ -70,6 +71,7 @@ def test_a_gate_clusters_two_logs_by_group_too(tmp_path: Path) -> None:
     assert "a pass needs 40 prompts, and there are 12" in " ".join(answer.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_prompt_has_the_same_name_in_every_log(tmp_path: Path) -> None:
     """So a gate meets the prompts of two logs whatever their order."""
     written = rows(400)
@@ -91,6 +93,7 @@ def test_of_one_prompt_with_very_many_responses_some_are_analysed(tmp_path: Path
     assert (choice.prompt_ids, choice.share) == ({"one", "other"}, 0.25)
 
 
+@pytest.mark.slow
 def test_very_many_steps_of_one_response_share_files_and_rows(tmp_path: Path) -> None:
     run = imported(tmp_path, [row(number, step=number, tokens=8) for number in range(1200)])
     table = dataset.dataset(run.path / "log", format="parquet").to_table()

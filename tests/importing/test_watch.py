@@ -324,6 +324,7 @@ def _prime_rl(folder: Path, *, stable: bool) -> None:
         (folder / "STABLE").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_was_judged_is_on_stdout_when_it_is_interrupted(
     folder: Path, guards: Path, number: int, code: ExitCode
