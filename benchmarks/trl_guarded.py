@@ -161,13 +161,14 @@ def equal_rows(logs: list[dict[str, float]]) -> list[str]:
 def fault_row(fault: str, document: dict[str, Any]) -> str:
     fired = [decision for decision in document["decisions"] if decision["guards"]]
     if not fired:
-        return f"| {fault} | - | no guard fired in {len(document['decisions'])} steps | - | - | - |"
+        return f"| {fault} | - | no guard fired in {len(document['decisions'])} steps | - | - | - | - |"
     first, last = fired[0], document["decisions"][-1]
     skipped = [decision["step"] for decision in document["decisions"] if decision["skip"]]
     moved = "unchanged" if skipped and not any(document["moved"][step - 1] for step in skipped) else "changed"
+    applied = sum(document["moved"][FAULT_AT - 1 :])
     stopped = f"stopped at step {last['step']}" if last["stop"] else "went on"
     by = f"{', '.join(first['guards'])}: {'update withheld' if first['skip'] else 'warned'}"
-    return f"| {fault} | {first['step']} | {by} | {moved} | {stopped} | {last['diagnosis'] or '-'} |"
+    return f"| {fault} | {first['step']} | {by} | {moved} | {applied} | {stopped} | {last['diagnosis'] or '-'} |"
 
 
 def seconds(name: str, scratch: Path) -> float:
@@ -223,10 +224,11 @@ def report(scratch: Path) -> str:
             "",
             "## Faults",
             "",
-            f"Each begins at step {FAULT_AT}. Weights: of the policy, in the steps whose update was withheld.",
+            f"Each begins at step {FAULT_AT}. Weights: of the policy, in the steps whose update was withheld. Applied:",
+            "updates that were made under the fault, before a guard answered or between two answers.",
             "",
-            "| fault | first seen at step | by | weights | the run | diagnosis |",
-            "|---|---|---|---|---|---|",
+            "| fault | first seen at step | by | weights | applied | the run | diagnosis |",
+            "|---|---|---|---|---|---|---|",
             *(fault_row(fault, document) for fault, document in documents.items()),
             "",
             "## Cost",
