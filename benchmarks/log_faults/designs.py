@@ -40,12 +40,12 @@ DESIGNS: Mapping[str, Design] = {
     "llama": Design("llama", 8, 8),
     "qwen3-moe": Design("qwen3-moe", 8, 8),
     "demo": Design(None, 16, 2, tokens=64, source="sums:medium"),
-    "qwen3": Design("qwen3", 10, 4, changes={"init_std": 0.25, "seed": 11}, held_out=True),
+    "qwen3": Design("qwen3", 10, 4, changes={"init_std": 0.25, "seed": 11}),
     "qwen2": Design("qwen2", 6, 6, tokens=40, changes={"init_std": 0.25, "seed": 5}, held_out=True),
     "heavy-tails": Design("qwen2", 8, 4, changes={"init_std": 0.5, "seed": 23}, dtypes=_BF16, held_out=True),
-    "two-prompts": Design("qwen3", 2, 10, changes={"init_std": 0.3, "seed": 31}, dtypes=_BF16, held_out=True),
+    "two-prompts": Design("qwen3", 2, 10, changes={"init_std": 0.3, "seed": 31}, dtypes=_BF16),
     "one-prompt": Design("llama", 1, 16, changes={"init_std": 0.25, "seed": 41}, dtypes=_BF16, held_out=True),
-    "four-responses": Design("qwen3", 4, 1, 96, changes={"init_std": 0.3, "seed": 53}, dtypes=_BF16, held_out=True),
+    "four-responses": Design("qwen3", 4, 1, 96, changes={"init_std": 0.3, "seed": 53}, dtypes=_BF16),
 }
 """Several samples of a prompt, as in training: contexts that occur again show whether a side agrees with itself. The
 trained model, which is surer of its tokens, needs fewer.
