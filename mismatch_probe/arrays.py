@@ -81,10 +81,12 @@ class Layout:
         """
         if isinstance(values, list | tuple):
             self._require_one_each(len(values), name)
-            keys = [tuple(to_numpy(value, name).ravel().tolist()) for value in values]
+            rows = [to_numpy(value, name) for value in values]
         else:
-            keys = [tuple(np.ravel(value).tolist()) for value in self.of_rows(values, name)]
-        numbers: dict[tuple[object, ...], int] = {}
+            rows = list(np.atleast_1d(to_numpy(values, name)))
+            self._require_one_each(len(rows), name)
+        numbers: dict[object, int] = {}
+        keys = [_key(tuple(np.ravel(row).tolist())) for row in rows]
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     def of_rows(self, values: ArrayLike, name: str) -> Array:
@@ -93,9 +95,20 @@ class Layout:
         Raises:
             UsageError: there are more or fewer.
         """
-        array = to_numpy(values, name)
-        self._require_one_each(len(array) if array.ndim else 1, name)
+        array = to_numpy(values, name).ravel()
+        self._require_one_each(array.size, name)
         return array
+
+    def flags(self, values: ArrayLike, name: str) -> Mask:
+        """Yes or no of each row [B].
+
+        Raises:
+            UsageError: there are more or fewer, or one is neither true nor false, 1 nor 0.
+        """
+        given = as_numbers(self.of_rows(values, name))
+        if not np.isin(given, (0.0, 1.0)).all():
+            raise UsageError(f"{name} holds something besides true and false: give true or false for each response")
+        return np.asarray(given == 1)
 
     def _require_one_each(self, number: int, name: str) -> None:
         if number != len(self.row_lengths):
@@ -115,8 +128,20 @@ def as_numbers(values: Array) -> Floats:
         return np.array([_number(value) for value in values], dtype=np.float64)
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float | np.number) else np.nan
+def _number(value: Any) -> float:
+    try:
+        return np.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _key(row: tuple[object, ...]) -> object:
+    """What is equal for equal rows, also for rows of chat messages, which have no hash."""
+    try:
+        hash(row)
+    except TypeError:
+        return repr(row)
+    return row
 
 
 def to_numpy(values: ArrayLike, name: str) -> Array:
@@ -135,16 +160,20 @@ def to_numpy(values: ArrayLike, name: str) -> Array:
 
 
 def _rows(values: ArrayLike, name: str) -> Sequence[Floats]:
-    """Its rows in float64; one row where it is 1-D.
+    """Its rows in float64; one row where it is 1-D, none where it is an empty list.
 
     Raises:
         UsageError: it is no array of numbers.
     """
-    if isinstance(values, list | tuple) and values and not np.isscalar(values[0]):
-        rows = [_numbers(to_numpy(row, name), name) for row in values]
+    if not isinstance(values, list | tuple):
+        array = to_numpy(values, name)
+        if array.dtype == object and array.ndim == 1:  # such as a column of lists in pandas
+            return _rows(array.tolist(), name)
+        rows = list(_numbers(array, name)) if array.ndim == 2 else [_numbers(array, name)]
+    elif values and (values[0] is None or np.isscalar(values[0])):
+        rows = [_numbers(to_numpy(values, name), name)]
     else:
-        array = _numbers(to_numpy(values, name), name)
-        rows = list(array) if array.ndim == 2 else [array]
+        rows = [_numbers(to_numpy(row, name), name) for row in values]
     if any(row.ndim != 1 for row in rows):
         raise UsageError(f"{name} is no list of responses: give an array [responses, tokens], or a list of 1-D arrays")
     return rows
@@ -154,9 +183,7 @@ def _numbers(array: Array, name: str) -> Floats:
     try:
         return array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{name} holds something that is no number: give log-probs, NaN where one is absent"
-        ) from error
+        raise UsageError(f"{name} holds something that is no number: give numbers, NaN where one is absent") from error
 
 
 def _shape(lengths: Sequence[int]) -> str:

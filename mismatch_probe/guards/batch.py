@@ -41,7 +41,7 @@ class Batch:
         layout = Layout.of(given, self.mask, name)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
         rewards = None if self.rewards is None else as_numbers(layout.of_rows(self.rewards, "rewards"))
-        cut = None if self.truncated is None else layout.of_rows(self.truncated, "truncated").astype(np.bool_)
+        cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
         lengths = layout.lengths
         whole = np.zeros(0) if rewards is None else rewards if cut is None else rewards[~cut]
         whole = whole[np.isfinite(whole)]

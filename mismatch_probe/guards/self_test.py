@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.arrays import Layout
+from mismatch_probe.arrays import Layout, as_numbers
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.loop_decision import Decision
@@ -75,11 +75,13 @@ def run_self_test(batch: Batch, new_run: Callable[[], Judge]) -> SelfTest:
     """`new_run` starts guards that know nothing yet, and gives what takes a step's sums to their decision.
 
     Raises:
-        UsageError: the batch lacks a side's log-probs, so there is nothing to plant faults in.
+        UsageError: the batch lacks a side's log-probs, or has no token, so there is nothing to plant faults in.
     """
     if batch.log_pi is None or batch.log_mu is None:
         raise UsageError("a self-test plants faults in log-probs: give a batch with log_pi and log_mu")
     sound = batch.measure()
+    if not sound.compared:
+        raise UsageError("no token of the batch counts, so there is nothing to plant faults in: look at its mask")
     judge = new_run()
     as_given = {event.guard for _ in range(SOUND_STEPS) for event in judge(sound).events}
     return SelfTest(
@@ -136,7 +138,7 @@ def _faults(batch: Batch) -> Iterator[tuple[str, Batch]]:
     yield "log-probs of mu not recorded, 0 each", replace(whole, log_mu=rows(np.zeros_like(log_mu)))
     yield "log-probs of mu copied from pi's", replace(whole, log_mu=rows(log_pi))
     if batch.rewards is not None:
-        rewards = layout.of_rows(batch.rewards, "rewards").astype(np.float64)
+        rewards = as_numbers(layout.of_rows(batch.rewards, "rewards"))
         yield "one reward is NaN", replace(whole, rewards=_with_nan(rewards))
         yield f"rewards times {_SCALE:g}", replace(whole, rewards=rewards * _SCALE)
 

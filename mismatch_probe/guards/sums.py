@@ -183,7 +183,7 @@ class RewardTotals(Totals):
     def _std(self) -> float:
         if self.nonfinite or self.highest == self.lowest:
             return math.nan if self.nonfinite else 0.0
-        return float(np.sqrt(np.maximum(self.squares / self.responses - self._mean**2, 0)))
+        return float(np.sqrt(np.maximum(self.squares / self.responses - self._mean * self._mean, 0)))
 
     @property
     def _mean_error(self) -> float:
@@ -194,7 +194,8 @@ class RewardTotals(Totals):
             return math.nan
         if self.highest == self.lowest:
             return 0.0
-        residual = self.of_prompts - 2 * self._mean * self.products + self._mean**2 * self.sizes
+        mean = self._mean
+        residual = self.of_prompts - 2 * mean * self.products + mean * mean * self.sizes
         return float(np.sqrt(self.groups / (self.groups - 1) * np.maximum(residual, 0)) / self.responses)
 
 

@@ -20,8 +20,9 @@ HIGHEST_LOG_PROB = 1.0
 MOST_ROUNDED_UP: Final = 0.25
 """Nats above 0 that a log-prob may reach by rounding: logits below 64 in BF16 are 0.25 apart."""
 
-MISSING_LOG_PROB: Final = -9999.0
-"""vLLM writes this in the place of a log-prob of minus infinity, or of none: at or below it there is no value."""
+MISSING_LOG_PROB: Final = -9984.0
+"""vLLM writes -9999 in the place of a log-prob of minus infinity, or of none, which BF16 rounds to this: at or below it
+there is no value."""
 
 
 def is_missing(log_probs: Reals) -> Mask:

@@ -46,6 +46,23 @@ def test_lists_padded_arrays_and_tensors_give_the_same() -> None:
     assert mp.compare_logprobs(*halves, MASK).metrics["kl_k3"].num_tokens == MASK.sum()
 
 
+def test_a_column_of_lists_is_a_list_of_rows() -> None:
+    columns = []
+    for side in (STEP.log_pi, STEP.log_mu):
+        column = np.empty(RESPONSES, dtype=object)
+        column[:] = [row.tolist() for row in rows(side)]
+        columns.append(column)
+    assert mp.compare_logprobs(*columns).metrics == mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK).metrics
+
+
+def test_what_vllm_writes_for_no_log_prob_is_missing_in_bf16_too() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    written = torch.tensor(np.where(np.arange(MASK.size).reshape(MASK.shape) == 3, -9999.0, STEP.log_mu))
+    for kind in (torch.bfloat16, torch.float16, torch.float64):
+        with pytest.raises(mp.UsageError, match="log_mu holds no log-prob at 1 of"):
+            mp.compare_logprobs(STEP.log_pi, written.to(kind), MASK)
+
+
 def test_prompts_may_be_told_by_their_token_ids() -> None:
     by_number = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, prompt_ids=PROMPTS)
     ids = [[7, prompt] for prompt in PROMPTS]

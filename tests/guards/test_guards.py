@@ -212,6 +212,31 @@ def test_a_batch_without_the_sampler_still_has_rewards_and_lengths() -> None:
         Batch(rewards=[1.0]).measure()
 
 
+def test_a_column_of_values_and_prompts_of_chat_messages_say_the_same() -> None:
+    whole = batch(1)
+    columns = {
+        "rewards": np.asarray(whole.rewards)[:, None],
+        "truncated": np.asarray(whole.truncated)[:, None].astype(np.int64),
+        "prompt_ids": [[{"role": "user", "content": f"task {prompt}"}] for prompt in whole.prompt_ids],
+    }
+    assert batch(1, **columns).measure() == whole.measure()
+
+
+def test_a_rank_with_empty_lists_adds_nothing() -> None:
+    assert Batch([], [], [], entropy=[], prompt_ids=[], rewards=[], truncated=[]).measure() == Sums()
+
+
+def test_a_reward_whose_square_is_too_large_is_seen_and_breaks_nothing() -> None:
+    guards = Guards.default(can={"skip"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for step in range(1, 13):
+            guards.observe(batch(step))
+        decision = guards.observe(batch(13, rewards=np.linspace(1e300, 2e300, RESPONSES)))
+    assert "reward-scale" in fired(decision.events)
+    assert decision.skip
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -221,6 +246,9 @@ def test_a_batch_without_the_sampler_still_has_rewards_and_lengths() -> None:
         ({"mask": np.full((RESPONSES, 40), 0.5)}, "mask holds something besides 0 and 1"),
         ({"log_pi": np.full((RESPONSES, 40), 0.5)}, "log_pi lies between 0 and 1, as probabilities do"),
         ({"log_mu": [["a"] * 40] * RESPONSES}, "log_mu holds something that is no number"),
+        ({"rewards": np.zeros((RESPONSES, 3))}, "rewards has 48 values for 16 responses"),
+        ({"truncated": ["stop"] * RESPONSES}, "truncated holds something besides true and false"),
+        ({"truncated": [None] * RESPONSES}, "truncated holds something besides true and false"),
     ],
 )
 def test_arrays_that_do_not_fit_are_one_sentence(given: dict[str, object], said: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.guards import Guards
-from tests.guards.steps import batch
+from tests.guards.steps import RESPONSES, batch
 
 GUARDS = Guards.default(can={"skip", "stop"})
 
@@ -40,6 +40,15 @@ def test_it_prints_as_a_table() -> None:
     assert lines[0].split("  ")[0] == "planted fault"
     assert any(line.split()[:7] == ["rewards", "times", "1e+06", "1", "1", "3", "reward-scale,"] for line in lines)
     assert lines[-1] == "on the batch as it is: no guard"
+
+
+def test_a_batch_without_a_token_has_nothing_to_plant_faults_in() -> None:
+    with pytest.raises(UsageError, match="no token of the batch counts"):
+        GUARDS.self_test(batch(1, mask=np.zeros((RESPONSES, 40))))
+
+
+def test_rewards_that_are_no_numbers_are_tested_as_they_are() -> None:
+    assert "reward-nonfinite" in GUARDS.self_test(batch(1, rewards=["good"] * RESPONSES)).as_given
 
 
 def test_a_batch_without_the_sampler_has_nothing_to_plant_faults_in() -> None:

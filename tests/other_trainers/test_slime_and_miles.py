@@ -57,6 +57,13 @@ def test_slime_trains_on_what_is_sound_and_on_nothing_of_what_is_not() -> None:
         slime.guard_rollout(SLIME_ARGS, 6, rollout(6, rewards=[float("nan")] * RESPONSES))
 
 
+def test_a_reward_that_is_no_number_is_withheld_in_slime() -> None:
+    data = rollout(0)
+    data["raw_reward"][0] = "good"
+    slime.guard_rollout(SLIME_ARGS, 0, data)
+    assert not any(mask.any() for mask in data["loss_masks"])
+
+
 def test_slime_without_the_trainer_s_log_probs_still_sees_the_rewards() -> None:
     data = rollout(0)
     del data["log_probs"]

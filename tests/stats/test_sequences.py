@@ -42,7 +42,7 @@ def test_a_non_finite_value_in_a_repeated_leg_is_refused():
 
 
 def test_what_is_missing_is_no_value_and_infinity_is_another_fault():
-    values = np.float32([-0.5, -9998.0, MISSING_LOG_PROB, -2e4, np.nan, -np.inf])
+    values = np.float32([-0.5, -9900.0, MISSING_LOG_PROB, -2e4, np.nan, -np.inf])
     assert is_missing(values).tolist() == [False, False, True, True, True, False]
     assert is_usable(values).tolist() == [True, True, False, False, False, False]
 
