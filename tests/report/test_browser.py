@@ -101,6 +101,15 @@ def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
         report.wait(f"{kind} === '{wanted}'")
 
 
+def test_a_linear_axis_has_ticks_that_can_be_counted(report: Tab) -> None:
+    """Steps of a power of ten, kept on a linear axis, would be a tick a token."""
+    turned = "document.querySelectorAll('.scale').forEach((button) => button.click())"
+    most = "Math.max(...[...document.querySelectorAll('.drawing')].map((each) => each.querySelectorAll('.xtick').length))"
+    report.run(turned)
+    assert report.run(most) < 30
+    report.run(turned)
+
+
 def test_a_drawing_is_zoomed_by_dragging_and_reset_by_a_double_click(report: Tab) -> None:
     drawing = plot("length-cumulative")
     before = axis(report, "length-cumulative")
@@ -140,6 +149,30 @@ def test_a_table_can_be_sorted_by_a_column_of_numbers(report: Tab) -> None:
     report.run(f"{table}.tHead.querySelectorAll('button')[2].click()")
     assert report.run(column) == values[::-1]
     assert report.run(f"{table}.tHead.rows[0].cells[2].getAttribute('aria-sort')") == "descending"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["926", "13k* [3,000, 37k]", "300k† [270k, 340k]", "2.6M", "1.07T† [920B, 1.20T]", "n/a", "n/a"],
+        ["0.5 s", "12.0 s", "1 min 5 s", "2 h 1 min", "n/a"],
+        ["-1.2e-4 [-5e-4, 3e-4]", "\N{MINUS SIGN}1e-9", "0 (none seen)", "1e-5", "9", "10", "n/a"],
+        ["< 0.01 %", "0.8 %", "54 %"],
+        ["900 MiB", "1.5 GiB", "16.0 GiB"],
+    ],
+)
+def test_numbers_are_sorted_by_what_they_are_worth(tab: Tab, page: str, cells: list[str], tmp_path: Path) -> None:
+    """What is absent comes last both ways."""
+    start, end = page.index("<tbody>"), page.index("</tbody>")
+    rows = "".join(f"<tr><th>pair</th><td>{cell}</td></tr>" for cell in sorted(cells))
+    shown(tab, f"{page[:start]}<tbody>{rows}{page[end:]}", tmp_path)
+    heading = "document.querySelector('table').tHead.querySelectorAll('button')[1]"
+    column = "[...document.querySelector('table').tBodies[0].rows].map((row) => row.cells[1].textContent)"
+    absent = cells.count("n/a")
+    present = cells[: len(cells) - absent]
+    for wanted in (present, present[::-1]):
+        tab.run(f"{heading}.click()")
+        assert tab.run(column) == wanted + ["n/a"] * absent
 
 
 def test_the_browser_runs_nothing_that_a_model_wrote(tab: Tab, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@
     for (const trace of data) trace.visible = !hidden.has(trace.legendgroup);
     if (linear.has(plot)) {
       for (const axis of [layout.xaxis, layout.yaxis]) {
-        if (axis?.type === "log") Object.assign(axis, { type: "linear", autorange: true, range: null });
+        if (axis?.type === "log") Object.assign(axis, { type: "linear", autorange: true, range: null, dtick: null });
       }
     }
     const drawing = plot.querySelector(".drawing") ?? plot.appendChild(newDrawing());
@@ -159,22 +159,30 @@
     command.append(button);
   }
 
-  const number = (cell) => {
-    const found = cell.textContent.replaceAll(",", "").match(/^\s*[<>~]?\s*([-+−]?\d[\d.]*(?:e[-+]?\d+)?)/i);
-    return found ? Number(found[1].replace("−", "-")) : NaN;
+  // "13k* [3,000, 37k]" is 13,000 and "2 min 5 s" is 125; what leads with no number is NaN.
+  const SCALES = { k: 1e3, M: 1e6, B: 1e9, T: 1e12, MiB: 2 ** 20, GiB: 2 ** 30, s: 1, min: 60, h: 3600 };
+  const number = (text) => {
+    const times = [...text.matchAll(/(\d[\d.]*) (h|min|s)\b ?/gy)];
+    if (times.length) return times.reduce((sum, [, value, unit]) => sum + value * SCALES[unit], 0);
+    const leading = text.match(/^[<>~]?\s*([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?: ?([kMBT]|MiB|GiB)(?!\w))?/);
+    return leading ? leading[1] * (SCALES[leading[2]] ?? 1) : NaN;
   };
   function sort(table, column, heading) {
-    const ascending = heading.getAttribute("aria-sort") !== "ascending";
+    const direction = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
     const body = table.tBodies[0];
-    const rows = [...body.rows].map((row) => [row, number(row.cells[column]), row.cells[column].textContent.trim()]);
-    const numeric = rows.filter(([, value]) => !Number.isNaN(value)).length * 2 > rows.length;
-    rows.sort(([, a, left], [, b, right]) => {
-      const order = numeric ? (Number.isNaN(a) ? 1 : Number.isNaN(b) ? -1 : a - b) : left.localeCompare(right);
-      return ascending ? order : -order;
+    const rows = [...body.rows].map((row) => {
+      const text = row.cells[column].textContent.trim();
+      return { row, text, value: number(text.replaceAll(",", "").replaceAll("−", "-")) };
     });
-    body.append(...rows.map(([row]) => row));
+    const hasValue = ({ value }) => !Number.isNaN(value);
+    const isNumeric = rows.filter(hasValue).length * 2 > rows.filter(({ text }) => text !== "n/a").length;
+    rows.sort((a, b) => {
+      if (!isNumeric) return direction * a.text.localeCompare(b.text);
+      return hasValue(a) && hasValue(b) ? direction * (a.value - b.value) : hasValue(b) - hasValue(a);
+    });
+    body.append(...rows.map(({ row }) => row));
     for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-    heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+    heading.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
   }
   for (const table of document.querySelectorAll("table")) {
     if (table.tBodies[0]?.rows.length < 3) continue;
