@@ -12,7 +12,7 @@ from tests.cores import every_core
 from tests.servers.real_server import RealServer, demo_checkpoint
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with every_core(), RealServer(tmp_path_factory.mktemp("server") / "log", "--enable-scale-out") as server:
         yield server
