@@ -49,14 +49,21 @@ class GuardExplanation:
 
     @classmethod
     def of(
-        cls, settings: GuardSettings, *, is_on: bool | None, lacking: Collection[str], can: Collection[ActionKind]
+        cls,
+        settings: GuardSettings,
+        *,
+        is_on: bool | None,
+        lacking: Collection[str],
+        given: Collection[str],
+        can: Collection[ActionKind],
     ) -> Self:
+        """lacking: metrics that it reads and no step gives. given: metrics that steps give."""
         asked = [action for firing in settings.actions for action in firing]
         return cls(
             settings.name,
             is_on,
-            _inputs(settings.metrics),
-            _inputs(lacking),
+            inputs_of(settings.metrics),
+            inputs_of(lacking, given),
             tuple(" + ".join(map(str, firing)) for firing in settings.actions),
             tuple(dict.fromkeys(str(action) for action in asked if action.kind not in can)),
         )
@@ -108,10 +115,18 @@ class Explanation:
 COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")
 
 
-def _inputs(metrics: Collection[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(_input, metrics)))
+def inputs_of(metrics: Collection[str], given: Collection[str] = ()) -> tuple[str, ...]:
+    """The inputs that give these metrics. An input that gives some of those `given` cannot give another one of its
+    kind: such a metric has to be given by its name.
+    """
+    known = {_input(metric) for metric in given}
+    inputs = {metric: _input(metric) for metric in metrics}
+    return tuple(
+        dict.fromkeys(
+            f"metrics[{metric!r}]" if found is None or found in known else found for metric, found in inputs.items()
+        )
+    )
 
 
-def _input(metric: str) -> str:
-    known = next((given for start, given in _INPUTS.items() if metric.startswith(start)), None)
-    return known or f"metrics[{metric!r}]"
+def _input(metric: str) -> str | None:
+    return next((given for start, given in _INPUTS.items() if metric.startswith(start)), None)

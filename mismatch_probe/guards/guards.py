@@ -10,6 +10,7 @@ On several ranks each measures its own responses, the arrays are gathered, and e
     decision = guards.observe(Sums.of_arrays(rows))
 """
 
+import operator
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +26,7 @@ from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis
-from mismatch_probe.guards.explanation import Explanation, GuardExplanation
+from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe, Probed
@@ -51,6 +52,8 @@ class Guards:
             UsageError: there is no such action, or two guards share a name.
         """
         self._settings = tuple(settings)
+        if isinstance(can, str):
+            raise UsageError(f"can is one word, {can!r}: give a set of actions, such as {{{can!r}}}")
         self._can = frozenset(map(_action, can)) | _ALWAYS
         self._book = GuardBook(self._settings)
         self.off: dict[str, tuple[str, ...]] = {}
@@ -58,6 +61,7 @@ class Guards:
         self._probed = Probed()
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
+        self._told: frozenset[str] = frozenset()
 
     @classmethod
     def default(cls, can: Iterable[str] = ()) -> Self:
@@ -80,12 +84,14 @@ class Guards:
 
     def explain(self) -> Explanation:
         """Each guard: whether it is on, which input it lacks, and which of its answers this loop cannot give."""
+        given = self._history[-1][1] if self._history else {}
         return Explanation(
             tuple(
                 GuardExplanation.of(
                     settings,
                     is_on=None if self._last_step is None else settings.name not in self.off,
                     lacking=self.off.get(settings.name, ()),
+                    given=given,
                     can=self._can,
                 )
                 for settings in self._settings
@@ -110,30 +116,35 @@ class Guards:
         given. probe: log-probs of a few fixed tokens on both sides after the weights were sent. loss, grad_norm,
         learning_rate: of this update, before clipping. metrics: any others by name, as in docs/train-metrics.md.
         canary: whether both sides hold the same weights, just sent and not updated since; unless given, that of the
-        first step observed. The first step says which guards are on; the others are named in one warning.
+        first step observed. The first step says which guards are on; the others are named in one warning. An input that
+        a later step lacks is named once.
 
         Raises:
-            UsageError: the arrays do not fit together, or the step is not after the last one.
+            UsageError: the arrays do not fit together, or the step is no whole number after the last one. Guards are
+                then as they were.
         """
         sums = batch.measure() if isinstance(batch, Batch) else batch
         given = {} if sums is None else sums.metrics()
-        if probe is not None:
-            given |= self._probed.take(probe)
         learnt = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
         given |= {f"optim/{name}": float(value) for name, value in learnt.items() if value is not None}
         given |= {name: float(value) for name, value in (metrics or {}).items()}
-        return self.judge(self._next(step), given, canary=self._last_step is None if canary is None else canary)
+        number = self._next(step)
+        if probe is not None:
+            given = self._probed.take(probe) | given
+        decision = self.judge(number, given, canary=self._last_step is None if canary is None else canary)
+        self._tell_of_lacking(decision.firings)
+        return decision
 
     def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
         """As `observe`, of metrics that were computed."""
         is_first, self._last_step = self._last_step is None, step
+        self._history.append((step, dict(metrics)))
         if is_first:
             self._open(metrics, has_canary=canary)
         firings = StepFirings(step)
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
         firings = firings.followed_by(self._book.evaluate(step, metrics))
-        self._history.append((step, dict(metrics)))
         return self._decided(firings)
 
     def judge_update(self, step: int, metrics: Values) -> Decision:
@@ -184,8 +195,10 @@ class Guards:
         """What `state_dict` gave; what a version before did not keep is as at the start.
 
         Raises:
-            UsageError: it is of other guards.
+            UsageError: it is of other guards, or of none.
         """
+        if not {"guards", "evaluated"} <= state.keys():
+            raise UsageError("this is no state of guards: give what state_dict gave")
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
         book = GuardBook(tuple(guard for guard in self._settings if guard.name not in off))
         book.restore(state)
@@ -203,11 +216,14 @@ class Guards:
 
     def _next(self, step: int | None) -> int:
         following = 1 if self._last_step is None else self._last_step + 1
-        if step is not None and step < following:
-            raise UsageError(
-                f"step {step} comes after step {self._last_step}: steps count upwards from 1, and each is observed once"
-            )
-        return following if step is None else step
+        try:
+            number = following if step is None else operator.index(step)
+        except TypeError as error:
+            raise UsageError(f"step {step!r} is no whole number: give a number counted from 1, or none") from error
+        if number < following:
+            after = "is before the first" if self._last_step is None else f"comes after step {self._last_step}"
+            raise UsageError(f"step {number} {after}: steps count upwards from 1, and each is observed once")
+        return number
 
     def _open(self, metrics: Collection[str], *, has_canary: bool) -> None:
         """Leave out the guards that this loop cannot serve."""
@@ -220,6 +236,16 @@ class Guards:
             return
         self._book = GuardBook(tuple(guard for guard in self._settings if guard.name not in self.off))
         warnings.warn(self.explain().off_sentence, stacklevel=4)
+
+    def _tell_of_lacking(self, firings: StepFirings) -> None:
+        lacking = inputs_of(firings.missing, self._history[-1][1])
+        if not self._told.issuperset(lacking):
+            self._told |= set(lacking)
+            warnings.warn(
+                f"step {firings.step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
+                "this is told once",
+                stacklevel=3,
+            )
 
     def _decided(self, firings: StepFirings) -> Decision:
         self._events = [*self._events, *firings.events][-_HISTORY_STEPS * len(self._settings) :]
@@ -244,7 +270,8 @@ def _lacking(guard: GuardSettings, metrics: Collection[str], *, has_canary: bool
 def _action(word: str) -> ActionKind:
     kinds = [kind for kind in ActionKind if word == kind or kind.startswith(f"{word}_")]
     if not kinds:
-        hint = did_you_mean(word, ActionKind, f"; give some of {', '.join(ActionKind)}")
+        known = (*ActionKind, *(kind.partition("_")[0] for kind in ActionKind))
+        hint = did_you_mean(word, known, f"; give some of {', '.join(ActionKind)}")
         raise UsageError(f"can names {word!r}, which is no action of guards{hint}")
     return kinds[0]
 

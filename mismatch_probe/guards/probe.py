@@ -1,18 +1,22 @@
 """The same few tokens through both sides after every sync: does the engine answer as the weights it was sent do?"""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 
-from mismatch_probe.arrays import ArrayLike, Layout
+from mismatch_probe.arrays import ArrayLike, Layout, is_unrecorded
+from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.divergence import k3_terms
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.sequences import Floats, is_usable
 
 Sides = tuple[Floats, Floats]
 """log pi and log mu [T]."""
+Saved = Mapping[str, list[float | str]]
+"""Both, a number that is not finite by its name."""
 
 _LEAST_DOUBT: Final = 1e-3
 """1 - p of a token; a log-prob closer to 0 has no digits in FP32 for the error of a 16-bit logit."""
@@ -34,16 +38,19 @@ class Probe:
     mask: ArrayLike | None = None
 
     def tokens(self) -> Sides:
-        """log pi and log mu [T].
+        """log pi and log mu [T]; NaN where one is missing, and everywhere in a side that was not recorded.
 
         Raises:
-            UsageError: they are not of the same tokens.
+            UsageError: they are not of the same tokens, or there is none.
         """
         layout = Layout.of(self.log_pi, self.mask, "probe log_pi")
-        return (
-            layout.log_probs(self.log_pi, "probe log_pi", "probe log_pi"),
-            layout.log_probs(self.log_mu, "probe log_mu", "probe log_pi"),
-        )
+        if not layout.counted.any():
+            raise UsageError("the probe holds no token: give some of earlier responses, the same at every step")
+        return self._side(layout, self.log_pi, "probe log_pi"), self._side(layout, self.log_mu, "probe log_mu")
+
+    def _side(self, layout: Layout, values: ArrayLike, name: str) -> Floats:
+        log_probs = layout.log_probs(values, name, "probe log_pi")
+        return np.where(is_usable(log_probs) & ~is_unrecorded(log_probs), log_probs, np.nan)
 
 
 @dataclass
@@ -68,16 +75,17 @@ class Probed:
             self.last = self.verified = None
         last, verified = self.last or now, self.verified or now
         probe_k3 = k3(log_pi - log_mu)
-        if self.canary_k3 is None:
+        if self.canary_k3 is None and math.isfinite(probe_k3):
             self.canary_k3 = probe_k3
-        moved = k3(log_pi - verified[0]) > _MOVED * self.canary_k3
+        canary_k3 = math.nan if self.canary_k3 is None else self.canary_k3
+        moved = k3(log_pi - verified[0]) > _MOVED * canary_k3
         stale = bool(moved and np.array_equal(log_mu, verified[1]))
         self.last, self.verified = now, verified if stale else now
         return {
             "sync/engine_unchanged": float(stale),
             "sync/probe_k3": probe_k3,
             "sync/probe_logit_error": logit_error(log_pi, log_mu),
-            "sync/probe_k3_canary_ratio": probe_k3 / max(self.canary_k3, _SMALLEST_K3),
+            "sync/probe_k3_canary_ratio": probe_k3 / max(canary_k3, _SMALLEST_K3),
             "update/policy_shift_k3": k3(log_pi - last[0]),
         }
 
@@ -96,12 +104,17 @@ class Probed:
         return cls(_from_json(state["last"]), _from_json(state["verified"]), state["canary_k3"])
 
 
-def _as_json(sides: Sides | None) -> dict[str, list[float]] | None:
-    return None if sides is None else {"log_pi": sides[0].tolist(), "log_mu": sides[1].tolist()}
+def _as_json(sides: Sides | None) -> Saved | None:
+    if sides is None:
+        return None
+    log_pi, log_mu = ([value if math.isfinite(value) else str(value) for value in side.tolist()] for side in sides)
+    return {"log_pi": log_pi, "log_mu": log_mu}
 
 
-def _from_json(saved: Mapping[str, list[float]] | None) -> Sides | None:
-    return None if saved is None else (np.array(saved["log_pi"]), np.array(saved["log_mu"]))
+def _from_json(saved: Saved | None) -> Sides | None:
+    if saved is None:
+        return None
+    return np.array(saved["log_pi"], dtype=np.float64), np.array(saved["log_mu"], dtype=np.float64)
 
 
 def k3(log_ratio: Floats) -> float:

@@ -122,6 +122,65 @@ def test_an_unknown_action_and_a_step_seen_twice_are_refused() -> None:
         guards.observe(batch(2), step=5)
 
 
+@pytest.mark.parametrize(
+    ("can", "said"),
+    [
+        ("skip", r"can is one word, 'skip': give a set of actions, such as \{'skip'\}"),
+        ({"skpi"}, "can names 'skpi', which is no action of guards; did you mean 'skip'"),
+    ],
+)
+def test_a_misspelt_action_is_one_sentence(can: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Guards.default(can=can)
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+@pytest.mark.parametrize(("step", "said"), [(0, "step 0 is before the first"), (1.5, "step 1.5 is no whole number")])
+def test_a_step_is_a_whole_number_from_one(step: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Guards.default().observe(batch(1), step=step)
+    guards = Guards.default()
+    assert guards.observe(batch(1), step=np.int64(1)).step == 1
+    json.dumps(guards.state_dict(), allow_nan=False)
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_nothing_of_a_refused_step_is_remembered() -> None:
+    guards = Guards.default()
+    guards.observe(batch(1), probe=probe(1), **LEARNT)
+    before = guards.state_dict()
+    for refused in ({"step": 1}, {"loss": "none"}):
+        with pytest.raises((UsageError, ValueError)):
+            guards.observe(batch(2), probe=probe(2), **{**LEARNT, **refused})
+    assert guards.state_dict() == before
+
+
+def test_an_input_that_a_later_step_lacks_is_named_once() -> None:
+    guards = Guards.default()
+    with pytest.warns(UserWarning, match="off here"):
+        guards.observe(batch(1), **LEARNT)
+    with pytest.warns(UserWarning, match="step 2 lacks entropy, rewards") as warned:
+        guards.observe(batch(2, entropy=None, rewards=None), **LEARNT)
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guards.observe(batch(3, entropy=None, rewards=None), **LEARNT)
+
+
+def test_what_is_no_state_of_guards_is_refused() -> None:
+    with pytest.raises(UsageError, match="no state of guards"):
+        Guards.default().load_state_dict({})
+
+
+def test_a_misspelt_metric_is_not_laid_to_an_input_that_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "guards.toml"
+    path.write_text('[[guard]]\nname = "mine"\nrule = "nonfinite"\nmetric = "mismatch/kl_k33"\nactions = ["stop"]')
+    guards = Guards.from_file(path)
+    with pytest.warns(UserWarning, match=r"without metrics\['mismatch/kl_k33'\]: mine"):
+        guards.observe(batch(1))
+    assert next(guard.lacks for guard in guards.explain() if guard.name == "mine") == ("metrics['mismatch/kl_k33']",)
+
+
 def test_ranks_that_add_up_their_sums_decide_as_one() -> None:
     whole = batch(3, temperature=0.7)
     rows = []
@@ -202,6 +261,21 @@ def test_an_engine_that_repeats_itself_while_the_policy_moves_is_stale() -> None
         decisions = [guards.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
     assert [decision.resync for decision in decisions] == [False, True, False]
     assert fired(decisions[1].events) == {"stale-engine"}
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_a_probe_without_numbers_is_kept_as_json_and_is_no_level() -> None:
+    guards = Guards.default(can={"resync"})
+    guards.observe(probe=Probe(probe(0).log_pi, np.zeros(64)))
+    state = json.loads(json.dumps(guards.state_dict(), allow_nan=False))
+    resumed = Guards.default(can={"resync"})
+    resumed.load_state_dict(state)
+    log_mu = probe(0).log_mu
+    for told in (guards, resumed):
+        said = [told.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
+        assert "stale-engine" in fired(said[1].events)
+    with pytest.raises(UsageError, match="the probe holds no token"):
+        guards.observe(probe=Probe([], []))
 
 
 def test_a_batch_without_the_sampler_still_has_rewards_and_lengths() -> None:
