@@ -30,7 +30,6 @@ class GuardCallback(TrainingCallback):  # type: ignore[misc]
     def __init__(self, guards: Guards | None = None) -> None:
         self.guards = Guards.default(can=CAN) if guards is None else guards
         self._decision: Decision | None = None
-        self._rewards: Any = None
 
     def on_step_end(self, trainer: Any, callback_input: Any, control: Any) -> None:
         """

@@ -110,23 +110,27 @@ class _GuardCallback(TrainerCallback):
         rate = self._trainer.optimizer.param_groups[0]["lr"]
         if self._batch is not None:
             probe, self._probe = self._probe, None
-            self._decision = self._guards.observe(
+            said = self._decision = self._guards.observe(
                 self._batch, probe=probe, loss=loss, grad_norm=grad_norm, learning_rate=rate
             )
             self._batch = None
         elif self._decision is not None:
-            learnt = {"optim/loss": loss, "optim/grad_norm": grad_norm}
-            later = self._guards.judge_update(self._decision.step, learnt)
-            self._decision = self._decision.followed_by(later)
-        if self._decision is not None:
-            self._act(self._decision, kwargs["model"])
+            said = self._guards.judge_update(self._decision.step, {"optim/loss": loss, "optim/grad_norm": grad_norm})
+            self._decision = self._decision.followed_by(said)
+        else:
+            return
+        self._act(said)
+        if self._decision.skip:
+            for parameter in kwargs["model"].parameters():
+                parameter.grad = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self._decision is not None and self._decision.stop:
             control.should_training_stop = True
         return control
 
-    def _act(self, decision: Decision, model: torch.nn.Module) -> None:
+    def _act(self, decision: Decision) -> None:
+        """On what was said of this update alone: the rate is lowered once."""
         trainer = self._trainer
         if decision.events:
             logger.warning("%s", decision)
@@ -136,9 +140,6 @@ class _GuardCallback(TrainerCallback):
             trainer.lr_scheduler.base_lrs = [decision.factor * rate for rate in trainer.lr_scheduler.base_lrs]
             for group in trainer.optimizer.param_groups:
                 group["lr"] *= decision.factor
-        if decision.skip:
-            for parameter in model.parameters():
-                parameter.grad = None
 
     def _listen(self, name: str, heard: Callable[..., Any]) -> None:
         """Have `heard` called in place of a method of the trainer, with that method as its first argument."""

@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from mismatch_probe.adapters.trl import guard  # noqa: E402
+from mismatch_probe.adapters.trl import CAN, guard  # noqa: E402
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT  # noqa: E402
 from mismatch_probe.errors import UsageError  # noqa: E402
 from mismatch_probe.guards.guards import Guards  # noqa: E402
+from mismatch_probe.guards.load import parse_guards  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -82,6 +83,15 @@ def test_several_updates_of_a_batch_are_all_withheld(trainer: Callable[..., Any]
     made.train()
     assert made.state.global_step < STEPS
     assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
+
+
+def test_several_updates_of_a_batch_lower_the_rate_once(trainer: Callable[..., Any]) -> None:
+    lowers = {"name": "lowers", "rule": "limit", "metric": "reward/mean", "above": 0.0}
+    settings = parse_guards({"defaults": False, "guard": [{**lowers, "actions": ["lower_learning_rate", "log"]}]}, "it")
+    made = trainer(distinct, num_iterations=2)
+    guard(made, Guards(settings, can=CAN))
+    made.train()
+    assert made.lr_scheduler.base_lrs == pytest.approx([0.5 * made.args.learning_rate] * 2)
 
 
 def test_guards_go_on_where_a_run_does(trainer: Callable[..., Any]) -> None:
