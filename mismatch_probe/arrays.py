@@ -95,7 +95,7 @@ class Layout:
         Raises:
             UsageError: there are more or fewer.
         """
-        array = to_numpy(values, name).ravel()
+        array = flat_values(values, name)
         self._require_one_each(array.size, name)
         return array
 
@@ -118,6 +118,18 @@ class Layout:
 def is_unrecorded(log_probs: Floats) -> bool:
     """Whether zeros stand for log-probs that nothing recorded: so many tokens are never all certain."""
     return log_probs.size >= _ENOUGH_TOKENS and not log_probs.any()
+
+
+def flat_values(values: ArrayLike, name: str) -> Array:
+    """All of them [K]; those of a list each by itself, so that a string among numbers leaves these as they are.
+
+    Raises:
+        UsageError: one of them is no array.
+    """
+    if not isinstance(values, list | tuple):
+        return to_numpy(values, name).ravel()
+    parts = [to_numpy(value, name).ravel().astype(object) for value in values]
+    return np.concatenate([np.zeros(0, dtype=object), *parts])
 
 
 def as_numbers(values: Array) -> Floats:

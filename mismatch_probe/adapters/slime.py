@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mismatch_probe.arrays import as_numbers
+from mismatch_probe.arrays import as_numbers, flat_values
 from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
@@ -90,7 +90,8 @@ def _rewards(args: Any, rollout_data: dict[str, Any]) -> RewardTotals:
     rewards = rollout_data.get("raw_reward")
     if rewards is None:
         return RewardTotals()
-    return RewardTotals.of(as_numbers(np.asarray(rewards)), np.arange(len(rewards)) // args.n_samples_per_prompt)
+    numbers = as_numbers(flat_values(rewards, "raw_reward"))
+    return RewardTotals.of(numbers, np.arange(len(numbers)) // args.n_samples_per_prompt)
 
 
 def _parallel() -> Any:

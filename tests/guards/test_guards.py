@@ -296,6 +296,12 @@ def test_a_column_of_values_and_prompts_of_chat_messages_say_the_same() -> None:
     assert batch(1, **columns).measure() == whole.measure()
 
 
+@pytest.mark.parametrize("absent", ["good", None])
+def test_one_reward_that_is_no_number_is_counted_as_one(absent: object) -> None:
+    rewards = [absent, *(np.float32(number) for number in range(RESPONSES - 1))]
+    assert batch(1, rewards=rewards).measure().metrics()["reward/nonfinite"] == 1
+
+
 def test_a_rank_with_empty_lists_adds_nothing() -> None:
     assert Batch([], [], [], entropy=[], prompt_ids=[], rewards=[], truncated=[]).measure() == Sums()
 
