@@ -39,6 +39,8 @@ def init(
     out: Annotated[Path | None, typer.Option(help="File to write; by default its usual name, here.")] = None,
 ) -> None:
     """Write a commented file to begin with: limits for CI, guards, or settings of a comparison."""
+    if kind is None and out is not None:
+        raise UsageError(f"--out names a file, and nothing says which; give one of {', '.join(STARTERS)} before it")
     if kind is None:
         for known, starter in STARTERS.items():
             typer.echo(f"{known:<9}{starter.file:<15}{starter.about}")

@@ -28,7 +28,7 @@ def read_settings_file(path: Path, *, flag: str = "--config") -> dict[str, Any]:
     try:
         content = parse(read_text(path))
     except FileNotFoundError as error:
-        raise UsageError(f"{flag} {path} does not exist; `mismatch-probe init` writes one to begin with") from error
+        raise UsageError(f"{flag} {path} does not exist; `mismatch-probe init` lists files to begin with") from error
     except Unreadable as error:
         raise UsageError(f"{flag} {path} cannot be read ({error}); mend it, or give another file") from error
     if not isinstance(content, dict):

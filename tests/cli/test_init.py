@@ -38,10 +38,17 @@ def test_all_are_listed_and_a_misspelt_one_is_guessed() -> None:
     assert "did you mean 'guards'" in probe("init", "gaurds", code=ExitCode.USAGE).stderr
 
 
+def test_a_file_is_not_written_where_nothing_says_which(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    said = probe("init", "--out", path, code=ExitCode.USAGE).stderr
+    assert "give one of gate, guards" in said
+    assert not path.exists()
+
+
 def test_a_gate_without_its_file_says_how_to_write_one(tmp_path: Path) -> None:
     missing = tmp_path / "mismatch.toml"
     assert (
-        "`mismatch-probe init` writes one" in probe("gate", tmp_path, "--config", missing, code=ExitCode.USAGE).stderr
+        "`mismatch-probe init` lists files" in probe("gate", tmp_path, "--config", missing, code=ExitCode.USAGE).stderr
     )
 
 
