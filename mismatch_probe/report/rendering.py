@@ -15,6 +15,9 @@ from mismatch_probe.report.interactive import PlotlyJs, packed_figures, scripts
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
 from mismatch_probe.report.view import Badge, Cell, Figure, Overview, Section
 
+_NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?", re.ASCII)
+"""No line break may cut it behind its minus."""
+
 
 def rendered_page(plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Section], **values: Any) -> str:
     """A page; the same values give the same bytes."""
@@ -80,4 +83,6 @@ def _cell(cell: Cell) -> Markup:
     if isinstance(cell, Written):
         interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
         return Markup("<b>{}</b>").format(cell.value) + interval
+    if isinstance(cell, str) and "-" in cell and _NUMBER.fullmatch(cell):
+        return Markup('<span class="whole">{}</span>').format(cell)
     return _visible(cell)

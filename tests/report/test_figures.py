@@ -7,6 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import TokenInContext
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
@@ -21,9 +22,10 @@ from mismatch_probe.report.figures.canvas import (
 )
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import scatter
-from mismatch_probe.report.sections.errors import shared_limits
-from mismatch_probe.report.view import Heading
+from mismatch_probe.report.sections.errors import errors, shared_limits
+from mismatch_probe.report.view import Figure, Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
+from tests.report import samples
 from tests.report.pages import traces
 from tests.report.test_hostile import PAYLOADS
 
@@ -138,6 +140,17 @@ def test_words_in_a_drawing_are_no_markup() -> None:
 def test_tails_that_hold_next_to_nothing_do_not_stretch_the_axis() -> None:
     histogram = ErrorHistogram("pi", [-9.0, -8.0, -3.0, -2.0, -1.0], [1, 0, 5000, 5000], 0)
     assert shared_limits([histogram]) == (-3.0, -1.0)
+
+
+def test_a_wide_axis_of_errors_keeps_its_ticks_level() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    edges = [float(exponent) for exponent in range(-7, 2)]
+    summary.pairs[0].errors[:] = [ErrorHistogram("pi", edges, [100] * 8, 0)]
+    figure = errors(summary).blocks[0]
+    assert isinstance(figure, Figure)
+    axis = figure.panels[0].specification["layout"]["xaxis"]
+    assert list(axis["tickvals"]) == [-7, -5, -3, -1, 1]
+    assert len(axis["ticktext"]) == 5
 
 
 def test_powers_of_ten_read_as_people_write_them() -> None:

@@ -145,7 +145,7 @@ def _growth(localization: Localization) -> Figure:
             ),
         ),
     ]
-    suspects = " Dashed upright lines are the layers of suspects." if marks.places else ""
+    suspects = " Dotted upright lines are the layers of suspects." if marks.places else ""
     return Figure(
         f"figure-growth-{key}",
         f"How to read it: lower is closer to FP32; bands are intervals clustered by prompt.{suspects}",

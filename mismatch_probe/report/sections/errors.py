@@ -33,6 +33,8 @@ _COMPONENT_MEANINGS = {
 Blamed = list[tuple[PairSummary, Blame]]
 _TAIL_SHARE = 1e-3
 _FILL_ALPHA = 0.35
+_MOST_TICKS = 7
+"""As many stand level in a drawing that shares its row with two."""
 
 
 def errors(summary: Summary) -> Section:
@@ -140,6 +142,7 @@ def _panel(
     def on(figure: go.Figure) -> None:
         titles(figure, "abs(error), nats", "share of tokens")
         exponents = range(math.ceil(limits[0]), math.floor(limits[1]) + 1)
+        exponents = exponents[:: math.ceil(len(exponents) / _MOST_TICKS) or 1]
         figure.update_xaxes(
             range=list(limits),
             tickvals=list(exponents),

@@ -21,8 +21,9 @@ def verdicts(summary: Summary) -> Section:
 
 
 def _other(cause: Cause) -> Markup:
+    evidence = [f"Evidence: {'; '.join(cause.evidence)}."] if cause.evidence else []
     return Markup("<code>{}</code>: {}").format(
-        cause.code, visible(" ".join([cause.sentence, *cause.evidence, *cause.advice]))
+        cause.code, visible(" ".join([cause.sentence, *evidence, *cause.advice]))
     )
 
 

@@ -45,7 +45,7 @@ def overview(runs: Runs) -> Overview:
         contrasts=[sentence for first, other in combinations(courses, 2) for sentence in _contrast(first, other)],
         figure=figure(
             "overview",
-            "dashed red lines are steps at which a guard changed the run, diamonds the values on which one fired."
+            "dotted red lines are steps at which a guard changed the run, diamonds the values on which one fired."
             + (" Colour, dash and marker tell the runs apart." if len(runs) > 1 else ""),
             OVERVIEW,
             courses,
