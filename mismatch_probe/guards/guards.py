@@ -107,17 +107,17 @@ class Guards:
         loss: float | None = None,
         grad_norm: float | None = None,
         learning_rate: float | None = None,
-        metrics: Values | None = None,
+        metrics: Mapping[str, float | None] | None = None,
         canary: bool | None = None,
     ) -> Decision:
         """Takes in one step before its update is applied.
 
         batch: the step's responses, or their sums over all ranks. step: counted from 1; one after the last unless
         given. probe: log-probs of a few fixed tokens on both sides after the weights were sent. loss, grad_norm,
-        learning_rate: of this update, before clipping. metrics: any others by name, as in docs/train-metrics.md.
-        canary: whether both sides hold the same weights, just sent and not updated since; unless given, that of the
-        first step observed. The first step says which guards are on; the others are named in one warning. An input that
-        a later step lacks is named once.
+        learning_rate: of this update, before clipping. metrics: any others by name, as in docs/train-metrics.md; None is
+        absent. canary: whether both sides hold the same weights, just sent and not updated since; unless given, that of
+        the first step observed. The first step says which guards are on; the others are named in one warning. An input
+        that a later step lacks is named once.
 
         Raises:
             UsageError: the arrays do not fit together, or the step is no whole number after the last one. Guards are
@@ -127,7 +127,7 @@ class Guards:
         given = {} if sums is None else sums.metrics()
         learnt = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
         given |= {f"optim/{name}": float(value) for name, value in learnt.items() if value is not None}
-        given |= {name: float(value) for name, value in (metrics or {}).items()}
+        given |= {name: float(value) for name, value in (metrics or {}).items() if value is not None}
         number = self._next(step)
         if probe is not None:
             given = self._probed.take(probe) | given

@@ -167,6 +167,12 @@ def test_an_input_that_a_later_step_lacks_is_named_once() -> None:
         guards.observe(batch(3, entropy=None, rewards=None), **LEARNT)
 
 
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_a_metric_that_is_none_is_absent() -> None:
+    metrics = {**REPORTED, "time/reward_seconds": None}
+    assert Guards.default().observe(batch(1), metrics=metrics).metrics.keys().isdisjoint({"time/reward_seconds"})
+
+
 def test_what_is_no_state_of_guards_is_refused() -> None:
     with pytest.raises(UsageError, match="no state of guards"):
         Guards.default().load_state_dict({})
