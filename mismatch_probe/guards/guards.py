@@ -114,10 +114,10 @@ class Guards:
 
         batch: the step's responses, or their sums over all ranks. step: counted from 1; one after the last unless
         given. probe: log-probs of a few fixed tokens on both sides after the weights were sent. loss, grad_norm,
-        learning_rate: of this update, before clipping. metrics: any others by name, as in docs/train-metrics.md; None is
-        absent. canary: whether both sides hold the same weights, just sent and not updated since; unless given, that of
-        the first step observed. The first step says which guards are on; the others are named in one warning. An input
-        that a later step lacks is named once.
+        learning_rate: of this update, before clipping. metrics: any others by name (docs/train-metrics.md); None is
+        absent. canary: whether both sides hold the same weights, just sent and not updated since; unless given, that
+        of the first step observed. The first step says which guards are on; the others are named in one warning.
+        An input that a later step lacks is named once.
 
         Raises:
             UsageError: the arrays do not fit together, or the step is no whole number after the last one. Guards are
