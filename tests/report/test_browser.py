@@ -18,6 +18,7 @@ PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dty
 MOST_SHEETS = 14
 PROBE = "<script>document.documentElement.dataset.ran = 'yes'</script>"
 IMAGE = "<img src=x onerror=\"document.documentElement.dataset.ran = 'yes'\">"
+BUTTONS_OF_FIGURES = "[...document.querySelectorAll('.key, .scale')].some((each) => each.checkVisibility())"
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -208,6 +209,7 @@ def test_a_page_whose_plotly_was_changed_says_that_it_cannot_draw(tab: Tab, page
     shown(tab, f"{page[:start]}{'A' * 64}{page[start + 64 :]}", tmp_path)
     tab.wait("document.documentElement.dataset.figures === 'failed'")
     assert tab.run("getComputedStyle(document.querySelector('.no-figures')).display") == "block"
+    assert not tab.run(BUTTONS_OF_FIGURES)
 
 
 def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, page: str, tmp_path: Path) -> None:
@@ -217,6 +219,7 @@ def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, pag
         assert "drawn by JavaScript" in tab.run("document.querySelector('header').innerText")
         assert tab.run("getComputedStyle(document.querySelector('.plot')).display") == "none"
         assert tab.run("document.querySelector('button.theme').checkVisibility()") is False
+        assert not tab.run(BUTTONS_OF_FIGURES)
     finally:
         tab.call("Emulation.setScriptExecutionDisabled", value=False)
 
