@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 keep_to_own_cores()
 prepare_process()
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-"""nohup has it ignored, and what commands do at it is tested."""
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""nohup and a job in the background have them ignored, and what commands do at them is tested."""
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 gc.disable()

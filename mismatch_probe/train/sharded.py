@@ -91,8 +91,11 @@ class ShardedModel(Generic[Module]):
         It costs time at every operator, so it is entered only where it changes one: of BF16 in the backward pass alone,
         of FP32 nowhere unless that goes to oneDNN.
         """
-        changes = {Dtype.FP16: True, Dtype.BF16: torch.is_grad_enabled(), Dtype.FP32: fp32_by_onednn()}
-        return CpuProducts() if self.device.type == "cpu" and changes[self.dtype] else nullcontext()
+        if self.dtype == Dtype.BF16:
+            changes = torch.is_grad_enabled()
+        else:
+            changes = self.dtype != Dtype.FP32 or fp32_by_onednn()
+        return CpuProducts() if self.device.type == "cpu" and changes else nullcontext()
 
     def _compute(self, sequences: list[TokenSequence]) -> Any:
         """What `module` makes of a micro-batch, with a gradient where one is wanted.

@@ -57,12 +57,19 @@ def test_an_interrupt_is_one_sentence(
     assert not (tmp_path / "new").exists()
 
 
+_SAYS_WHEN_IT_HEEDS = """
+from mismatch_probe.cli import app
+heed = app.heed_interrupts
+app.heed_interrupts = lambda: (heed(), print(end=">", flush=True))
+app.main()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.02, 0.1, 0.3, 0.6])
 def test_any_number_of_interrupts_is_one_sentence(tmp_path: Path, wait_seconds: float) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
-    code = "from mismatch_probe.cli.app import main; print(end='>', flush=True); main()"
-    words = [sys.executable, "-c", code, "report", str(run.path)]
+    words = [sys.executable, "-c", _SAYS_WHEN_IT_HEEDS, "report", str(run.path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -77,7 +77,7 @@ def test_a_stale_cache_is_seen(start: StartEngine, llama: Path, monkeypatch: pyt
     sequences = sampled(engine)
     engine.sample(REQUESTS[-1:], PLAIN.model_copy(update={"max_new_tokens": 1}))
     weights = load_file(llama / "model.safetensors")
-    monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: True)  # type: ignore[attr-defined]
     engine.update_weights((name, weight * 1.1 if "k_proj" in name else weight) for name, weight in weights.items())
     [behind] = engine.replay_cached(sequences[-1:])
     assert behind.num_cached_tokens == 2 * BLOCK
