@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mismatch_probe.errors import UsageError, did_you_mean
+from mismatch_probe.errors import BrokenRecord, UsageError, did_you_mean
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
@@ -195,10 +195,11 @@ class Guards:
         """What `state_dict` gave; what a version before did not keep is as at the start.
 
         Raises:
-            UsageError: it is of other guards, or of none.
+            UsageError: it is of other guards.
+            BrokenRecord: it is no state of guards.
         """
         if not {"guards", "evaluated"} <= state.keys():
-            raise UsageError("this is no state of guards: give what state_dict gave")
+            raise BrokenRecord("this is no state of guards: give what state_dict gave")
         off = {name: tuple(lacking) for name, lacking in state.get("off", {}).items()}
         book = GuardBook(tuple(guard for guard in self._settings if guard.name not in off))
         book.restore(state)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, said
+from mismatch_probe.errors import BrokenRecord, UsageError, said
 from mismatch_probe.reading import Unreadable, as_object, parse_json
 from mismatch_probe.records.documents import first_problem
 from mismatch_probe.records.regular_files import read_regular_text
@@ -59,9 +59,9 @@ def restoring(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except MismatchProbeError:
+    except UsageError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (BrokenRecord, LookupError, TypeError, ValueError, AttributeError) as error:
         raise BrokenRecord(
             f"the checkpoint {path} does not hold what a run goes on with ({type(error).__name__}: {said(error)}); "
             "remove it to resume from the one before"

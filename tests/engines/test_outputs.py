@@ -38,7 +38,7 @@ def test_a_missing_log_prob_is_nan_and_counted_never_zero():
 
 
 def test_vllms_floor_for_minus_infinity_or_worse_is_a_missing_log_prob():
-    scored = scores("a", [5, 6, 7], flat((5, -1.5, 9), (6, -9999.0, 6), (7, -9998.0, 6)), first=0)
+    scored = scores("a", [5, 6, 7], flat((5, -1.5, 9), (6, -9999.0, 6), (7, -9900.0, 6)), first=0)
     np.testing.assert_array_equal(np.isnan(scored.logprobs), [False, True, False])
     assert num_missing([scored]) == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.guards import Guards
@@ -174,7 +174,7 @@ def test_a_metric_that_is_none_is_absent() -> None:
 
 
 def test_what_is_no_state_of_guards_is_refused() -> None:
-    with pytest.raises(UsageError, match="no state of guards"):
+    with pytest.raises(BrokenRecord, match="no state of guards"):
         Guards.default().load_state_dict({})
 
 
