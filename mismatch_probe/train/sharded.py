@@ -91,11 +91,14 @@ class ShardedModel(Generic[Module]):
         It costs time at every operator, so it is entered only where it changes one: of BF16 in the backward pass alone,
         of FP32 nowhere unless that goes to oneDNN.
         """
+        if self.device.type != "cpu" or not self._has_own_products():
+            return nullcontext()
+        return CpuProducts()
+
+    def _has_own_products(self) -> bool:
         if self.dtype == Dtype.BF16:
-            changes = torch.is_grad_enabled()
-        else:
-            changes = self.dtype != Dtype.FP32 or fp32_by_onednn()
-        return CpuProducts() if self.device.type == "cpu" and changes else nullcontext()
+            return torch.is_grad_enabled()
+        return self.dtype != Dtype.FP32 or fp32_by_onednn()
 
     def _compute(self, sequences: list[TokenSequence]) -> Any:
         """What `module` makes of a micro-batch, with a gradient where one is wanted.
