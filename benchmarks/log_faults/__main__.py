@@ -144,11 +144,16 @@ def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
 
 
 def imported(log: Sequence[LoggedResponse], dtype: Dtype) -> list[str]:
-    """Kind and code of what `import` says of the log, which has a reference where its responses do."""
+    """Kind and code of what `import` says of the log, which has a reference where its responses do; a side that it takes
+    for one that was not recorded leaves nothing to judge.
+    """
     given = LogSettings(train_dtype=dtype, infer_dtype=dtype, ref_is_exact=log[0].log_ref is not None)
     with tempfile.TemporaryDirectory() as folder:
         source = Log("the log", "plain", [], log, lambda: [])
-        verdict = import_log(source, given, Path(folder) / "run", lambda num_tokens: None).read_summary().verdict
+        run = import_log(source, given, Path(folder) / "run", lambda num_tokens: None)
+        if not run.summary_path.exists():
+            return ["broken", "not_recorded"]
+        verdict = run.read_summary().verdict
     return [verdict.kind, verdict.code]
 
 
