@@ -144,8 +144,8 @@ def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
 
 
 def imported(log: Sequence[LoggedResponse], dtype: Dtype) -> list[str]:
-    """Kind and code of what `import` says of the log, which has a reference where its responses do; a side that it takes
-    for one that was not recorded leaves nothing to judge.
+    """Kind and code of what `import` says of the log, which has a reference where its responses do. A side that it
+    takes for one that was not recorded leaves nothing to judge.
     """
     given = LogSettings(train_dtype=dtype, infer_dtype=dtype, ref_is_exact=log[0].log_ref is not None)
     with tempfile.TemporaryDirectory() as folder:
