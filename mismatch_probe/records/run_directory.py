@@ -72,11 +72,12 @@ class RunDirectory:
             StorageError: no directory can be made there.
         """
         with storage_errors(self.path):
+            is_used = self.path.exists() and not (self.path.is_dir() and self._is_empty())
             if self.is_run:
                 raise RunDirectoryError(
                     f"{self.path} already holds a run: continue it with --resume, or give another --out"
                 )
-            if self.path.exists() and not (self.path.is_dir() and self._is_empty()):
+            if is_used:
                 raise RunDirectoryError(f"{self.path} exists and is not empty: give another --out")
             above = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
             if not above.is_dir():
