@@ -10,23 +10,11 @@ import pyarrow.dataset as dataset
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import PairSummary
-from mismatch_probe.records.tables import read_table
 from tests.command_line import probe
+from tests.importing.imported import imported, pair_of
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
 from tests.simulated_run import Simulation, simulated_run
-
-
-def imported(tmp_path: Path, log: Path, *words: object, code: ExitCode = ExitCode.PASS) -> RunDirectory:
-    probe("import", log, "--out", tmp_path / "run", *words, code=code)
-    return RunDirectory(tmp_path / "run")
-
-
-def pair_of(run: RunDirectory) -> PairSummary:
-    (pair,) = run.read_summary().pairs
-    return pair
 
 
 @pytest.mark.slow
@@ -130,16 +118,6 @@ def test_a_run_that_was_made_inside_the_folder_of_its_log_is_no_second_copy_of_i
     assert pair_of(RunDirectory(tmp_path / "again")).counts.num_sequences == 24
 
 
-def test_numbers_far_above_0_are_of_the_wrong_sign_and_nothing_else_is_printed(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    written = rows()
-    written[3]["train_logprobs"][7] = 1e308
-    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert pair.verdict.code == "wrong_sign"
-    assert not [str(one.message) for one in recwarn if issubclass(one.category, RuntimeWarning)]
-
-
 def test_the_whole_log_lies_there_as_parquet_by_step_and_can_be_imported_again(tmp_path: Path) -> None:
     written = [row(number, step=number % 2) for number in range(24)]
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
@@ -169,15 +147,6 @@ def test_a_log_without_the_trainers_side_is_inconclusive_and_says_what_computes_
     answer = probe("report", tmp_path / "run", code=ExitCode.USAGE)
     assert "score" in answer.stderr
     assert "compare --resume" not in answer.stderr
-
-
-def test_log_probs_that_are_missing_are_counted_and_in_no_number(tmp_path: Path) -> None:
-    written = rows()
-    written[0]["logprobs"][3] = None
-    written[1]["train_logprobs"][3] = -9999.0
-    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert (pair.counts.missing_mu, pair.counts.missing_pi) == (1, 1)
-    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written[2:]), rel=1e-12)
 
 
 def test_a_reference_in_the_log_says_which_side_errs(tmp_path: Path) -> None:
@@ -217,100 +186,6 @@ def test_a_reference_policy_is_no_reference_of_errors(tmp_path: Path) -> None:
         one["ref_logprobs"] = [value - 0.3 for value in one["logprobs"]]
     errors = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).blame
     assert errors is None or errors.rms_error_mu is None
-
-
-@pytest.mark.parametrize("column", ["train_logprobs", "ref_logprobs"])
-def test_a_column_that_copies_the_samplers_is_not_taken_for_a_second_opinion(tmp_path: Path, column: str) -> None:
-    written = rows()
-    for one in written:
-        one[column] = one["logprobs"]
-    wanted = ExitCode.INCONCLUSIVE if column == "train_logprobs" else ExitCode.PASS
-    origin = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=wanted).read_manifest().log
-    assert origin is not None
-    assert [note.code for note in origin.notes if note.level == "missing"] == ["copied"]
-
-
-def test_steps_whose_trainers_side_was_not_computed_are_left_out_and_named(tmp_path: Path) -> None:
-    """NeMo-RL writes zeros where it skips the pass."""
-    written = [row(number, step=number // 8) for number in range(24)]
-    for one in written[8:16]:
-        one["train_logprobs"] = [0.0] * 30
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
-    pair, origin = pair_of(run), run.read_manifest().log
-    assert [one.step for one in pair.steps] == [0, 2]
-    assert pair.counts.num_sequences == 16
-    assert origin is not None
-    (note,) = (one for one in origin.notes if one.level == "missing")
-    assert (note.code, note.evidence["steps"]) == ("all_zero", [1])
-
-
-def test_zeros_that_stand_for_missing_numbers_are_called_missing(tmp_path: Path) -> None:
-    written = rows()
-    for number in range(0, len(written), 3):
-        written[number]["logprobs"][5] = 0.0
-    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert pair.verdict.code == "missing_logprobs"
-    assert pair.counts.missing_mu == 8
-
-
-def test_a_shifted_column_is_broken_data_and_no_mismatch(tmp_path: Path) -> None:
-    written = rows()
-    for one in written:
-        one["train_logprobs"] = [*one["train_logprobs"][1:], -1.0]
-    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "shifted")
-
-
-@pytest.mark.slow
-def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
-    log = write(tmp_path / "log.jsonl", rows(600))
-    run = imported(tmp_path, log)
-    gate = tmp_path / "gate.toml"
-    for limit, code in ((1.0, ExitCode.PASS), (0.001, ExitCode.GATE_FAILED)):
-        gate.write_text(f'[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n')
-        answer = probe("gate", "run", run.path, "--config", gate)
-        assert answer.returncode == code, answer.stderr
-    probe("diff", run.path, run.path, code=ExitCode.PASS)
-
-
-@pytest.mark.slow
-def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
-    written = [row(number, step=number // 400) for number in range(800)]
-    for one in written[400:]:
-        one["train_logprobs"] = [value - 0.5 for value in one["train_logprobs"]]
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
-    gate = tmp_path / "gate.toml"
-    for steps, code in (("0:1", ExitCode.PASS), ("1:", ExitCode.GATE_FAILED), ("2:", ExitCode.USAGE)):
-        check = f'metric = "abs_logprob_diff"\nmax = 0.1\nslice = {{ step = "{steps}" }}\n'
-        gate.write_text(f"[[gate.check]]\n{check}")
-        answer = probe("gate", "run", run.path, "--config", gate)
-        assert answer.returncode == code, answer.stderr
-    assert "steps 0 to 1" in answer.stderr
-
-
-def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None:
-    """Each number of a shifted column is a log-prob that could be, and the limit is far above the deviation."""
-    written = rows(600)
-    for one in written:
-        one["train_logprobs"] = [*one["train_logprobs"][1:], -1.0]
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT)
-    gate = tmp_path / "gate.toml"
-    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 100.0\n')
-    answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
-    assert "one token too early" in answer.stderr
-    assert "mend the log and import it again" in answer.stderr
-
-
-@pytest.mark.parametrize("responses", [24, 600])
-def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Path, responses: int) -> None:
-    """The first has too few responses for a look, the second too few prompts for a pass."""
-    written = [one | {"prompt_token_ids": [1, number % 20]} for number, one in enumerate(rows(responses))]
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
-    gate = tmp_path / "gate.toml"
-    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
-    answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.INCONCLUSIVE)
-    assert "import a log with" in answer.stderr
-    assert "compare --resume" not in answer.stderr
 
 
 def test_an_imported_run_cannot_be_continued_by_sampling(tmp_path: Path) -> None:
@@ -354,25 +229,6 @@ def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: 
     assert not list((tmp_path / "run").glob(".writing-*"))
 
 
-def test_copies_among_what_is_analysed_are_left_out_though_the_whole_log_is_none(tmp_path: Path) -> None:
-    """Of the prompts that would be analysed both columns are equal bit for bit; another prompt's differ."""
-    written = rows()
-    (tmp_path / "whole").mkdir()
-    whole = imported(tmp_path / "whole", write(tmp_path / "whole.jsonl", written))
-    names = read_table(whole.rollouts_path)["prompt_id"].to_pylist()
-    analysed = chosen_prompts(dict.fromkeys(names, 60), lambda prompt_id: prompt_id, 300)
-    computed = []
-    for name, one in zip(names, written, strict=True):
-        if name in analysed.prompt_ids:
-            one["train_logprobs"] = one["logprobs"]
-        else:
-            computed.append(one)
-    log = write(tmp_path / "log.jsonl", written)
-    pair = pair_of(imported(tmp_path, log, "--max-tokens", 1000))
-    assert (pair.counts.num_sequences, pair.counts.num_prompts) == (14, 7)
-    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
-
-
 @pytest.mark.parametrize("command", [("explain",), ("score", "--out", "SCORED")])
 def test_what_goes_on_from_a_log_refuses_a_run_of_its_own_responses(tmp_path: Path, command: tuple[str, ...]) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
@@ -397,39 +253,3 @@ def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_
     assert "an import begins anew" in probe("import", log, "--out", run, code=ExitCode.USAGE).stderr
     probe("report", run, "--recompute", code=ExitCode.PASS)
     assert pair_of(RunDirectory(run)).counts.num_sequences == len(rows())
-
-
-def test_a_copy_that_was_rounded_to_fp32_on_the_way_is_one(tmp_path: Path) -> None:
-    written = rows()
-    for one in written:
-        one["train_logprobs"] = np.asarray(one["logprobs"], dtype=np.float32).astype(float).tolist()
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.INCONCLUSIVE)
-    origin = run.read_manifest().log
-    assert origin is not None
-    assert [note.code for note in origin.notes if note.level == "missing"] == ["copied"]
-
-
-@pytest.mark.parametrize("share", [2, 12])
-def test_responses_whose_trainers_side_was_copied_are_left_out_and_counted(tmp_path: Path, share: int) -> None:
-    written = rows()
-    for one in written[::share]:
-        one["train_logprobs"] = one["logprobs"]
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
-    computed = [one for number, one in enumerate(written) if number % share]
-    assert pair_of(run).metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(computed), rel=1e-12)
-    origin = run.read_manifest().log
-    assert origin is not None
-    (note,) = (one for one in origin.notes if one.level == "missing")
-    assert (note.code, note.column, note.evidence["responses"]) == ("copied_rows", "log_pi", len(written) // share)
-    assert origin.analysed_responses == len(computed)
-
-
-def test_responses_that_few_decimals_make_equal_are_no_copies(tmp_path: Path) -> None:
-    """Most tokens are equal in the other responses too."""
-    written = rows()
-    for number, one in enumerate(written):
-        one["train_logprobs"] = list(one["logprobs"])
-        if number % 3:
-            one["train_logprobs"][number % 30] -= 0.01
-    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
-    assert pair_of(run).counts.num_sequences == len(written)

@@ -1,0 +1,62 @@
+"""A gate and a diff judge an imported log."""
+
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from tests.command_line import probe
+from tests.importing.imported import imported
+from tests.importing.logs import row, rows, write
+
+
+@pytest.mark.slow
+def test_a_gate_and_a_diff_read_an_imported_run(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", rows(600))
+    run = imported(tmp_path, log)
+    gate = tmp_path / "gate.toml"
+    for limit, code in ((1.0, ExitCode.PASS), (0.001, ExitCode.GATE_FAILED)):
+        gate.write_text(f'[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n')
+        answer = probe("gate", "run", run.path, "--config", gate)
+        assert answer.returncode == code, answer.stderr
+    probe("diff", run.path, run.path, code=ExitCode.PASS)
+
+
+@pytest.mark.slow
+def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
+    written = [row(number, step=number // 400) for number in range(800)]
+    for one in written[400:]:
+        one["train_logprobs"] = [value - 0.5 for value in one["train_logprobs"]]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    gate = tmp_path / "gate.toml"
+    for steps, code in (("0:1", ExitCode.PASS), ("1:", ExitCode.GATE_FAILED), ("2:", ExitCode.USAGE)):
+        check = f'metric = "abs_logprob_diff"\nmax = 0.1\nslice = {{ step = "{steps}" }}\n'
+        gate.write_text(f"[[gate.check]]\n{check}")
+        answer = probe("gate", "run", run.path, "--config", gate)
+        assert answer.returncode == code, answer.stderr
+    assert "steps 0 to 1" in answer.stderr
+
+
+def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None:
+    """Each number of a shifted column is a log-prob that could be, and the limit is far above the deviation."""
+    written = rows(600)
+    for one in written:
+        one["train_logprobs"] = [*one["train_logprobs"][1:], -1.0]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT)
+    gate = tmp_path / "gate.toml"
+    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 100.0\n')
+    answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
+    assert "one token too early" in answer.stderr
+    assert "mend the log and import it again" in answer.stderr
+
+
+@pytest.mark.parametrize("responses", [24, 600])
+def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Path, responses: int) -> None:
+    """The first has too few responses for a look, the second too few prompts for a pass."""
+    written = [one | {"prompt_token_ids": [1, number % 20]} for number, one in enumerate(rows(responses))]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    gate = tmp_path / "gate.toml"
+    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
+    answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.INCONCLUSIVE)
+    assert "import a log with" in answer.stderr
+    assert "compare --resume" not in answer.stderr
