@@ -72,6 +72,18 @@ def test_where_the_numbers_measure_no_precision_there_are_no_tiles_and_the_page_
     assert overview(other, samples.manifest(PAIRS)).headline == "Another answer."
 
 
+def test_the_page_does_not_say_no_bug_while_another_pair_is_undecided(summary: Summary) -> None:
+    """The pair of the largest KL is told by precision, another one by nothing."""
+    open_question = summary.verdict.model_copy(
+        update={"kind": "undecided", "code": "unexplained", "sentence": "It may be a bug."}
+    )
+    pairs = [
+        pair.model_copy(update={"verdict": open_question}) if pair.infer == "fp16" else pair for pair in summary.pairs
+    ]
+    other = with_kl(summary.model_copy(update={"pairs": pairs, "verdict": open_question}), 0.5)
+    assert overview(other, samples.manifest(PAIRS)).headline == "FP16: It may be a bug."
+
+
 def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
     assert overview(with_kl(summary, 2.5e-4), samples.manifest(PAIRS)).headline.startswith(
         "No bug. Rounding to BF16 costs KL 2.50e-4 a token."

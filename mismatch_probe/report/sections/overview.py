@@ -56,9 +56,10 @@ def _answer(summary: Summary, shown: Sequence[Tile]) -> str:
     if not shown:
         return summary.headline
     pair = worst_pair(summary.pairs)
-    if pair.verdict.code == Code.PRECISION:
+    if summary.verdict.code == pair.verdict.code == Code.PRECISION:
         return f"No bug. Rounding to {pair_label(pair)} costs KL {write_estimate(pair.metrics['kl_k3']).value} a token."
-    return f"{pair_label(pair)}: {pair.verdict.sentence}"
+    judged = next((each for each in summary.pairs if each.verdict == summary.verdict), pair)
+    return f"{pair_label(judged)}: {judged.verdict.sentence}"
 
 
 def _facts(summary: Summary, manifest: Manifest) -> list[str]:
