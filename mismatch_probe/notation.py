@@ -76,14 +76,6 @@ def write_token_count(number: float) -> str:
     return _write_tokens_at(number, _exponent(number) - _DEFAULT_SIGNIFICANT + 1)
 
 
-def write_token_tick(number: float) -> str:
-    """A number of tokens beside an axis: `0`, `20`, `1k`, `10M`."""
-    for scale, suffix in (*_TOKEN_SUFFIXES[:-1], (1e3, "k")):
-        if abs(number) >= scale:
-            return f"{number / scale:g}{suffix}"
-    return f"{number:g}"
-
-
 def write_count(number: int) -> str:
     """An exact count: `1,234,567`."""
     return f"{number:,}"

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from mismatch_probe.compare.subsample import DECODED_ALONE
 from mismatch_probe.config.sides import Side
@@ -12,8 +11,6 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.full_vocabulary import full_vocabulary_check
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
 from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_usable
-
-FloatVector = npt.NDArray[np.float64]
 
 
 def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:

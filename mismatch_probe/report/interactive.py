@@ -60,11 +60,6 @@ def packed_figures(panels: Iterable[Panel]) -> Markup:
     return _packed(json.dumps({"theme": theme(), "figures": figures}, allow_nan=False, separators=(",", ":")))
 
 
-def unpacked(text: str) -> str:
-    """What was packed into a page."""
-    return gzip.decompress(base64.b64decode(text)).decode("utf-8")
-
-
 def _packed(text: str) -> Markup:
     return Markup(base64.b64encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii"))
 

@@ -1,10 +1,10 @@
 """What a page holds, read as a browser would."""
 
+import base64
+import gzip
 import json
 import re
 from typing import Any
-
-from mismatch_probe.report.interactive import unpacked
 
 Figure = dict[str, Any]
 
@@ -23,7 +23,7 @@ def drawings(page: str) -> dict[str, Figure]:
     """Plotly's specifications of a page's drawings, by anchor."""
     packed = re.search(r'<script type="text/plain" id="figures">([^<]*)</script>', page)
     assert packed is not None
-    return json.loads(unpacked(packed[1]))["figures"]  # type: ignore[no-any-return]
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))["figures"]  # type: ignore[no-any-return]
 
 
 def traces(drawing: Figure, **like: Any) -> list[dict[str, Any]]:
