@@ -42,9 +42,17 @@ def options(command: str) -> set[str]:
     return {option for parameter in found.params for option in parameter.opts}
 
 
-def test_the_gate_file_is_accepted() -> None:
+def test_the_gate_file_is_accepted_as_it_is_and_with_its_check_against_a_baseline(tmp_path: Path) -> None:
+    """The first needs no baseline, which nobody has at the beginning."""
     gate = load_gate(starter_path("gate"))
-    assert [check.level for check in gate.checks] == ["error", "error", "warn"]
+    assert [check.level for check in gate.checks] == ["error", "warn"]
+    assert not any(check.max_regression for check in gate.checks)
+    whole = tmp_path / "mismatch.toml"
+    lines = starter_path("gate").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if "--baseline" in line)
+    lines[start + 1 : start + 4] = [line.removeprefix("# ") for line in lines[start + 1 : start + 4]]
+    whole.write_text("\n".join(lines))
+    assert [check.max_regression for check in load_gate(whole).checks] == [None, 0.1, None]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
