@@ -113,7 +113,7 @@ def _entropies(layout: Layout, values: ArrayLike) -> Floats:
 
 def _summary(pair: TokenPair, train: Dtype, infer: Dtype, level: float, *, computed_apart: bool) -> Summary:
     metrics, unavailable = pair_metrics(pair, level)
-    law, found_blame = length_law(pair, level=level), blame(pair, level=level)
+    law, blamed = length_law(pair, level=level), blame(pair, level=level)
     counts = Counts(
         num_sequences=pair.sequences.num_sequences,
         num_prompts=pair.sequences.num_clusters,
@@ -135,7 +135,7 @@ def _summary(pair: TokenPair, train: Dtype, infer: Dtype, level: float, *, compu
         counts=counts,
         metrics=metrics,
         length=law,
-        blame=found_blame,
+        blame=blamed,
         disagreement=disagreement,
         exact=disagreement if disagreement.is_exact else None,
         legs_say_whose_they_are=computed_apart,
@@ -152,7 +152,7 @@ def _summary(pair: TokenPair, train: Dtype, infer: Dtype, level: float, *, compu
         metrics=metrics,
         metrics_unavailable=unavailable,
         length=law,
-        blame=found_blame,
+        blame=blamed,
         confidence=confidence_bins(pair, level=level),
         scatter=probability_scatter(pair),
         errors=error_histograms(pair),

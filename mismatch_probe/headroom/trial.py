@@ -66,8 +66,8 @@ class Bench:
         model = models.load(self.folder, dtype, self.settings)
         if modules or residual_from:
             models.raise_to_fp32(model, self.reference, modules, residual_from)
-        ranges, found_T = look_forward(model, self.workload)
-        errors_T = (found_T.double() - self.logprobs_T.double()).abs()
+        ranges, tried_T = look_forward(model, self.workload)
+        errors_T = (tried_T.double() - self.logprobs_T.double()).abs()
         error = _finite(float(errors_T.square().mean().sqrt()))
         scales = [] if error is None else try_backward(model, self.reference, self.workload, exponents)
         low, high = scales_that_fit(scales, None if yardstick is None else yardstick.trial)

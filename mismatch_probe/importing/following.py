@@ -58,12 +58,12 @@ class Follower:
                 if modified > self._read[step] and step not in self.rewritten:
                     self.rewritten.append(step)
                 continue
-            found = self._whole(step, files, modified, is_newest=step == newest)
-            if found is None:
+            logged = self._whole(step, files, modified, is_newest=step == newest)
+            if logged is None:
                 self.unfinished.append(step)
             else:
                 self._read[step] = modified
-                yield found
+                yield logged
 
     def _by_step(self) -> dict[int, list[Source]]:
         try:
@@ -91,11 +91,11 @@ class Follower:
         settled = time.time() - modified > self.settled_seconds and self._cut_off.get(step) != modified
         if not (said or not is_newest or settled):
             return None
-        found = self._step(step, files)
-        if is_newest and not said and any(one.code == LogCode.HALF_WRITTEN for one in found.told):
+        logged = self._step(step, files)
+        if is_newest and not said and any(finding.code == LogCode.HALF_WRITTEN for finding in logged.told):
             self._cut_off[step] = modified
             return None
-        return found
+        return logged
 
     def _step(self, step: int, files: list[Source]) -> LoggedStep:
         told: list[LogFinding] = []

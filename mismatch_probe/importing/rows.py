@@ -44,12 +44,12 @@ def _taken(table: pa.Table, chosen: Choice) -> pa.Array:
 
 def sampled_tokens_of(tables: Iterable[pa.Table]) -> dict[str, int]:
     """How many sampled tokens the responses to each prompt have."""
-    found: dict[str, int] = {}
+    num_tokens: dict[str, int] = {}
     for table in tables:
         masks = table["mask"].to_pylist()
         for prompt_id, mask in zip(table["prompt_id"].to_pylist(), masks, strict=True):
-            found[prompt_id] = found.get(prompt_id, 0) + sum(mask)
-    return found
+            num_tokens[prompt_id] = num_tokens.get(prompt_id, 0) + sum(mask)
+    return num_tokens
 
 
 def prompts_in(rows: pa.Table) -> list[EncodedPrompt]:

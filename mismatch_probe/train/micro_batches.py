@@ -39,9 +39,9 @@ def gathered_tokens(
 ) -> Floats:
     """What each micro-batch of each rank gave for its response tokens, for all tokens [T] on every rank."""
     own: list[tuple[int, Floats]] = []
-    for batch, found_T in zip(batches, passes, strict=True):
+    for batch, values_T in zip(batches, passes, strict=True):
         ends = np.cumsum([rollouts[row].length for row in batch.rows])[:-1]
         if not batch.is_filler:
-            own += zip(batch.rows, np.split(found_T.detach().double().cpu().numpy(), ends), strict=True)
+            own += zip(batch.rows, np.split(values_T.detach().double().cpu().numpy(), ends), strict=True)
     by_row = dict(gathered(own))
     return np.concatenate([by_row[row] for row in range(len(rollouts))])

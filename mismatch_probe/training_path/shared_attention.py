@@ -111,11 +111,11 @@ def can_share_prefixes(model: PreTrainedModel) -> bool:
         expected_TD = _states(model, padded)
         try:
             model.set_attn_implementation(SHARED_ATTENTION)
-            found_TD = _states(model, share_prefixes(sequences))
+            shared_TD = _states(model, share_prefixes(sequences))
         except (TypeError, ValueError, RuntimeError, AttributeError):
-            found_TD = torch.full_like(expected_TD, torch.nan)
+            shared_TD = torch.full_like(expected_TD, torch.nan)
     scale = expected_TD.abs().max()
-    shares = bool(((found_TD - expected_TD).abs() <= _TOLERANCE * scale).all())
+    shares = bool(((shared_TD - expected_TD).abs() <= _TOLERANCE * scale).all())
     if not shares:
         model.set_attn_implementation("sdpa")
     return shares

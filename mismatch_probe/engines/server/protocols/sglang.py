@@ -48,7 +48,7 @@ class SglangGenerate(Protocol):
         }
 
     def answers(self, content: Any) -> list[Answer]:
-        return [_answer(one) for one in (content if isinstance(content, list) else [content])]
+        return [_answer(each) for each in (content if isinstance(content, list) else [content])]
 
 
 def _answer(content: Any) -> Answer:

@@ -64,8 +64,8 @@ def _answer(choice: Any, prompt_ids: list[int] | None, prompt: list[Candidates |
         logprobs=as_logprobs([member(entry, "logprob", (int, float, type(None))) for entry in entries]),
         candidates=[
             {
-                member(one, "token_id", int): log_prob(member(one, "logprob", (int, float, type(None))))
-                for one in member(entry, "top_logprobs", list)
+                member(candidate, "token_id", int): log_prob(member(candidate, "logprob", (int, float, type(None))))
+                for candidate in member(entry, "top_logprobs", list)
             }
             for entry in entries
         ],
