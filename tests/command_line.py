@@ -1,9 +1,7 @@
 """`mismatch-probe WORDS` in this process, which loads the heavy parts once and whose servers fork every job."""
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 
@@ -11,6 +9,7 @@ import pytest
 
 from mismatch_probe.cli.app import run
 from mismatch_probe.errors import ExitCode
+from tests.environment import environment_as_it_was
 
 
 @dataclass(frozen=True)
@@ -27,21 +26,10 @@ def probe(*words: object, code: ExitCode | None = None) -> Answer:
         redirect_stdout(StringIO()) as output,
         redirect_stderr(StringIO()) as errors,
         pytest.MonkeyPatch.context() as patch,
-        _environment_as_it_was(),
+        environment_as_it_was(),
     ):
         patch.setattr(sys, "argv", ["mismatch-probe", *given])
         ended = run(given)
     answer = Answer(ended, output.getvalue(), errors.getvalue())
     assert code is None or ended == code, answer.stderr
     return answer
-
-
-@contextmanager
-def _environment_as_it_was() -> Iterator[None]:
-    """Servers are made anew where a variable that libraries read has changed."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import hypothesis
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from mismatch_probe.children import preloads
 from mismatch_probe.host import prepare_process
 from tests.cores import keep_to_own_cores
+from tests.environment import environment_as_it_was
 from tests.gate.cli import CommandLine
 
 ROOT = Path(__file__).parents[1]
@@ -66,9 +67,9 @@ def adapter(llama: Path) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_as_it_was() -> Iterator[None]:
-    """An engine in this process replaces functions of torch: the next module gets torch's own, on one thread.
+    """An engine in this process replaces functions of torch and sets variables: the next module gets them as they were.
 
-    Tensors are tiny here, and other workers need the other processors.
+    torch computes on one thread: tensors are tiny here, and other workers need the other processors.
     """
     import torch
 
@@ -76,9 +77,16 @@ def _torch_as_it_was() -> Iterator[None]:
 
     set_num_threads = torch.set_num_threads
     accelerator = torch.accelerator.synchronize, torch.accelerator.empty_cache
-    yield
+    with environment_as_it_was():
+        yield
     torch.set_num_threads = set_num_threads
     torch.accelerator.synchronize, torch.accelerator.empty_cache = accelerator
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_it_was() -> Iterator[None]:
+    with environment_as_it_was():
+        yield
 
 
 def is_slow(item: pytest.Item) -> bool:
@@ -93,6 +101,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first, then all with slow tests: no worker is left with one when the others have ended."""
     slow = {item.path for item in items if is_slow(item)}
     items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.workers import TogetherScheduling
+
+    return TogetherScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,6 +1,5 @@
 """Engines started in the test process: short to start again, and the traces they leave are removed."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ StartEngine = Callable[..., Engine]
 @pytest.fixture(scope="module")
 def start() -> Iterator[StartEngine]:
     """Starts one small engine at a time, on every core; a new start, or the module's end, closes the one before."""
-    environment = dict(os.environ)
     running: list[Engine] = []
 
     def start_one(
@@ -49,8 +47,6 @@ def start() -> Iterator[StartEngine]:
         yield start_one
         for engine in running:
             engine.close()
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def requests(count: int = 6, first_seed: int = 0) -> list[SampleRequest]:

@@ -1,4 +1,4 @@
-"""One real server for all tests of a worker; those that kill theirs start one of their own."""
+"""One real server for all tests; who kills it starts it again."""
 
 import shutil
 from collections.abc import Iterator

@@ -17,6 +17,8 @@ from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
 
 CONTEXT: Final = 2048
+SEQUENCES: Final = 16
+"""At once, each prefilled whole: a CPU's server ends at a seeded request whose prefill is cut in two."""
 _START_SECONDS: Final = 300.0
 
 
@@ -55,9 +57,13 @@ class RealServer:
         words = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--model", str(self._checkpoint), "--served-model-name", "demo"),
-            *("--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "16", "--max-model-len", str(CONTEXT)),
+            *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(CONTEXT)),
+            *("--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(SEQUENCES * CONTEXT)),
         ]
-        own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        own = {
+            **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"},
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine computes in one process: a second one would spin
+        }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*words, *self._words],

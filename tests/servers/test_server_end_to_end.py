@@ -20,7 +20,6 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import read_table
 from tests.command_line import probe
-from tests.cores import every_core
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint, free_port
 
@@ -241,26 +240,24 @@ def test_a_killed_command_goes_on_with_the_same_policy_alone(
     check_nothing_was_lost(out, before)
 
 
-def test_a_killed_server_loses_nothing(tmp_path: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_killed_server_loses_nothing(vllm: RealServer, tmp_path: Path, config: Path) -> None:
     out = tmp_path / "run"
-    with (
-        every_core(),
-        RealServer(tmp_path_factory.mktemp("killed") / "log", "--enable-scale-out") as server,
-        Proxy(server.url, after=slowly) as proxy,
-    ):
+    with Proxy(vllm.url, after=slowly) as proxy:
         side = ("--infer", of_server(proxy.url))
         words = [*SMALL, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
         command = subprocess.Popen(
             [sys.executable, "-m", "mismatch_probe", "compare", *words], stderr=subprocess.PIPE, start_new_session=True
         )
         wait_for_a_part(out, command)
-        server.kill()
-        _, errors = command.communicate()
+        vllm.kill()
+        try:
+            _, errors = command.communicate()
+        finally:
+            vllm.start()
         assert command.returncode == ExitCode.ENVIRONMENT
         assert b"breaks off its answer to /inference/v1/generate" in errors
         assert b"Continue with: mismatch-probe compare --resume --out" in errors
         before = recorded_so_far(out)
-        server.start()
         probe("compare", "--resume", "--out", out, *side, code=ExitCode.PASS)
     check_nothing_was_lost(out, before)
 
