@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
-from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.config.model import EngineSettings, PromptSettings, SamplingSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.start import start_engine
+from mismatch_probe.records.sequences import SampleRequest
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, verify
 
 TOKENIZER = load_tokenizer(DEMO_CHECKPOINT)
@@ -64,26 +66,24 @@ def test_the_longest_sum_fits_with_1024_new_tokens():
 
 
 def respond(source: str, num_prompts: int, max_new_tokens: int) -> tuple[list[bool], list[int], list[bool]]:
-    """Sampled at T=1: which responses are right, their tokens, and which of them end by themselves."""
+    """Sampled by the engine at T=1: which responses are right, their tokens, and which of them end by themselves."""
     prompts = load_prompts(PromptSettings(source=source, num_prompts=num_prompts))
     encoded = encode_prompts(prompts, TOKENIZER, "auto")
-    model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32)
-    pad, eos = TOKENIZER.pad_token_id, TOKENIZER.eos_token_id
-    width = max(len(prompt.token_ids) for prompt in encoded)
-    ids = torch.tensor([[pad] * (width - len(prompt.token_ids)) + prompt.token_ids for prompt in encoded])
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        output = model.generate(ids, attention_mask=ids != pad, max_new_tokens=max_new_tokens)[:, width:]
-    responses = [row[row != pad].tolist() for row in output]
-    ended = [response[-1] == eos for response in responses]
+    asked = [SampleRequest(str(seed), prompt, seed) for seed, prompt in enumerate(encoded)]
+    sampling = SamplingSettings(max_new_tokens=max_new_tokens)
+    context = CONFIG["max_position_embeddings"]
+    with start_engine(str(DEMO_CHECKPOINT), Dtype.FP32, EngineSettings(), sampling, max_model_len=context) as engine:
+        sampled = engine.sample(asked, sampling)
+    ended = [one.finish_reason == "stop" for one in sampled]
     right = [
-        end and verify("sums", prompt.answer or "", TOKENIZER.decode(response, skip_special_tokens=True))
-        for prompt, response, end in zip(prompts, responses, ended, strict=True)
+        end and verify("sums", prompt.answer or "", TOKENIZER.decode(one.sequence.token_ids, skip_special_tokens=True))
+        for prompt, one, end in zip(prompts, sampled, ended, strict=True)
     ]
-    return right, [len(response) for response in responses], ended
+    return right, [len(one.sequence.token_ids) for one in sampled], ended
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
     right, lengths, ended = respond("sums:medium", 128, 96)
     assert 0.3 <= sum(right) / len(right) <= 0.6
@@ -92,6 +92,7 @@ def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_long_sums_give_long_responses_that_end_by_themselves():
     _, lengths, ended = respond("sums:long", 8, 1300)
     assert sum(ended) >= 0.8 * len(ended)
