@@ -51,12 +51,15 @@ class PairData:
         """Id of each usable row."""
         return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
 
+    def measured_positions(self, row: int) -> npt.NDArray[np.int64]:
+        """Positions in the response of usable row `row` of the tokens that were sampled by the policy."""
+        if "sampled" not in self.rollouts.column_names:
+            return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
+        return np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
+
     def position_in_response(self, row: int, position: int) -> int:
         """Where in the response of usable row `row` the token lies that is the `position`-th that was sampled."""
-        if "sampled" not in self.rollouts.column_names:
-            return position
-        mask = np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool)
-        return int(np.flatnonzero(mask)[position])
+        return int(self.measured_positions(row)[position])
 
     @property
     def prompt_lengths(self) -> npt.NDArray[np.int64]:

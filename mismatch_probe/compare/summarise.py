@@ -11,18 +11,19 @@ from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.compare.routing import routing_of_pair
 from mismatch_probe.compare.told_apart import settings_told_apart
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
+from mismatch_probe.compare.worst import worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary, TokenInContext
+from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary
 from mismatch_probe.stats.blame import blame
 from mismatch_probe.stats.confidence import confidence_bins
 from mismatch_probe.stats.contrast import contrast
 from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.figures import error_histograms, probability_scatter, worst_tokens
+from mismatch_probe.stats.figures import error_histograms, probability_scatter
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
@@ -34,8 +35,6 @@ from mismatch_probe.verdict.preflight import preflight, preflight_of_run
 from mismatch_probe.verdict.settings import with_settings_told_apart
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
-WORST_TOKENS = 20
-CONTEXT_TOKENS = 24
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
 ROUTING_METRICS = ("other_experts", "expert_weight_distance")
 
@@ -121,7 +120,8 @@ def _pair_summary(
         confidence=[] if pair is None else confidence_bins(pair, level=level),
         scatter=None if pair is None else probability_scatter(pair),
         errors=[] if pair is None else error_histograms(pair),
-        worst_tokens=[] if pair is None else _worst(data, pair),
+        worst_tokens=worst_in_context(data),
+        worst_responses=worst_with_tokens(data),
         full_vocabulary=full_vocabulary,
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,
@@ -177,27 +177,6 @@ def _with_settings(
         with_settings_told_apart(pair, told, None if told is None else by_name[told.beside])
         for pair, told in zip(pairs, told_apart, strict=True)
     ]
-
-
-def _worst(data: PairData, pair: TokenPair) -> list[TokenInContext]:
-    tokens = []
-    for worst in worst_tokens(pair, WORST_TOKENS):
-        row = int(data.rows[worst.row])
-        texts = data.rollouts["token_texts"][row].as_py()
-        position = data.position_in_response(worst.row, worst.position)
-        tokens.append(
-            TokenInContext(
-                sequence_id=data.rollouts["id"][row].as_py(),
-                position=position,
-                before="".join(texts[max(0, position - CONTEXT_TOKENS) : position]),
-                token=texts[position],
-                after="".join(texts[position + 1 : position + 1 + CONTEXT_TOKENS]),
-                log_pi=worst.log_pi,
-                log_mu=worst.log_mu,
-                log_ref=worst.log_ref,
-            )
-        )
-    return tokens
 
 
 def _contrasts(pairs: list[PairSummary]) -> list[Contrast]:

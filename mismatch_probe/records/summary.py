@@ -88,6 +88,31 @@ class TokenInContext(Record):
     log_ref: float | None
 
 
+class ResponseTokens(Record):
+    """A response whose two sides are far apart, and its tokens around the worst of them (log-probs in nats).
+
+    num_tokens: of the whole response, those that were measured. first: position of the first token of `tokens`.
+    log_pi, log_mu: None for a token that was not sampled by the policy. log_weight: S, the sum of d.
+    """
+
+    sequence_id: str
+    num_tokens: int
+    log_weight: float
+    mean_abs_diff: float
+    largest_abs_diff: float
+    kl_k3: float
+    first: int
+    tokens: list[str]
+    log_pi: list[float | None]
+    log_mu: list[float | None]
+
+    @model_validator(mode="after")
+    def _as_many_values_as_tokens(self) -> "ResponseTokens":
+        if not len(self.tokens) == len(self.log_pi) == len(self.log_mu):
+            raise ValueError("tokens, log_pi and log_mu must be equally long")
+        return self
+
+
 class Counts(Record):
     """What was there to measure, and what was not usable.
 
@@ -161,6 +186,7 @@ class PairSummary(OfSides):
     scatter: ProbabilityScatter | None
     errors: list[ErrorHistogram]
     worst_tokens: list[TokenInContext]
+    worst_responses: list[ResponseTokens] = []
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     routing: RoutingCheck | None = None

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from mismatch_probe.report.figures.theme import theme
 from mismatch_probe.report.view import Panel
 
-_OWN_SCRIPT = "page.js"
+_OWN_SCRIPTS = ("page.js", "responses.js")
 _CDN = "https://cdn.plot.ly/plotly-{version}.min.js"
 
 
@@ -45,7 +45,7 @@ def scripts(plotly_js: PlotlyJs) -> Scripts:
     """The same installed plotly gives the same bytes."""
     from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-    own = files("mismatch_probe.report").joinpath("templates", _OWN_SCRIPT).read_text(encoding="utf-8")
+    own = "".join(files("mismatch_probe.report").joinpath("templates", name).read_text("utf-8") for name in _OWN_SCRIPTS)
     source: str = get_plotlyjs()
     integrity = _digest(source)
     if plotly_js is PlotlyJs.CDN:

@@ -24,6 +24,7 @@ from mismatch_probe.report.sections.length import length
 from mismatch_probe.report.sections.log import log
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.sections.provenance import provenance, reproduce, settings
+from mismatch_probe.report.sections.responses import responses
 from mismatch_probe.report.sections.scatter import scatter
 from mismatch_probe.report.sections.steps import steps
 from mismatch_probe.report.sections.verdicts import verdicts
@@ -66,6 +67,7 @@ def render_html(
         confidence(summary),
         corrections(summary),
         worst(summary, has_text=manifest.model.has_tokenizer),
+        responses(summary),
         *map(findings_section, findings),
         log(manifest),
         counts(summary),
@@ -88,6 +90,7 @@ def _embedded(summary: Summary) -> dict[str, Any]:
     document: dict[str, Any] = _rounded(summary.model_dump(mode="json"))
     for pair in document["pairs"]:
         pair |= {"scatter": None, "confidence": [], "errors": [], "corrections": [], "worst_tokens": []}
+        pair["worst_responses"] = []
         if pair["length"]:
             pair["length"] |= {name: [] for name, value in pair["length"].items() if isinstance(value, list)}
     return document

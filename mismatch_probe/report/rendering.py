@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,7 +13,7 @@ from mismatch_probe.notation import Written
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.interactive import PlotlyJs, packed_figures, scripts
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
-from mismatch_probe.report.view import Badge, Cell, Figure, Overview, Section
+from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Section
 
 _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
@@ -44,7 +44,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(cell=_cell, visible=_visible, advice=_advice)
     environment.globals["markers"] = KEY_MARKERS
-    environment.tests.update({name: _is_named(name) for name in ("Figure", "Table", "Note", "Finding", "Command")})
+    environment.tests.update({kind.__name__: _is_named(kind.__name__) for kind in get_args(Block)})
     return environment
 
 

@@ -111,7 +111,32 @@ class Command:
     text: str
 
 
-Block = Figure | Table | Note | Finding | Command
+@dataclass(frozen=True)
+class ColoredText:
+    """A model's text, each token coloured by its deviation; `tokens` is HTML in which the text is inert.
+
+    `log_mu` and `diff` are the numbers of the tokens, comma after comma, for the page's script to show; `first` is the
+    number of the first token. `back` leads to what this text belongs to.
+    """
+
+    anchor: str
+    label: str
+    tokens: Markup
+    log_mu: str
+    diff: str
+    first: int
+    back: Sequence[tuple[str, str]] = ()
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class ColorScale:
+    """Which colour stands for which deviation: the class of a token, and what it means."""
+
+    steps: Sequence[tuple[str, str]]
+
+
+Block = Figure | Table | Note | Finding | Command | ColoredText | ColorScale
 
 
 @dataclass(frozen=True)
