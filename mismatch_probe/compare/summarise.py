@@ -27,7 +27,6 @@ from mismatch_probe.stats.figures import error_histograms, probability_scatter
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
-from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge

@@ -45,7 +45,9 @@ def scripts(plotly_js: PlotlyJs) -> Scripts:
     """The same installed plotly gives the same bytes."""
     from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-    own = "".join(files("mismatch_probe.report").joinpath("templates", name).read_text("utf-8") for name in _OWN_SCRIPTS)
+    own = "".join(
+        files("mismatch_probe.report").joinpath("templates", name).read_text("utf-8") for name in _OWN_SCRIPTS
+    )
     source: str = get_plotlyjs()
     integrity = _digest(source)
     if plotly_js is PlotlyJs.CDN:

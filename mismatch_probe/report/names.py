@@ -1,14 +1,12 @@
 """What things are called and how they look: pairs, metrics, sides, verdicts."""
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from itertools import product
+from typing import Final
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary, Verdict
-
-T = TypeVar("T")
 
 SIGNS: Final[dict[str, str]] = {"clean": "✓", "precision": "≈", "undecided": "?", "bug": "✕", "broken": "!"}
 """A sign for each kind of verdict, so that none is told by colour alone."""
@@ -40,12 +38,16 @@ class PairStyle:
         return "-".join([self.color, *(f"{length:g}" for length in self.dash), self.marker])
 
 
-_DASHES_AND_MARKERS: dict[Dtype, tuple[tuple[float, ...], str]] = {
-    Dtype.BF16: ((), "o"),
-    Dtype.FP16: ((6, 2), "s"),
-    Dtype.FP32: ((1.5, 1.5), "^"),
-    Dtype.FP64: ((6, 2, 1.5, 2), "D"),
-}
+StyleOf = Callable[[PairSummary], PairStyle]
+Line = tuple[tuple[float, ...], str]
+"""Dash and marker."""
+
+_DASHES: Final[tuple[tuple[float, ...], ...]] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
+_MARKERS: Final = "os^D"
+_OF_DTYPES: Final[dict[Dtype, Line]] = dict(
+    zip((Dtype.BF16, Dtype.FP16, Dtype.FP32, Dtype.FP64), zip(_DASHES, _MARKERS, strict=True), strict=True)
+)
+_OF_OTHERS: Final[list[Line]] = [line for line in product(_DASHES, _MARKERS) if line not in _OF_DTYPES.values()]
 OTHER_COLORS: Final = tuple(f"side-{number}" for number in range(1, 9))
 
 KEY_MARKERS: Final[dict[str, str]] = {
@@ -57,20 +59,35 @@ KEY_MARKERS: Final[dict[str, str]] = {
 """The markers as SVG paths around (19, 6), for keys outside the drawings."""
 
 
-def pair_style(pair: PairSummary) -> PairStyle:
-    color = pair.infer if pair.infer == pair.infer_dtype else _chosen(pair.infer, OTHER_COLORS)
-    if pair.train == pair.train_dtype:
-        return PairStyle(color, *_DASHES_AND_MARKERS[pair.train_dtype])
-    return PairStyle(color, *_chosen(pair.train, list(_DASHES_AND_MARKERS.values())))
+def pair_styles(pairs: Sequence[PairSummary]) -> StyleOf:
+    """The style of each of a page's pairs. Dtypes look alike on every page, sides with names of their own take what is
+    left, in their order; no two pairs share colour and dash as far as colours and dashes reach.
+    """
+    named = dict.fromkeys(pair.infer for pair in pairs if pair.infer != pair.infer_dtype)
+    colors = {name: OTHER_COLORS[number % len(OTHER_COLORS)] for number, name in enumerate(named)}
+    dashes_of_dtypes = {_OF_DTYPES[pair.train_dtype][0] for pair in pairs if pair.train == pair.train_dtype}
+    left = sorted(_OF_OTHERS, key=lambda line: line[0] in dashes_of_dtypes)
+    named = dict.fromkeys(pair.train for pair in pairs if pair.train != pair.train_dtype)
+    lines = {name: left[number % len(left)] for number, name in enumerate(named)}
+    styles: dict[tuple[str, str], PairStyle] = {}
+    for pair in pairs:
+        color, line = colors.get(pair.infer, pair.infer_dtype), lines.get(pair.train, _OF_DTYPES[pair.train_dtype])
+        styles[pair.train, pair.infer] = _untaken(color, line, list(styles.values()))
+    return lambda pair: styles[pair.train, pair.infer]
 
 
-def _chosen(name: str, among: Sequence[T]) -> T:
-    """Always the same one for a name."""
-    return among[zlib.crc32(name.encode()) % len(among)]
+def _untaken(color: str, line: Line, taken: Sequence[PairStyle]) -> PairStyle:
+    """`line` in that colour, or another where a style of that colour and dash, or else that style, is taken."""
+    styles = [PairStyle(color, *each) for each in (line, *_OF_DTYPES.values(), *_OF_OTHERS)]
+    dashes = {style.dash for style in taken if style.color == color}
+    return next(
+        (style for style in styles if style.dash not in dashes),
+        next((style for style in styles if style not in taken), styles[0]),
+    )
 
 
 def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:
-    return PairStyle(infer, *_DASHES_AND_MARKERS[train])
+    return PairStyle(infer, *_OF_DTYPES[train])
 
 
 def pair_label(pair: PairSummary) -> str:

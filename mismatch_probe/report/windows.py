@@ -5,7 +5,9 @@ from typing import Final
 
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary, TokenInContext
 
-_MOST_TOKENS, _FEWEST_A_PAIR, _LONGEST = 3000, 64, 256
+_MOST_TOKENS: Final = 3000
+_FEWEST_A_PAIR: Final = 64
+_LONGEST: Final = 256
 """Tokens of a page, of a pair at least, and of a response at most."""
 
 

@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 
+from mismatch_probe.compare.worst import LEAST_NATS
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
@@ -14,6 +15,7 @@ from mismatch_probe.records.summary import (
     Contrast,
     Counts,
     PairSummary,
+    ResponseTokens,
     SettingFinding,
     Summary,
     TokenInContext,
@@ -29,6 +31,7 @@ from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck
 from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
+from mismatch_probe.stats.worst_responses import worst_responses
 
 ERROR_NATS: dict[Dtype, float] = {Dtype.BF16: 2e-2, Dtype.FP16: 2.6e-3, Dtype.FP32: 2e-6, Dtype.FP64: 1e-12}
 """Standard deviation of a side's error on a middling token."""
@@ -181,6 +184,7 @@ def _pair_summary(
         scatter=probability_scatter(tokens),
         errors=error_histograms(tokens),
         worst_tokens=_worst(tokens, infer, simulation.hostile),
+        worst_responses=_worst_responses(tokens, infer, simulation.hostile),
         corrections=simulate_corrections(tokens),
         full_vocabulary=_full_vocabulary(train, infer),
         verdict=_verdict(pair, metrics, exact),
@@ -228,6 +232,34 @@ def _worst(tokens: TokenPair, infer: Dtype, hostile: str) -> list[TokenInContext
         )
         for worst in worst_tokens(tokens, 20)
     ]
+
+
+def _worst_responses(tokens: TokenPair, infer: Dtype, hostile: str) -> list[ResponseTokens]:
+    """The first 256 tokens of each, as far as they go; every eighth of them was not sampled."""
+    rng = np.random.default_rng(8)
+    found = []
+    for worst in worst_responses(tokens, 5):
+        start = int(tokens.sequences.offsets[worst.row])
+        shown = slice(start, start + min(256, worst.num_tokens))
+        pi, mu = (
+            [None if number % 8 == 7 else float(value) for number, value in enumerate(leg[shown])]
+            for leg in (tokens.log_pi, tokens.log_mu)
+        )
+        found.append(
+            ResponseTokens(
+                sequence_id=f"sums-{worst.row}/0@infer-{infer}{hostile}",
+                num_tokens=worst.num_tokens,
+                log_weight=worst.log_weight,
+                mean_abs_diff=worst.mean_abs_diff,
+                largest_abs_diff=worst.largest_abs_diff,
+                kl_k3=worst.kl_k3,
+                first=0,
+                tokens=[str(word) + hostile for word in rng.choice(WORDS, len(pi))],
+                log_pi=pi,
+                log_mu=mu,
+            )
+        )
+    return [each for each in found if each.largest_abs_diff >= LEAST_NATS]
 
 
 def manifest(pairs: Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)), hostile: str = "") -> Manifest:

@@ -8,7 +8,7 @@ LENGTHS = [100, 10, 50, 40]
 
 
 def four_responses() -> np.ndarray:
-    """The first drifts, the second deviates at every token but cancels, the third has one bad token, the last is fine."""
+    """One that drifts, one that deviates everywhere but cancels, one with a single bad token, one that is fine."""
     return np.concatenate(
         [np.full(100, 0.02), np.tile([0.1, -0.1], 5), np.where(np.arange(50) == 7, -0.9, 0.0), np.zeros(40)]
     )

@@ -20,7 +20,7 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.figures.theme import NUM_HEAT_LEVELS, SMALL, color
-from mismatch_probe.report.names import PairStyle, pair_label, pair_style
+from mismatch_probe.report.names import PairStyle, StyleOf, pair_label
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw
 
@@ -31,14 +31,19 @@ FEWEST_RESPONSES = 8
 _TOP = 1.04
 
 
-def draw_size(heading: Heading, curves: Sequence[tuple[PairSummary, Sequence[CurveBin]]], x_label: str) -> Panel:
+def draw_size(
+    heading: Heading,
+    curves: Sequence[tuple[PairSummary, Sequence[CurveBin]]],
+    x_label: str,
+    style_of: StyleOf,
+) -> Panel:
     """Mean abs(d) on two logarithmic axes: line the mean, dense band its interval, faint band p50 to p90."""
 
     def on(figure: go.Figure) -> None:
         titles(figure, x_label, "|d|, nats")
         for pair, bins in curves:
             positive = [bin_ for bin_ in _solid(bins) if bin_.mean.value > 0]
-            style = pair_style(pair)
+            style = style_of(pair)
             x = [bin_.center for bin_ in positive]
             band(figure, x, [bin_.p50 for bin_ in positive], [bin_.p90 for bin_ in positive], style, _SPREAD_ALPHA)
             _curve(figure, pair_label(pair), positive, style)
@@ -50,7 +55,7 @@ def draw_size(heading: Heading, curves: Sequence[tuple[PairSummary, Sequence[Cur
     return panel(heading, on)
 
 
-def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]) -> Panel:
+def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]], style_of: StyleOf) -> Panel:
     """Mean of S up to each position with its interval, and the fitted drift as a thin line."""
 
     def on(figure: go.Figure) -> None:
@@ -59,7 +64,7 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
             bins = _solid(law.cumulative_diff_by_position)
             if not bins:
                 continue
-            style = pair_style(pair)
+            style = style_of(pair)
             _curve(figure, pair_label(pair), bins, style)
             if law.drift_per_1000 is not None:
                 end = max(bin_.high for bin_ in bins)
@@ -70,7 +75,7 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
     return panel(heading, on)
 
 
-def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]) -> Panel:
+def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]], style_of: StyleOf) -> Panel:
     """The fitted law of ESS(T): solid where measured, dotted where extrapolated, marked at T*.
 
     Hollow marks with intervals are the ESS measured on the first T tokens. Every law given has a budget.
@@ -80,7 +85,7 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
         titles(figure, "response length T, tokens", "share of samples that count (ESS)")
         for pair, law in pairs:
             assert law.budget_tokens is not None
-            style, name = pair_style(pair), pair_label(pair)
+            style, name = style_of(pair), pair_label(pair)
             points = [(point.num_tokens, point.ess) for point in law.fitted_ess]
             seen = sum(num_tokens <= law.measured_up_to for num_tokens, _ in points)
             for part, dash in ((points[:seen], "solid"), (points[max(seen - 1, 0) :], "2px,2px")):

@@ -8,7 +8,7 @@ from mismatch_probe.notation import write_count, write_estimate, write_number
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as length_drawing
 from mismatch_probe.report.figures.canvas import LEAST_SPAN, band, hover_estimate, line, logarithmic, panel, titles
-from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_key, pair_label, pair_style
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_key, pair_label, pair_styles
 from mismatch_probe.report.sections.length import bins_table
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve
@@ -25,7 +25,9 @@ _BAND_ALPHA = 0.22
 
 def confidence(summary: Summary) -> Section:
     shown = [pair for pair in summary.pairs if pair.confidence]
-    blocks: list[Block] = [_figure(shown)] if shown else [Note("No token was measured, so there are no bins.")]
+    blocks: list[Block] = [Note("No token was measured, so there are no bins.")]
+    if shown:
+        blocks = [_figure(shown, pair_styles(summary.pairs))]
     for by in _MEASURES:
         curves = [
             (pair, [curve for curve in pair.length.by_confidence if curve.by == by])
@@ -46,7 +48,7 @@ def confidence(summary: Summary) -> Section:
     )
 
 
-def _figure(shown: list[PairSummary]) -> Figure:
+def _figure(shown: list[PairSummary], style_of: StyleOf) -> Figure:
     heading = Heading(
         "confidence-mean",
         "Mean |d| by reference probability",
@@ -60,9 +62,9 @@ def _figure(shown: list[PairSummary]) -> Figure:
         "figure-confidence",
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
         "a level that does not fall at sure tokens is worth a look.",
-        [_panel(heading, shown)],
+        [_panel(heading, shown, style_of)],
         [_table(pair) for pair in shown[:DETAILED_PAIRS]],
-        key=[(pair_label(pair), pair_style(pair)) for pair in shown],
+        key=[(pair_label(pair), style_of(pair)) for pair in shown],
     )
 
 
@@ -108,7 +110,7 @@ def _table(pair: PairSummary) -> Table:
     return Table(f"{pair_label(pair)} by reference probability", columns, rows)
 
 
-def _panel(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
+def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) -> Panel:
     """Mean abs(d) with its interval in bins of the reference probability, drawn equally wide."""
     edges = sorted({edge for pair in pairs for bin_ in pair.confidence for edge in (bin_.low, bin_.high)})
 
@@ -118,7 +120,7 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary]) -> Panel:
             bins = [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.value > 0]
             x = [float(edges.index(bin_.low)) for bin_ in bins]
             low, high = ([getattr(bin_.mean_abs_diff, end) for bin_ in bins] for end in ("low", "high"))
-            style, name = pair_style(pair), pair_label(pair)
+            style, name = style_of(pair), pair_label(pair)
             band(figure, x, low, high, style, _BAND_ALPHA)
             texts = [hover_estimate(name, bin_label(bin_), bin_.mean_abs_diff, "nats") for bin_ in bins]
             line(figure, x, [bin_.mean_abs_diff.value for bin_ in bins], style, texts)

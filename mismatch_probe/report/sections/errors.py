@@ -10,7 +10,7 @@ from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_n
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import hover, panel, power_of_ten, titles
 from mismatch_probe.report.figures.theme import SMALL, color
-from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pair_label, pair_style
+from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pair_label, pair_styles
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import Blame, ErrorHistogram
 
@@ -65,7 +65,7 @@ def errors(summary: Summary) -> Section:
 
 def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> Figure:
     limits = shared_limits(histograms)
-    shown = [pair for pair in pairs if pair.errors]
+    shown, style_of = [pair for pair in pairs if pair.errors], pair_styles(pairs)
     return Figure(
         "figure-errors",
         "How to read it: the filled shape is the training path (pi), the dashed outline the inference engine (mu); "
@@ -76,7 +76,7 @@ def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> F
             _panel(
                 Heading(f"errors-{pair_key(pair)}", pair_label(pair), _rms_sentence(pair)),
                 pair.errors,
-                pair_style(pair),
+                style_of(pair),
                 limits,
             )
             for pair in shown

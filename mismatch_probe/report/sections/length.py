@@ -13,7 +13,7 @@ from mismatch_probe.notation import (
 )
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as drawing
-from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, pair_label, pair_style
+from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Section, Table
 from mismatch_probe.stats.results import CurveBin, LengthLaw
@@ -25,7 +25,7 @@ Shown = Sequence[tuple[PairSummary, LengthLaw]]
 
 def length(summary: Summary) -> Section:
     shown = [(pair, pair.length) for pair in summary.pairs if pair.length]
-    blocks: list[Block] = [_curves(shown), _law(shown)] if shown else []
+    blocks: list[Block] = [_curves(shown, pair_styles(summary.pairs)), _law(shown)] if shown else []
     blocks += [Note(f"{pair_label(pair)}: no length law could be fitted.") for pair in summary.pairs if not pair.length]
     for pair, law in shown:
         if law.unavailable:
@@ -41,7 +41,7 @@ def length(summary: Summary) -> Section:
     )
 
 
-def _curves(shown: Shown) -> Figure:
+def _curves(shown: Shown, style_of: StyleOf) -> Figure:
     by_position = [(pair, law.abs_diff_by_position) for pair, law in shown]
     by_length = [(pair, law.abs_diff_by_response_length) for pair, law in shown]
     panels = [
@@ -54,6 +54,7 @@ def _curves(shown: Shown) -> Figure:
             ),
             by_position,
             "position in the response, tokens",
+            style_of,
         ),
         drawing.draw_size(
             Heading(
@@ -64,6 +65,7 @@ def _curves(shown: Shown) -> Figure:
             ),
             by_length,
             "response length T, tokens",
+            style_of,
         ),
         drawing.draw_cumulative(
             Heading(
@@ -74,11 +76,12 @@ def _curves(shown: Shown) -> Figure:
                 "the KL at every token; the thin straight line is the fitted drift.",
             ),
             shown,
+            style_of,
         ),
     ]
     fitted = [(pair, law) for pair, law in shown if law.budget_tokens and law.fitted_ess]
     if fitted:
-        panels.append(drawing.draw_budget(_budget_heading(fitted), fitted))
+        panels.append(drawing.draw_budget(_budget_heading(fitted), fitted, style_of))
     kinds: list[tuple[str, str, Callable[[LengthLaw], list[CurveBin]]]] = [
         ("|d| by position", "tokens", lambda law: law.abs_diff_by_position),
         ("|d| by response length", "lengths", lambda law: law.abs_diff_by_response_length),
@@ -96,7 +99,7 @@ def _curves(shown: Shown) -> Figure:
         f"Bins that fewer than {drawing.FEWEST_RESPONSES} responses reach are left to the table.",
         panels,
         tables + [_measured(pair, law) for pair, law in fitted[:DETAILED_PAIRS] if law.ess_by_length],
-        key=[(pair_label(pair), pair_style(pair)) for pair, _ in shown],
+        key=[(pair_label(pair), style_of(pair)) for pair, _ in shown],
     )
 
 

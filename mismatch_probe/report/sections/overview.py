@@ -12,7 +12,7 @@ from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, words_inside
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
-from mismatch_probe.report.names import pair_label, pair_style
+from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import KL_LIMIT, KL_LIMIT_NAME, tiles
@@ -89,6 +89,7 @@ def _engine(manifest: Manifest, side: Side) -> str:
 
 
 def _figure(summary: Summary) -> Figure:
+    style_of = pair_styles(summary.pairs)
     shown = [(pair, pair.length) for pair in summary.pairs if pair.length and pair.length.cumulative_diff_by_position]
     kl = "; ".join(f"{pair_label(pair)} {write_estimate(pair.metrics.get('kl_k3'))}" for pair in summary.pairs)
     heading = Heading(
@@ -98,7 +99,7 @@ def _figure(summary: Summary) -> Figure:
         "Each step of the axis is a power of ten; the bar is the interval. The dotted line is the band of NeMo-RL, "
         "KL below 1e-3.",
     )
-    panels = [_divergence(heading, summary.pairs, "kl_k3")]
+    panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
     if shown:
         heading = Heading(
             "overview-cumulative",
@@ -107,14 +108,14 @@ def _figure(summary: Summary) -> Figure:
             "Mean of S, the sum of d up to each position. The farther from zero, the less the importance weight "
             "exp(S) of a whole response is worth.",
         )
-        panels.append(length_figures.draw_cumulative(heading, shown))
+        panels.append(length_figures.draw_cumulative(heading, shown, style_of))
     return Figure(
         "figure-overview",
         "How to read it: lower and flatter is better in both. Colour is the inference side, dash and marker the "
         "training side.",
         panels,
         [_numbers(summary)],
-        key=[(pair_label(pair), pair_style(pair)) for pair in summary.pairs],
+        key=[(pair_label(pair), style_of(pair)) for pair in summary.pairs],
     )
 
 
@@ -132,7 +133,7 @@ def _numbers(summary: Summary) -> Table:
     return Table("KL and drift of each pair, nats", columns, rows, stacked=True)
 
 
-def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> Panel:
+def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, style_of: StyleOf) -> Panel:
     """Pairs without a positive value of `metric` get their label and no mark."""
     shown = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
 
@@ -149,13 +150,14 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str) -> 
         place = math.log(KL_LIMIT / left) / math.log(right / left)
         words_inside(figure, f"{KL_LIMIT_NAME} {KL_LIMIT:g}", place, 1.0, right=place > 0.5)
         for row, (pair, estimate) in enumerate(shown):
-            _interval_row(figure, row, pair, estimate, left)
+            _interval_row(figure, row, pair, estimate, left, style_of(pair))
 
     return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
 
 
-def _interval_row(figure: go.Figure, row: int, pair: PairSummary, estimate: Estimate, left: float) -> None:
-    style = pair_style(pair)
+def _interval_row(
+    figure: go.Figure, row: int, pair: PairSummary, estimate: Estimate, left: float, style: PairStyle
+) -> None:
     label = said(f"{pair_label(pair)}   {write_estimate(estimate)}")
     figure.add_annotation(
         text=label,

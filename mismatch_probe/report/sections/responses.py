@@ -50,7 +50,9 @@ def _scale() -> ColorScale:
 def _blocks(pair: PairSummary, shown: list[Window], most: int, *, is_first: bool) -> list[Block]:
     rows: list[list[Cell]] = [
         [
-            Markup('<a href="#{}"><code class="id">{}</code></a>').format(_anchor(pair, number), visible(_id(response))),
+            Markup('<a href="#{}"><code class="id">{}</code></a>').format(
+                _anchor(pair, number), visible(_id(response))
+            ),
             write_count(response.num_tokens),
             write_number(response.log_weight),
             write_number(response.mean_abs_diff),
@@ -87,6 +89,7 @@ def _text(
     pair: PairSummary, number: int, window: Window, leading: Mapping[tuple[str, int], str], *, is_open: bool
 ) -> ColoredText:
     response, diffs = window.response, window.diffs
+    log_mu = response.log_mu[window.start : window.end]
     tokens = [
         _token(response.tokens[place], diff, leading.get((response.sequence_id, response.first + place)))
         for place, diff in zip(window.places, diffs, strict=True)
@@ -96,16 +99,14 @@ def _text(
         _anchor(pair, number),
         f"{pair_label(pair)}: {_id(response)}, tokens {write_count(first)} to {write_count(last)}",
         Markup("").join(tokens),
-        log_mu=",".join(_digits(response.log_mu[place], ".4f") for place in window.places),
-        diff=",".join(_digits(diff, ".3g") for diff in diffs),
+        log_mu=",".join(
+            "" if log_mu is None else f"{log_mu:.4f}" for log_mu in response.log_mu[window.start : window.end]
+        ),
+        diff=",".join("" if diff is None else write_number(diff).replace(",", "") for diff in diffs),
         first=first,
         back=[("all of this pair", _table_anchor(pair)), ("its map of probabilities", f"scatter-{pair_key(pair)}")],
         is_open=is_open,
     )
-
-
-def _digits(number: float | None, form: str) -> str:
-    return "" if number is None else format(number, form)
 
 
 def _token(text: str, diff: float | None, row: str | None) -> Markup:

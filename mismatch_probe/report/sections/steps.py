@@ -6,7 +6,7 @@ from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import series as drawing
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import pair_key, pair_label, pair_style
+from mismatch_probe.report.names import PairStyle, pair_key, pair_label, pair_styles
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Section, Table
 
 _COLUMNS = {
@@ -30,11 +30,12 @@ def steps(summary: Summary) -> Section | None:
         "Each row is one step and one version of the weights that sampled. Where a step has several versions, what "
         "grows from the newest to the oldest is staleness; what the newest shows is not. Of very many steps, stretches "
         "of neighbouring ones have a row each.",
-        [*([_figure(shown)] if has_steps else []), *(_table(pair) for pair in shown)],
+        [*([_figure(summary, shown)] if has_steps else []), *(_table(pair) for pair in shown)],
     )
 
 
-def _figure(pairs: Sequence[PairSummary]) -> Block:
+def _figure(summary: Summary, pairs: Sequence[PairSummary]) -> Block:
+    style_of = pair_styles(summary.pairs)
     panels = [
         drawing.draw(
             Heading(
@@ -43,17 +44,17 @@ def _figure(pairs: Sequence[PairSummary]) -> Block:
                 f"{title} over the steps of training",
                 "A level that stays is numerics; a rise between two steps marks what changed there.",
             ),
-            [_curve(pair, name) for pair in pairs],
+            [_curve(pair, name, style_of(pair)) for pair in pairs],
             "step",
             unit,
         )
         for name, title, unit in (("abs_logprob_diff", "Mean |d|", "nats"), ("kl_k3", "KL (k3)", "nats a token"))
     ]
-    key = [(pair_label(pair), pair_style(pair)) for pair in pairs]
+    key = [(pair_label(pair), style_of(pair)) for pair in pairs]
     return Figure("figure-steps", "Lines are estimates, the band is their interval.", panels, [], key=key)
 
 
-def _curve(pair: PairSummary, name: str) -> drawing.Series:
+def _curve(pair: PairSummary, name: str, style: PairStyle) -> drawing.Series:
     """Of each step the newest version, the last in its order, so that staleness does not move the line."""
     newest: dict[int, StepSummary] = {row.step: row for row in pair.steps if row.step is not None}
     rows = [row for row in newest.values() if name in row.metrics]
@@ -62,7 +63,7 @@ def _curve(pair: PairSummary, name: str) -> drawing.Series:
         pair_label(pair),
         [float(row.step or 0) for row in rows],
         [estimate.value for estimate in estimates],
-        pair_style(pair),
+        style,
         [estimate.low for estimate in estimates],
         [estimate.high for estimate in estimates],
     )
