@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mismatch_probe.cli.output import noise_in, people, print_json
+from mismatch_probe.cli.output import noise_in, print_json, results
 from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
@@ -49,7 +49,7 @@ def run_canary(
     with TemporaryDirectory() as scratch, noise_in(Path(scratch) / "canary.log"):
         canary = hold_canary(preparation, run)
     if is_main():
-        _show(canary, people())
+        _show(canary, results(as_json=json_output))
         if json_output:
             print_json(canary)
     return ExitCode.GATE_FAILED if canary.fired else ExitCode.PASS

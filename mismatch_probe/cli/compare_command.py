@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_probe.cli.dry_run import show_dry_run
 from mismatch_probe.cli.gated_compare import GatedCompare
-from mismatch_probe.cli.output import can_go_on, people, print_json, print_outcome
+from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
@@ -17,6 +17,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.gate.console import render_gate
 from mismatch_probe.records.kinds import Kind, to_resume
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_report
@@ -41,7 +42,7 @@ def run_compare(
         KeyboardInterrupt: passed on after saying how to continue.
     """
     began = time.monotonic()
-    console = people()
+    console = narration()
     if baseline is not None and gate is None:
         raise UsageError("--baseline needs --gate: the file that says how much worse than the baseline is too much")
     recorded = RunDirectory(to_resume(out, Kind.COMPARISON)) if resume else None
@@ -55,20 +56,24 @@ def run_compare(
     preparation = prepare(settings, rehearsed=dry_run)
     if dry_run:
         plan = look_ahead(preparation, path.parent, done_stages(recorded), time.monotonic() - began)
-        show_dry_run(plan, console)
+        show_dry_run(plan, results(as_json=json_output))
         if json_output:
             print_json(plan)
         return ExitCode.PASS
     run = start_run(path, preparation) if recorded is None else resume_run(path, preparation)
     with can_go_on("compare", run, settings.model_dump(), console, is_new=recorded is None):
-        with progress_listener(console, run, run_clock(preparation, run)) as listener:
+        ready_seconds = time.monotonic() - began if console.is_terminal else None
+        clock = run_clock(preparation, run, ready_seconds=ready_seconds)
+        with progress_listener(console, run, clock) as listener:
             execute(run, listener)
         write_report(run)
-        code = None if gated is None else gated.run(run, console, lambda: write_report(run))
-    summary = run.read_summary()
+        judged = None if gated is None else gated.run(run, console, lambda: write_report(run))
+    summary, console = run.read_summary(), results(as_json=json_output)
     render_terminal(summary, console, run.path)
+    if judged is not None:
+        render_gate(judged, console)
     print_outcome(console, run.report_path, summary, as_json=json_output)
-    return summary.exit_code if code is None else code
+    return summary.exit_code if judged is None else judged.exit_code
 
 
 def _settings(flags: dict[str, Any], config: Path | None, recorded: RunDirectory | None) -> CompareSettings:

@@ -20,7 +20,7 @@ def diff(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
-    from mismatch_probe.cli.output import people, print_json
+    from mismatch_probe.cli.output import print_json, results
     from mismatch_probe.difference.console import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.errors import UsageError
@@ -35,6 +35,6 @@ def diff(
         from mismatch_probe.cli.rescoring import rescored
 
         difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
-    render_difference(difference, people())
+    render_difference(difference, results(as_json=json_output))
     if json_output:
         print_json(difference)

@@ -19,7 +19,7 @@ def doctor(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> ExitCode:
     """Check versions, devices, pin conflicts and imports; with --model, the effective settings of both sides."""
-    from mismatch_probe.cli.output import people, print_json
+    from mismatch_probe.cli.output import print_json, results
     from mismatch_probe.compare.examination import examine
     from mismatch_probe.config.side_text import parse_side
     from mismatch_probe.errors import UsageError
@@ -28,7 +28,7 @@ def doctor(
     if infer is not None and model is None:
         raise UsageError("--infer says what is started beside the training path; give --model too")
     examination = examine(model, dtype, None if infer is None else parse_side("infer", infer))
-    render_examination(examination, people())
+    render_examination(examination, results(as_json=json_output))
     if json_output:
         print_json(examination)
     return examination.exit_code

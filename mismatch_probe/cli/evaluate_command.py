@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.output import can_go_on, noise_in, people, print_json
+from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_json, results
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.evaluate import EvaluationSettings
@@ -28,7 +29,7 @@ def run_evaluate(
         MismatchProbeError: anything that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = people()
+    console = narration()
     run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
@@ -42,10 +43,10 @@ def run_evaluate(
     with (
         can_go_on("evaluate", run, asked, console, is_new=not resume),
         noise_in(run.log_path("evaluate")) as quiet,
-        progress_listener(quiet, run) as listener,
+        progress_listener(quiet, run, run_clock(preparation.comparison, run)) as listener,
     ):
         evaluation = execute_evaluation(run, preparation, listener)
-    render_evaluation(evaluation, console)
+    render_evaluation(evaluation, results(as_json=json_output))
     if json_output:
         print_json(evaluation)
     return ExitCode.PASS

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.output import narration, print_outcome, results
+from mismatch_probe.cli.progress_line import ProgressLine, progress_line
 from mismatch_probe.config.explain import ExplainSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.importing.explaining import MOST_RESPONSES, explain_log
+from mismatch_probe.importing.explaining import MOST_RESPONSES, Tell, explain_log
 from mismatch_probe.records.findings import Findings, explain_file, require_absent
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.report.findings.explain import render_explanation
+from mismatch_probe.report.findings.explain import SIDES, render_explanation
 from mismatch_probe.report.page import write_report
 
 _IDS = re.compile(r"\d+(,\d+)*")
@@ -38,7 +39,6 @@ def run_explain_command(
     Raises:
         MismatchProbeError: anything that stops it, as one sentence.
     """
-    console = people()
     if "model" not in flags:
         raise UsageError("no model to explain the log with; give --model the checkpoint that sampled its responses")
     run = RunDirectory(path)
@@ -48,13 +48,19 @@ def run_explain_command(
     name = explain_file(step)
     with run.reserved(name):
         require_absent(path / name)
-        explanation = explain_log(run, settings, step, num_responses or MOST_RESPONSES)
+        with progress_line(narration()) as line:
+            explanation = explain_log(run, settings, step, num_responses or MOST_RESPONSES, _telling(line))
         with run.locked(_LONGEST_WAIT_SECONDS):
             Findings(path).write(explanation)
             report = write_report(run) if run.summary_path.exists() else None
+    console = results(as_json=json_output)
     render_explanation(explanation, console)
     print_outcome(console, report, explanation, as_json=json_output)
     return explanation.exit_code
+
+
+def _telling(line: ProgressLine) -> Tell:
+    return lambda side, number, of, how_far: line.at(f"the {SIDES[side]}'s side", number, of, how_far)
 
 
 def _declared(manifest: Manifest, temperature: float | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import print_json, results
 from mismatch_probe.errors import MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
@@ -27,8 +27,9 @@ from mismatch_probe.records.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the answer goes besides the console, `RUN/gate.json` and `RUN/junit.xml`."""
+    """Where the answer goes besides `RUN/gate.json` and `RUN/junit.xml`; shown: on the screen, at once."""
 
+    shown: bool = True
     junit: Path | None = None
     markdown: Path | None = None
     github: bool = False
@@ -74,6 +75,17 @@ def _require_replaceable(outputs: Outputs, gate_file: Path) -> None:
             raise UsageError(f"{flag} {path} is the file that {other} names; give another path")
 
 
+def show_gate(result: GateResult, *, as_json: bool) -> None:
+    """The answer as people read it, and as a document where that is asked for.
+
+    Raises:
+        StorageError: standard output does not take it.
+    """
+    render_gate(result, results(as_json=as_json))
+    if as_json:
+        print_json(result)
+
+
 def publish(result: GateResult, outputs: Outputs) -> None:
     """Write the answer everywhere it was asked for."""
     for path, write in _files(Path(result.run), outputs).items():
@@ -82,9 +94,8 @@ def publish(result: GateResult, outputs: Outputs) -> None:
         append_summary(summary_path(), result)
         for command in annotations(result):
             typer.echo(command, err=True)
-    render_gate(result, people())
-    if outputs.json:
-        print_json(result)
+    if outputs.shown:
+        show_gate(result, as_json=outputs.json)
 
 
 def _files(run: Path, outputs: Outputs) -> dict[Path, Callable[[Path, GateResult], None]]:
@@ -119,7 +130,7 @@ def measure_floor(paths: Sequence[Path], gate_file: Path, *, json_output: bool) 
     floor = calibrate(gate, [open_run(path, "the run") for path in paths])
     target = gate_file.parent / gate.settings.floor
     write_floor(target, floor)
-    console = people()
+    console = results(as_json=json_output)
     render_floor(floor, console)
     console.print(f"Floor: {target}", soft_wrap=True)
     if json_output:

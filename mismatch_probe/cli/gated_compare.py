@@ -13,9 +13,9 @@ from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.extension import extend_run
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.config import GateFile
-from mismatch_probe.gate.result import Look
+from mismatch_probe.gate.result import GateResult, Look
 from mismatch_probe.gate.run import open_gate
 from mismatch_probe.records.findings import Findings, file_name
 from mismatch_probe.records.run_directory import RunDirectory
@@ -59,18 +59,19 @@ class GatedCompare:
             return self._with_sequences(settings, looks[0], console)
         return _with_prompts(settings, recorded.read_manifest().settings.prompts.num_prompts)
 
-    def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> ExitCode:
+    def run(self, run: RunDirectory, console: Console, publish: Callable[[], object]) -> GateResult:
         """Judge; while the answer is open and another look is declared, add prompts, `publish`, and judge again.
 
         Raises:
             MismatchProbeError: nothing can be decided, or an extension failed; what was computed is kept.
         """
         while True:
-            result = judge_run(run.path, self.path, self.baseline, Outputs())
+            result = judge_run(run.path, self.path, self.baseline, Outputs(shown=False))
             settings = run.read_manifest().settings
             wanted = None if result.look is None else self._wanted(result.look, settings)
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
-                return result.exit_code
+                return result
+            console.print(result.sentence, soft_wrap=True, markup=False)
             num_recorded = settings.prompts.num_prompts or 0
             try:
                 self._require_prompts(settings, wanted)
@@ -78,7 +79,7 @@ class GatedCompare:
                 preparation = prepare(settings)
             except UsageError as error:
                 console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
-                return result.exit_code
+                return result
             clock = run_clock(preparation, run, first_prompt=num_recorded)
             with progress_listener(console, run, clock) as listener:
                 extend_run(run, preparation, listener)

@@ -1,18 +1,17 @@
 """What `headroom` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mismatch_probe.cli.filing import Filing
-from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.output import narration, print_outcome, results
+from mismatch_probe.cli.progress_line import progress_line
 from mismatch_probe.config.headroom import HeadroomSettings, headroom_values
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.headroom.run import measure_headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
-from mismatch_probe.report.screen import print_line
 
 
 def run_headroom(
@@ -23,7 +22,6 @@ def run_headroom(
     Raises:
         MismatchProbeError: anything that stops the examination, as one sentence.
     """
-    console = people()
     written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
     values = filing.values(headroom_values, written)
@@ -31,8 +29,10 @@ def run_headroom(
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
     with filing.reserved(HEADROOM_FILE):
-        headroom = measure_headroom(settings, partial(print_line, console, style="dim"))
+        with progress_line(narration()) as line:
+            headroom = measure_headroom(settings, line.begin)
         report = filing.file(headroom)
+    console = results(as_json=json_output)
     render_headroom(headroom, console)
     print_outcome(console, report, headroom, as_json=json_output)
     return headroom.exit_code

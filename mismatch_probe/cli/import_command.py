@@ -1,16 +1,15 @@
 """What `import` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import Progress, TextColumn
 
 from mismatch_probe.cli.log_output import show_run, with_dtypes
-from mismatch_probe.cli.output import people
+from mismatch_probe.cli.output import narration, results
+from mismatch_probe.cli.progress_line import ProgressLine, progress_line
 from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError
 from mismatch_probe.importing.prompts import write_prompts
@@ -19,6 +18,8 @@ from mismatch_probe.logs import Format, LogFinding, Source, recognise
 from mismatch_probe.notation import write_count
 from mismatch_probe.records.log_origin import LogFile
 from mismatch_probe.records.run_directory import RunDirectory
+
+_SAID_EVERY: Final = 64
 
 
 def run_import(
@@ -29,7 +30,7 @@ def run_import(
     Raises:
         MismatchProbeError: the log cannot be used, as one sentence.
     """
-    console = people()
+    console = narration()
     settings = LogSettings(**with_dtypes(given))
     if RunDirectory(out).is_run:
         raise RunDirectoryError(f"{out} already holds a run, and an import begins anew: give another --out")
@@ -37,15 +38,17 @@ def run_import(
     known = recognise(source, format_name)
     console.print(f"Format: {known.title}", soft_wrap=True)
     if known.prompts is not None:
-        return _import_prompts(known, source, out, console)
+        return _import_prompts(known, source, out, results(as_json=json_output))
     try:
-        with _counting(console) as count:
-            run = import_log(_log(known, source), settings, out, count)
+        with progress_line(console) as line:
+            count = _Count(line)
+            run = import_log(_log(known, source), settings, out, count.add, count.end)
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
             go_on = command_line("report", out, "--recompute")
             console.print(f"What was imported is kept. Continue with: {go_on}", soft_wrap=True)
         raise
+    console = results(as_json=json_output)
     manifest = run.read_manifest()
     origin = manifest.log
     assert origin is not None
@@ -66,7 +69,7 @@ def run_import(
             soft_wrap=True,
         )
         return ExitCode.INCONCLUSIVE
-    return show_run(run, console, json_output=json_output)
+    return show_run(run, json_output=json_output)
 
 
 def _import_prompts(known: Format, source: Path, out: Path, console: Console) -> ExitCode:
@@ -105,17 +108,19 @@ def _file(source: Source) -> LogFile:
     )
 
 
-@contextmanager
-def _counting(console: Console) -> Iterator[Callable[[int], None]]:
-    """Shows how many responses and tokens were read; nothing where there is no terminal to show it on."""
-    columns = (TextColumn("reading: {task.fields[said]}", markup=False),)
-    responses = tokens = 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", said="")
+class _Count:
+    """How many responses and tokens were read, for the line."""
 
-        def count(num_tokens: int) -> None:
-            nonlocal responses, tokens
-            responses, tokens = responses + 1, tokens + num_tokens
-            progress.update(task, said=f"{write_count(responses)} responses, {write_count(tokens)} tokens")
+    def __init__(self, line: ProgressLine) -> None:
+        self._line = line
+        self._responses = self._tokens = 0
+        line.begin("reading the log")
 
-        yield count
+    def add(self, num_tokens: int) -> None:
+        self._responses += 1
+        self._tokens += num_tokens
+        if self._responses % _SAID_EVERY == 0:
+            self._line.go_on(f"{write_count(self._responses)} responses, {write_count(self._tokens)} tokens")
+
+    def end(self) -> None:
+        self._line.begin("statistics and verdict")

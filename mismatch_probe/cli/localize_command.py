@@ -7,7 +7,8 @@ from typing import Any
 
 from mismatch_probe.children.servers import keep_scratch
 from mismatch_probe.cli.filing import Filing
-from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.output import narration, print_outcome, results
+from mismatch_probe.cli.progress_line import progress_line
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, localize_values, values_of_pair
@@ -15,7 +16,6 @@ from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.localize.run import localize
 from mismatch_probe.records.findings import localize_file
-from mismatch_probe.report.screen import print_line
 
 
 def run_localize(
@@ -32,7 +32,6 @@ def run_localize(
     Raises:
         MismatchProbeError: anything that stops it, as one sentence.
     """
-    console = people()
     written = given_settings(config, flags)
     filing = Filing.open(out, run, written)
     of_run = localize_values if pair is None else partial(values_of_pair, text=pair)
@@ -43,10 +42,14 @@ def run_localize(
     if filing.settings is not None:
         _require_pair(filing.settings, values)
     with filing.reserved(localize_file(*settings.names)):
-        with tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder:
+        with (
+            tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder,
+            progress_line(narration()) as line,
+        ):
             keep_scratch(Path(folder))
-            localization = localize(settings, Path(folder), partial(print_line, console, style="dim"))
+            localization = localize(settings, Path(folder), line.begin)
         report = filing.file(localization)
+    console = results(as_json=json_output)
     render_localization(localization, console)
     print_outcome(console, report, localization, as_json=json_output)
     return ExitCode.PASS

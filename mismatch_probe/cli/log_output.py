@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
-from mismatch_probe.cli.output import print_outcome
+from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
@@ -13,8 +11,8 @@ from mismatch_probe.report.page import write_report
 from mismatch_probe.report.terminal import render_terminal
 
 
-def show_run(run: RunDirectory, console: Console, *, json_output: bool) -> ExitCode:
-    path, summary = write_report(run), run.read_summary()
+def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
+    path, summary, console = write_report(run), run.read_summary(), results(as_json=json_output)
     render_terminal(summary, console, run.path)
     print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code

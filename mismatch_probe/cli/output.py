@@ -1,4 +1,6 @@
-"""Machine-readable output: one JSON document on stdout, everything for people on stderr."""
+"""What was asked for is on stdout: the result as people read it, or with --json one document alone. All that is said
+meanwhile is on stderr, and with --json the result as people read it too.
+"""
 
 import os
 import sys
@@ -12,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from mismatch_probe.cli.streams import for_people
+from mismatch_probe.cli.streams import for_people, output_is_open
 from mismatch_probe.command_line import command_line
 from mismatch_probe.config.given_now import code_flags
 from mismatch_probe.errors import MismatchProbeError, MissingExtra, RunDirectoryError, TrainingStopped, UsageError
@@ -27,8 +29,8 @@ class PeopleConsole(Console):
     whatever it comes in: a line is one line, and only rich itself moves the cursor.
     """
 
-    def __init__(self, file: TextIO | None = None) -> None:
-        super().__init__(file=file, stderr=file is None, markup=False, emoji=False)
+    def __init__(self, file: TextIO | None = None, *, stderr: bool = True) -> None:
+        super().__init__(file=file, stderr=file is None and stderr, markup=False, emoji=False)
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(plain(text), **how)
@@ -41,9 +43,14 @@ class PeopleConsole(Console):
                 yield Segment(plain(segment.text), segment.style)
 
 
-def people() -> Console:
-    """A console on stderr."""
+def narration() -> Console:
+    """A console for what is said on the way."""
     return PeopleConsole()
+
+
+def results(*, as_json: bool) -> Console:
+    """A console for what was asked for: on stderr where the document has stdout for itself, or stdout is closed."""
+    return PeopleConsole(stderr=as_json or not output_is_open())
 
 
 def print_json(document: BaseModel) -> None:

@@ -1,143 +1,92 @@
-"""Progress on stderr: stage, rate and time left; a bar on a terminal, plain lines elsewhere."""
+"""The events of a comparison as one line of progress."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from mismatch_probe.cli.progress_line import ProgressLine, progress_line
 from mismatch_probe.compare.cost.clock import RunClock
+from mismatch_probe.compare.cost.rates import Process
 from mismatch_probe.compare.events import (
     AnyEvent,
     BatchDone,
-    EffectiveSettings,
+    JobStarted,
     RequestsDone,
     StageDone,
     StageStarted,
 )
-from mismatch_probe.notation import write_about
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 
-_LINE_EVERY_SECONDS = 10.0
+_STARTING: Final[dict[Process, str]] = {
+    "engine": "starting vLLM",
+    "server": "asking the server",
+    "training": "loading the model on the training path",
+}
 
 
 @contextmanager
 def progress_listener(
     console: Console, run: RunDirectory, clock: RunClock | None = None
 ) -> Iterator[Callable[[AnyEvent], None]]:
-    """A listener for the events of a run, for as long as the run goes on; `clock` tells how much of all is left."""
+    """A listener for the events of a run, for as long as the run goes on; `clock` tells how much of it is left."""
     console.print(f"Run directory: {run.path}", soft_wrap=True, highlight=False)
-    if not console.is_terminal:
-        yield _heard_by(clock, _Lines(console, clock))
-        return
-    columns = (
-        TextColumn("{task.description:<28}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}", markup=False),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _heard_by(clock, _Bars(progress, clock))
+
+    def left() -> float | None:
+        span = None if clock is None else clock.left()
+        return None if span is None else span.likely_seconds
+
+    with progress_line(console, left) as line:
+        progress = _Progress(line, run)
+
+        def hear(event: AnyEvent) -> None:
+            if clock is not None:
+                clock(event)
+            progress(event)
+
+        yield hear
 
 
-def _heard_by(clock: RunClock | None, show: Callable[[AnyEvent], None]) -> Callable[[AnyEvent], None]:
-    def hear(event: AnyEvent) -> None:
-        if clock is not None:
-            clock(event)
-        show(event)
-
-    return hear
-
-
-def _all_left(clock: RunClock | None) -> str:
-    """`about 4 min (2 to 8) left in all`; empty while nothing tells."""
-    left = None if clock is None else clock.left()
-    if left is None or not left.likely_seconds:
-        return ""
-    return f"{write_about(left.likely_seconds, left.low_seconds, left.high_seconds)} left in all"
-
-
-class _Rate:
-    def __init__(self) -> None:
-        self._tokens = 0
+class _Progress:
+    def __init__(self, line: ProgressLine, run: RunDirectory) -> None:
+        self._line = line
+        self._run = run
+        self._stages: list[str] = []
+        self._tokens = self._total = self._done = 0
         self._seconds = 0.0
 
-    def add(self, event: BatchDone) -> None:
-        self._tokens += event.tokens
-        self._seconds += event.seconds
-
-    def __str__(self) -> str:
-        return f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else "starting"
-
-
-class _Bars:
-    def __init__(self, progress: Progress, clock: RunClock | None) -> None:
-        self._progress = progress
-        self._clock = clock
-        self._whole = None if clock is None else progress.add_task("whole run", total=None, rate="")
-        self._tasks: dict[str, TaskID] = {}
-        self._rates: dict[str, _Rate] = {}
-
     def __call__(self, event: AnyEvent) -> None:
-        if isinstance(event, EffectiveSettings) and event.stage not in self._tasks:
-            self._tasks[event.stage] = self._progress.add_task(event.stage, total=None, rate="starting")
+        if isinstance(event, JobStarted):
+            self._begin(event.stages[0], _STARTING[event.process])
         elif isinstance(event, StageStarted):
-            if event.stage not in self._tasks:
-                self._tasks[event.stage] = self._progress.add_task(event.stage, total=None, rate="starting")
-            task = self._tasks[event.stage]
-            self._progress.update(task, total=event.batches, completed=event.batches_done)
-        elif isinstance(event, RequestsDone):
-            self._progress.update(self._tasks[event.stage], rate=f"{event.done} of {event.of} requests")
-        elif isinstance(event, BatchDone):
-            rate = self._rates.setdefault(event.stage, _Rate())
-            rate.add(event)
-            self._progress.update(self._tasks[event.stage], advance=1, rate=str(rate))
-        elif isinstance(event, StageDone) and event.skipped:
-            self._progress.update(self._tasks[event.stage], total=1, completed=1, rate=event.note)
-        if self._whole is not None:
-            self._progress.update(self._whole, rate=_all_left(self._clock))
-
-
-class _Lines:
-    def __init__(self, console: Console, clock: RunClock | None) -> None:
-        self._console = console
-        self._clock = clock
-        self._rate = _Rate()
-        self._total = self._done = self._before = 0
-        self._started = self._printed = 0.0
-
-    def __call__(self, event: AnyEvent) -> None:
-        if isinstance(event, StageStarted):
-            self._rate = _Rate()
+            self._tokens, self._seconds = 0, 0.0
             self._total, self._done = event.batches, event.batches_done
-            self._before = event.batches_done
-            self._started = self._printed = time.monotonic()
             if event.batches:
-                self._print(f"{event.stage}: {event.batches_done} of {event.batches} batches recorded, starting")
+                recorded = f"{event.batches_done} of {event.batches} batches recorded" if event.batches_done else ""
+                self._begin(event.stage, event.stage, recorded)
         elif isinstance(event, RequestsDone):
-            if self._is_due():
-                where = f"batch {self._done + 1} of {self._total}"
-                self._print(f"{event.stage}: {event.done} of {event.of} requests of {where}")
+            where = f" of batch {self._done + 1} of {self._total}" if self._total > 1 else ""
+            self._line.go_on(f"{event.done} of {event.of} requests{where}")
         elif isinstance(event, BatchDone):
             self._done += 1
-            self._rate.add(event)
-            if self._is_due():
-                seconds_a_batch = (self._printed - self._started) / (self._done - self._before)
-                left = seconds_a_batch * (self._total - self._done)
-                self._print(f"{event.stage}: {self._done} of {self._total} batches, {self._rate}, {left:.0f} s left")
+            self._tokens += event.tokens
+            self._seconds += event.seconds
+            self._line.go_on(f"{self._done} of {self._total} batches, {self._tokens / self._seconds:,.0f} tokens/s")
         elif isinstance(event, StageDone):
-            self._print(f"{event.stage}: " + (f"skipped, {event.note}" if event.skipped else f"done, {self._rate}"))
+            self._end(event)
 
-    def _is_due(self) -> bool:
-        """Whether it is time for another line, which is then the last one."""
-        now = time.monotonic()
-        if now - self._printed < _LINE_EVERY_SECONDS:
-            return False
-        self._printed = now
-        return True
+    def _begin(self, stage: str, doing: str, detail: str = "") -> None:
+        if stage not in self._stages:
+            manifest = self._run.read_manifest()
+            planned = [each.name for each in make_plan(manifest.settings).stages]
+            self._stages = [name for name in planned if manifest.stages[name].state != "skipped"]
+        if stage in self._stages:
+            self._line.begin(doing, self._stages.index(stage) + 1, len(self._stages), detail)
+        else:
+            self._line.begin(doing, detail=detail)
 
-    def _print(self, line: str) -> None:
-        left = _all_left(self._clock)
-        self._console.print(f"{line}; {left}" if left else line, soft_wrap=True, highlight=False)
+    def _end(self, event: StageDone) -> None:
+        if self._stages and event.stage == self._stages[-1]:
+            self._line.begin("statistics and verdict")

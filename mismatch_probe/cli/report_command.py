@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.records.findings import Findings
@@ -28,7 +28,7 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: Pl
         with directory.locked():
             directory.write_summary(summarise(directory, directory.read_manifest()))
     summary = directory.read_summary()
-    console = people()
+    console = results(as_json=json_output)
     path = write_report(directory, plotly_js)
     render_terminal(summary, console, directory.path)
     print_outcome(console, path, summary, as_json=json_output)
@@ -45,7 +45,7 @@ def report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> 
     """
     findings = Findings(folder)
     path = write_findings_report(findings, plotly_js)
-    print_outcome(people(), path, findings.documents()[0], as_json=json_output)
+    print_outcome(results(as_json=json_output), path, findings.documents()[0], as_json=json_output)
 
 
 def report_training(
@@ -64,7 +64,7 @@ def report_training(
     if len(directories) > 1 and json_output:
         raise UsageError("--json prints what came of one run; give one run, or leave --json out")
     path = directories[0].report_path if out is None else out
-    console = people()
+    console = results(as_json=json_output)
     summaries = write_training_report(directories, path, plotly_js)
     for directory, summary in zip(directories, summaries, strict=True):
         render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")

@@ -4,11 +4,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mismatch_probe.cli.output import people
+from mismatch_probe.cli.output import narration
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.compare.cost.clock import run_clock
+from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.rescoring import open_rescoring, rescore
 from mismatch_probe.errors import MismatchProbeError
+from mismatch_probe.records.rows import prompts_of
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
 from mismatch_probe.report.page import write_report
 
 
@@ -19,7 +23,7 @@ def rescored(responses: RunDirectory, settings_of: RunDirectory, out: Path, *, t
         MismatchProbeError: it cannot be made; what was computed stays.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = people()
+    console = narration()
     run = open_rescoring(out, responses, settings_of, trust_remote_code=trust_remote_code)
     rescore_telling(run, console)
     console.print(f"Report: {write_report(run)}", soft_wrap=True)
@@ -34,7 +38,9 @@ def rescore_telling(run: RunDirectory, console: Console) -> None:
         KeyboardInterrupt: passed on after saying how to continue.
     """
     try:
-        with progress_listener(console, run) as listener:
+        manifest, prompts = run.read_manifest(), prompts_of(read_table(run.prompts_path))
+        clock = run_clock(Preparation(manifest, prompts), run)
+        with progress_listener(console, run, clock) as listener:
             rescore(run, listener)
     except (KeyboardInterrupt, MismatchProbeError):
         console.print("What was computed is kept. Continue with the same command", soft_wrap=True)

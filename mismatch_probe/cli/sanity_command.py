@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.cli.train_command import kept_guards, training_values
 from mismatch_probe.cli.training_watch import training_told
 from mismatch_probe.config.load import parse_settings
@@ -32,7 +32,6 @@ def run_sanity(
         MismatchProbeError: anything but a guard that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = people()
     directory = SanityDirectory(to_resume(out, Kind.SANITY) if resume else out or default_training_path("sanity"))
     values = training_values(flags, config, directory if resume else None)
     guards = kept_guards(flags, config, directory if resume else None)
@@ -48,6 +47,7 @@ def run_sanity(
     if not recorded.passed:
         with training_told("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
             recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
+    console = results(as_json=json_output)
     _show(recorded, console)
     print_outcome(console, None, recorded, as_json=json_output)
     return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED

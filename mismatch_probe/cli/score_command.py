@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_probe.cli.log_output import show_run, with_dtypes
-from mismatch_probe.cli.output import people
+from mismatch_probe.cli.output import narration
 from mismatch_probe.cli.rescoring import rescore_telling
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
@@ -21,9 +21,8 @@ def run_score(
         MismatchProbeError: anything that stops it, as one sentence; what was computed stays.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = people()
     if "model" not in flags:
         raise UsageError("no model to score with; give --model the checkpoint that sampled these responses")
     run = open_scoring(RunDirectory(imported), out, ScoreRequest(**with_dtypes(given)), flags)
-    rescore_telling(run, console)
-    return show_run(run, console, json_output=json_output)
+    rescore_telling(run, narration())
+    return show_run(run, json_output=json_output)

@@ -1,5 +1,6 @@
 """The standard streams of the process: whoever reads them may go away, and no result is lost by that."""
 
+import fcntl
 import io
 import os
 import sys
@@ -17,9 +18,10 @@ is refused, as it was before; what is written for people is lost."""
 def keep_standard_streams() -> None:
     """Call once, at the start of the process.
 
-    What people read is dropped from where nobody reads it, and the work goes on. Standard output carries what was asked
-    for, so there a reader that goes away is a StorageError. A stream that is closed gets a descriptor: otherwise the
-    next file to be opened would be it, and a library's messages would go into that file.
+    What is said meanwhile is dropped from where nobody reads it, and the work goes on. Standard output carries what was
+    asked for: a reader that goes away, as `head` does, has read enough; a file that does not take it is a StorageError.
+    A stream that is closed gets a descriptor: otherwise the next file to be opened would be it, and a library's
+    messages would go into that file.
     """
     for descriptor, flags in _IF_CLOSED.items():
         try:
@@ -30,8 +32,16 @@ def keep_standard_streams() -> None:
                 os.dup2(opened, descriptor)
                 os.close(opened)
             os.set_inheritable(descriptor, True)
-    sys.stdout = _text(_ForPrograms(_OUTPUT, "w", closefd=False), sys.stdout)
+    sys.stdout = _text(_WhatWasAskedFor(_OUTPUT, "w", closefd=False), sys.stdout)
     sys.stderr = for_people(_ERRORS, sys.stderr, closefd=False)
+
+
+def output_is_open() -> bool:
+    """Whether there was a standard output when the process started."""
+    try:
+        return fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except (OSError, ValueError):  # no descriptor of this process
+        return True
 
 
 def end_at_once(code: int) -> NoReturn:
@@ -44,7 +54,7 @@ def end_at_once(code: int) -> NoReturn:
 
 def for_people(descriptor: int, like: TextIO | None = None, *, closefd: bool = True) -> TextIO:
     """A text stream on `descriptor`, in the encoding of `like`, that drops what nobody can read any more."""
-    return _text(_ForPeople(descriptor, "w", closefd=closefd), like, errors="backslashreplace", line_buffering=True)
+    return _text(_ForPeople(descriptor, "w", closefd=closefd), like, line_buffering=True)
 
 
 class _ForPeople(io.FileIO):
@@ -56,24 +66,26 @@ class _ForPeople(io.FileIO):
             return len(data)
 
 
-class _ForPrograms(io.FileIO):
+class _WhatWasAskedFor(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
+        except BrokenPipeError:
+            _drop_from_now_on(self.fileno())
+            return len(data)
         except OSError as error:
             _drop_from_now_on(self.fileno())
-            why = "standard output was closed" if isinstance(error, BrokenPipeError) else f"{error.strerror}"
             raise StorageError(
-                f"what was asked for on standard output could not be written to its end: {why}; give it a reader or a "
+                f"what was asked for on standard output could not be written to its end: {error.strerror}; give it a "
                 "file that takes it"
             ) from error
 
 
-def _text(raw: io.FileIO, like: TextIO | None, *, errors: str = "strict", line_buffering: bool = False) -> TextIO:
+def _text(raw: io.FileIO, like: TextIO | None, *, line_buffering: bool = False) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=like.encoding if like is not None else "utf-8",
-        errors=errors,
+        errors="backslashreplace",
         line_buffering=line_buffering or raw.isatty(),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.output import people, print_outcome
+from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.cli.training_watch import training_told
 from mismatch_probe.config.given_now import going_on
 from mismatch_probe.config.load import given_settings, parse_settings
@@ -43,7 +43,7 @@ def run_train(
     except TrainingStopped as stop:
         code = stop.exit_code
     if is_main():
-        console, summary = people(), summarise_training(directory)
+        console, summary = results(as_json=json_output), summarise_training(directory)
         render_outcome(summary, console)
         print_outcome(console, directory.report_path, summary, as_json=json_output)
     return code

@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 
 from mismatch_probe.cli.interrupts import interrupts_kept
-from mismatch_probe.cli.output import can_go_on, noise_in, people
+from mismatch_probe.cli.output import can_go_on, narration, noise_in
 from mismatch_probe.cli.training_screen import training_screen
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.guards.decision import StepFirings
@@ -44,7 +44,7 @@ def training_told(
     """
     kept = "What was done up to the last checkpoint is kept."
     with (
-        can_go_on(command, directory, settings.model_dump(), people(), is_new=is_new and is_main(), kept=kept),
+        can_go_on(command, directory, settings.model_dump(), narration(), is_new=is_new and is_main(), kept=kept),
         interrupts_kept(),
         noise_in(directory.log_path("train")) as quiet,
         watched(quiet, directory, settings) as listener,

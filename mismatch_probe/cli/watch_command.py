@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from mismatch_probe import __version__
-from mismatch_probe.cli.output import people, print_json
+from mismatch_probe.cli.output import narration, print_json, results
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnosis import Diagnosis
@@ -74,14 +74,14 @@ def run_watch(
         UsageError: the log or the guards cannot be used.
         KeyboardInterrupt: passed on.
     """
-    console = people()
+    console, told = narration(), results(as_json=json_output)
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
     known = _known(source, format_name, idle, every, console)
     console.print(f"Following {source}: {known.title}", soft_wrap=True)
     follower = Follower(known, source)
     course = _Course(watch, follower, source)
     try:
-        course.follow(_steps(follower, idle, every, console), console)
+        course.follow(_steps(follower, idle, every, console), told)
     finally:
         for number in follower.unfinished:
             console.print(f"step {number} is not whole and was not judged", soft_wrap=True)

@@ -5,10 +5,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from mismatch_probe.children.messages import Send
+from mismatch_probe.compare.cost.rates import Process
 
 
 class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class JobStarted(Event):
+    """A process begins to load what the first of its stages needs."""
+
+    kind: Literal["job_started"] = "job_started"
+    process: Process
+    stages: list[str]
 
 
 class StageStarted(Event):
@@ -51,7 +60,7 @@ class StageDone(Event):
 
 
 AnyEvent = Annotated[
-    StageStarted | EffectiveSettings | RequestsDone | BatchDone | StageDone,
+    JobStarted | StageStarted | EffectiveSettings | RequestsDone | BatchDone | StageDone,
     Field(discriminator="kind"),
 ]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from mismatch_probe.compare.cost.rates import Process
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
@@ -39,10 +40,16 @@ class PlannedJob:
     stages: tuple[Stage, ...]
 
     @property
+    def process(self) -> Process:
+        """What it holds in this machine's memory; a server is only asked."""
+        if self.name == TRAINING_PATH:
+            return "training"
+        engine = self.stages[0].side.engine
+        return "server" if engine is not None and engine.is_remote else "engine"
+
+    @property
     def starts_engine(self) -> bool:
-        """Whether it holds an engine in this machine's memory; a server is only asked."""
-        engines = [stage.side.engine for stage in self.stages]
-        return any(engine is not None and not engine.is_remote for engine in engines)
+        return self.process == "engine"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pyarrow as pa
 from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs
 from mismatch_probe.compare.children import run_planned_job
 from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
+from mismatch_probe.compare.events import JobStarted
 from mismatch_probe.compare.plan import Plan, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener, Recorder
@@ -85,7 +86,9 @@ def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: 
     recorder = Recorder(run, manifest, listener, {**earlier, **manifest.growing})
     for job in plan.jobs:
         _collect(run, manifest, plan)
-        if any(not _is_done(run, manifest, plan, stage) for stage in job.stages):
+        left = [stage.name for stage in job.stages if not _is_done(run, manifest, plan, stage)]
+        if left:
+            listener(JobStarted(process=job.process, stages=left))
             run_planned_job(run, job, recorder)
     _collect(run, manifest, plan)
     _note_done(run, manifest, plan)

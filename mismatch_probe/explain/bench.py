@@ -1,6 +1,6 @@
 """A side of the log with what it takes to try a hypothesis on it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -37,7 +37,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class SideBench:
-    """dtype: the declared one. floors: of each format. errors [T]: the training path's, of those it was computed in."""
+    """dtype: the declared one. floors: of each format. errors [T]: the training path's, of those it was computed in.
+
+    tell: hears how far the side is.
+    """
 
     side: LoggedSide
     judge: Judge
@@ -49,6 +52,7 @@ class SideBench:
     tokens: LoggedTokens
     weights: WeightsPlan
     context: Context
+    tell: Callable[[str], None]
 
     def null(self) -> Tried:
         """As declared."""

@@ -1,8 +1,9 @@
 """A log explained: floors measured, every hypothesis computed, each side judged."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from mismatch_probe.records.explanation import Explanation, SideExplanation
 from mismatch_probe.records.logged import LoggedResponse
 from mismatch_probe.stats.rounding_floor import Floor
 
+Tell = Callable[[LoggedSide, int, int, str], None]
+"""Hears which side is looked at, its number from 1, how many there are, and how far that is."""
+
 
 @dataclass(frozen=True)
 class ExplainJob:
@@ -45,8 +49,10 @@ def run_explain(job: ExplainJob) -> Explanation:
     return explain(job.settings, job.responses)
 
 
-def explain(settings: ExplainSettings, responses: Sequence[LoggedResponse]) -> Explanation:
-    """What explains each side of the log; all responses are computed, in this process.
+def explain(
+    settings: ExplainSettings, responses: Sequence[LoggedResponse], tell: Tell = lambda *progress: None
+) -> Explanation:
+    """What explains each side of the log; all responses are computed, in this process. `tell` hears how far it is.
 
     Raises:
         UsageError: the log has nothing to explain, or the checkpoint cannot be used for its ids.
@@ -55,13 +61,22 @@ def explain(settings: ExplainSettings, responses: Sequence[LoggedResponse]) -> E
     """
     tokens = LoggedTokens.of(responses)
     with Predictions.opened(settings, tokens) as predictions:
-        return explain_with(predictions, settings, tokens)
+        return explain_with(predictions, settings, tokens, tell)
 
 
-def explain_with(predictions: Predictions, settings: ExplainSettings, tokens: LoggedTokens) -> Explanation:
+def explain_with(
+    predictions: Predictions,
+    settings: ExplainSettings,
+    tokens: LoggedTokens,
+    tell: Tell = lambda *progress: None,
+) -> Explanation:
     """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
     begun = time.monotonic()
-    sides = [_explained(side, settings, predictions, tokens) for side in SIDES if side in tokens.columns]
+    there = [side for side in SIDES if side in tokens.columns]
+    sides = [
+        _explained(side, settings, predictions, tokens, partial(tell, side, number, len(there)))
+        for number, side in enumerate(there, 1)
+    ]
     return Explanation(
         tool_version=__version__,
         settings=settings,
@@ -74,8 +89,13 @@ def explain_with(predictions: Predictions, settings: ExplainSettings, tokens: Lo
 
 
 def _explained(
-    side: LoggedSide, settings: ExplainSettings, predictions: Predictions, tokens: LoggedTokens
+    side: LoggedSide,
+    settings: ExplainSettings,
+    predictions: Predictions,
+    tokens: LoggedTokens,
+    tell: Callable[[str], None],
 ) -> SideExplanation:
+    tell("as declared, and its rounding")
     policy = getattr(settings, side)
     context = Context.as_logged(tokens)
     declared = Distribution.declared(policy, tokens.temperature)
@@ -101,7 +121,9 @@ def _explained(
     absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled)
     counted = tokens.sampled & ~absent
     judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
-    bench = SideBench(side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context)
+    bench = SideBench(
+        side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context, tell
+    )
     known = special_tokens(settings, predictions.declared.model)
     explained = search(bench, [*of_sampling, *_others(settings, bench, known)]) if counted.any() else None
     return SideExplanation(

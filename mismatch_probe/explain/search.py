@@ -48,7 +48,10 @@ def search(bench: SideBench, families: Iterable[Family]) -> Found:
 
 def _all_tried(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null: Tried) -> list[Tried]:
     """Those that say something else than the declared settings."""
-    all_tried = [bench.tried(families, null) for families in hypotheses]
+    all_tried = []
+    for number, families in enumerate(hypotheses, 1):
+        bench.tell(f"hypothesis {number} of {len(hypotheses)}")
+        all_tried.append(bench.tried(families, null))
     return [tried for tried in all_tried if not bench.judge.same(tried.account, null.account)]
 
 

@@ -5,6 +5,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from mismatch_probe import __version__
 from mismatch_probe.config.headroom import HeadroomSettings
@@ -26,26 +27,30 @@ from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path.fit import require_fit
 from mismatch_probe.training_path.loading import choose_device
 
-Tell = Callable[[str], None]
+Tell = Callable[[str, int, int], None]
+"""Hears what is begun, which stage that is, from 1, and of how many."""
+
+_STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_backward", "advised")
 
 
 class _Stages:
     """Tells which stage begins, and keeps its seconds."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, num_stages: int) -> None:
         self.seconds: dict[str, float] = {}
         self._tell = tell
+        self._num_stages = num_stages
 
     @contextmanager
     def __call__(self, name: str, doing: str) -> Iterator[None]:
-        self._tell(doing)
+        self._tell(doing, _STAGES.index(name) + 1, self._num_stages)
         begun = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - begun, 3)
 
 
 def measure_headroom(settings: HeadroomSettings, tell: Tell) -> Headroom:
-    """Does the checkpoint fit FP16? `tell` hears a line at the start of each stage.
+    """Does the checkpoint fit FP16? `tell` hears of each stage as it starts.
 
     Raises:
         UsageError: the checkpoint, the prompts, the reward or the objective cannot be used.
@@ -53,7 +58,7 @@ def measure_headroom(settings: HeadroomSettings, tell: Tell) -> Headroom:
         OutOfMemory: a run does not fit.
         BrokenRecord: the checkpoint's answers are not finite even in FP32.
     """
-    stages = _Stages(tell)
+    stages = _Stages(tell, 1 if settings.weights_only else len(_STAGES))
     objective = load_objective(settings)
     folder = resolve_model(settings.model)
     problems = None

@@ -1,6 +1,6 @@
 """An imported log explained with a checkpoint: its responses are handed to `explain` in a process of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
-from mismatch_probe.config.explain import ExplainSettings
+from mismatch_probe.config.explain import ExplainSettings, LoggedSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.run import LOG_SIDE
 from mismatch_probe.importing.steps import of_step
@@ -25,9 +25,14 @@ from mismatch_probe.tasks import resolve_model
 
 MOST_RESPONSES: Final = 128
 
+Tell = Callable[[LoggedSide, int, int, str], None]
+"""As that of `explain`."""
 
-def explain_log(run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int) -> Explanation:
-    """What explains each side of the log on the responses of a step, at most so many.
+
+def explain_log(
+    run: RunDirectory, settings: ExplainSettings, step: int | None, most_responses: int, tell: Tell
+) -> Explanation:
+    """What explains each side of the log on the responses of a step, at most so many; `tell` hears how far it is.
 
     Raises:
         UsageError: the run is none of a log, has no such step, or the checkpoint cannot be used.
@@ -45,7 +50,7 @@ def explain_log(run: RunDirectory, settings: ExplainSettings, step: int | None, 
         when_killed="lower --num-responses",
     )
     known = {"settings": settings, "step": step, "model_fingerprint": fingerprint(folder)}
-    return Explanation.model_validate(start.run(job)).model_copy(update=known)
+    return Explanation.model_validate(start.run(job, lambda progress: tell(*progress))).model_copy(update=known)
 
 
 def explain_responses(
@@ -55,7 +60,8 @@ def explain_responses(
     from mismatch_probe.explain import explain
 
     responses = logged_responses(RunDirectory(Path(run)), step, most_responses)
-    return explain(ExplainSettings.model_validate(settings), responses).model_dump(mode="json")
+    explanation = explain(ExplainSettings.model_validate(settings), responses, lambda *progress: send(list(progress)))
+    return explanation.model_dump(mode="json")
 
 
 def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[LoggedResponse]:

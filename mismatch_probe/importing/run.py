@@ -95,10 +95,17 @@ class Log:
     told: Callable[[], Sequence[LogFinding]]
 
 
-def import_log(log: Log, settings: LogSettings, out: Path, on_response: Callable[[int], None]) -> RunDirectory:
+def import_log(
+    log: Log,
+    settings: LogSettings,
+    out: Path,
+    on_response: Callable[[int], None],
+    on_read: Callable[[], None] = lambda: None,
+) -> RunDirectory:
     """Make the run directory of a log, and its summary where both sides are recorded.
 
-    `on_response` is told how many tokens each response has. Nothing stays behind where the log cannot be used.
+    `on_response` is told how many tokens each response has, `on_read` that the statistics begin. Nothing stays behind
+    where the log cannot be used.
 
     Raises:
         UsageError: the log holds nothing that could be used, or cannot be read.
@@ -113,6 +120,7 @@ def import_log(log: Log, settings: LogSettings, out: Path, on_response: Callable
             run.remove()
             raise
         if log_pair(manifest) is not None:
+            on_read()
             run.write_summary(summarise(run, manifest))
     return run
 

@@ -38,13 +38,14 @@ from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats, is_usable
 
-Tell = Callable[[str], None]
+Tell = Callable[[str, int, int], None]
+"""Hears what is begun, which stage that is, from 1, and of how many."""
 
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localization:
-    """Where do the two sides part? Working files go to `folder`; `tell` hears a line at the start of each stage.
+    """Where do the two sides part? Working files go to `folder`; `tell` hears of each job as it starts.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -62,8 +63,9 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
     workspace.write_task(_task(settings, preparation))
     notes: dict[str, JobNotes] = {}
     seconds: dict[str, float] = {}
-    for job, doing in _jobs(settings, len(preparation.prompts)).items():
-        tell(doing)
+    jobs = _jobs(settings, len(preparation.prompts))
+    for number, (job, doing) in enumerate(jobs.items(), 1):
+        tell(doing, number, len(jobs))
         begun = time.perf_counter()
         try:
             notes[job] = run_job(workspace, job)

@@ -24,7 +24,7 @@ _STYLES: Final = {
 
 def print_line(console: Console, line: str, style: str = "") -> None:
     """`line` as it stands: brackets are no markup, and what a stranger wrote in it is inert."""
-    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
+    console.print(Text(plain(line), style=style or "none"), soft_wrap=not console.is_terminal)
 
 
 def in_full(cell: Cell) -> str:

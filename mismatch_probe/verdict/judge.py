@@ -80,7 +80,7 @@ def _with_settings(case: Case, causes: list[Cause]) -> list[Cause]:
     shown = [cause for cause in causes if cause.code not in BY_ELIMINATION]
     seen = {cause.code for cause in shown}
     settings = {code: [cause.what for cause in differing if cause.code == code] for code in seen}
-    supported = [_supported(cause, settings[cause.code]) for cause in shown]
+    supported = [_named_by(settings[cause.code], cause) for cause in shown]
     weak = [cause for cause in supported if cause.code in BY_PLACE and not settings[cause.code]]
     strong = [cause for cause in supported if cause not in weak]
     told = [finding for finding in differing if finding.code not in seen]
@@ -99,6 +99,14 @@ def _with_experts(exact: Disagreement, causes: list[Cause]) -> list[Cause]:
     eliminated = [cause for cause in causes if cause.code in BY_ELIMINATION]
     others = [cause for cause in causes if cause.code not in BY_ELIMINATION]
     return [*others, experts, *([] if agree_before(exact) else eliminated)]
+
+
+def _named_by(settings: list[str], cause: Cause) -> Cause:
+    """The cause with the setting that makes it before what the data shows, where one is known to differ."""
+    if not settings:
+        return cause
+    known = settings[0] if "_" in settings[0].split()[0] else f"{settings[0][0].upper()}{settings[0][1:]}"
+    return _supported(cause.model_copy(update={"sentence": f"{known}. {cause.sentence}"}), settings)
 
 
 def _supported(cause: Cause, settings: list[str]) -> Cause:

@@ -182,7 +182,7 @@ def test_a_report_of_broken_data_ends_as_compare_does(tmp_path: Path, flags: lis
     run.write_summary(summarise(run, run.read_manifest()))
     answer = probe("report", run.path, *flags)
     assert answer.returncode == ExitCode.ENVIRONMENT
-    assert "1 log-probs are missing" in answer.stderr
+    assert "1 log-probs are missing" in (answer.stderr if "--json" in flags else answer.stdout)
     assert run.report_path.exists()
 
 
@@ -190,4 +190,4 @@ def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
     run = simulated_run(tmp_path / "[red]" / "run[/b]", Simulation(num_prompts=2), with_summary=True)
     answer = probe("report", run.path)
     assert answer.returncode == ExitCode.PASS
-    assert f"Report: {run.report_path}" in answer.stderr
+    assert f"Report: {run.report_path}" in answer.stdout

@@ -85,7 +85,9 @@ def test_the_name_of_a_run_and_of_its_model(tmp_path: Path) -> None:
     attack = "\x1b]0;x\x07\u202e\n::error::y ##[add-mask]z"
     run = simulated_run(tmp_path / attack, Simulation(num_prompts=8, fingerprint=attack), with_summary=True)
     for words in (("report", run.path), ("diff", run.path, run.path), ("gate", run.path, "--config", tmp_path / "x")):
-        assert_inert(probe(*words).stderr)
+        answer = probe(*words)
+        assert_inert(answer.stderr)
+        assert_inert(answer.stdout)
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)

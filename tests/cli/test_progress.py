@@ -1,34 +1,46 @@
-"""What people read of a run's progress where stderr is no terminal."""
+"""What people see of a run's progress: lines where stderr is no terminal, one line that is redrawn on a terminal."""
 
+import re
 from collections.abc import Callable, Iterator
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from mismatch_probe.cli import progress
+from mismatch_probe.cli import progress_line as module
 from mismatch_probe.cli.progress import progress_listener
+from mismatch_probe.cli.progress_line import LINE_EVERY_SECONDS, progress_line
 from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
-from mismatch_probe.compare.events import AnyEvent, BatchDone, RequestsDone, StageDone, StageStarted
+from mismatch_probe.compare.events import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.compare.cost.workloads import settings, workload
+from tests.compare.cost.workloads import workload
+from tests.simulated_run import Simulation, simulated_run
 
 STAGE = "sample-bf16"
 At = Callable[[float, AnyEvent], str]
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return simulated_run(tmp_path_factory.mktemp("progress") / "run", Simulation(num_prompts=2))
+
+
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[At]:
+def num_stages(run: RunDirectory) -> int:
+    return sum(stage.state != "skipped" for stage in run.read_manifest().stages.values())
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch, run: RunDirectory) -> Iterator[At]:
     """Has an event arrive at a second; gives the line that it leaves."""
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     output = StringIO()
-    with progress_listener(Console(file=output), RunDirectory(tmp_path)) as listener:
+    with progress_listener(Console(file=output), run) as listener:
 
         def arrive(second: float, event: AnyEvent) -> str:
             clock[0] = second
@@ -43,51 +55,96 @@ def batch(tokens: int = 100, seconds: float = 10) -> BatchDone:
     return BatchDone(stage=STAGE, sequences=4, tokens=tokens, seconds=seconds)
 
 
-def test_a_stage_says_how_fast_it_is_and_when_it_will_be_done(at: At) -> None:
-    assert at(0, StageStarted(stage=STAGE, batches=4, batches_done=0)).endswith("0 of 4 batches recorded, starting")
+def test_a_line_says_when_an_engine_starts_and_which_stage_is_the_first(at: At, num_stages: int) -> None:
+    started = at(0, JobStarted(process="engine", stages=[STAGE, "replay-bf16"]))
+    assert started == f"stage 1 of {num_stages}: starting vLLM"
+    assert at(9, StageStarted(stage=STAGE, batches=4, batches_done=0)) == f"stage 1 of {num_stages}: {STAGE}"
+
+
+def test_a_job_that_goes_on_is_in_the_stage_that_it_goes_on_with(at: At, num_stages: int) -> None:
+    started = at(0, JobStarted(process="training", stages=["score-ref-fp32"]))
+    assert started == f"stage 2 of {num_stages}: loading the model on the training path"
+
+
+def test_lines_are_sparse(at: At, num_stages: int) -> None:
+    at(0, StageStarted(stage=STAGE, batches=4, batches_done=0))
     assert at(5, batch(seconds=5)) == ""
-    assert at(20, batch(seconds=15)) == f"{STAGE}: 2 of 4 batches, 10 tokens/s, 20 s left"
-    assert at(25, StageDone(stage=STAGE)) == f"{STAGE}: done, 10 tokens/s"
+    assert at(20, batch(seconds=15)) == ""
+    assert at(LINE_EVERY_SECONDS, batch(seconds=10)) == f"stage 1 of {num_stages}: {STAGE}, 3 of 4 batches, 10 tokens/s"
+    assert at(40, batch(seconds=10)) == ""
 
 
-def test_what_was_recorded_before_a_resume_took_no_time_of_this_one(at: At) -> None:
-    at(0, StageStarted(stage=STAGE, batches=100, batches_done=90))
-    assert at(10, batch()).endswith("91 of 100 batches, 10 tokens/s, 90 s left")
+def test_what_was_recorded_before_a_resume_is_said(at: At) -> None:
+    assert at(0, StageStarted(stage=STAGE, batches=100, batches_done=90)).endswith("90 of 100 batches recorded")
+    assert at(LINE_EVERY_SECONDS, batch()).endswith("91 of 100 batches, 10 tokens/s")
 
 
-def test_a_batch_in_flight_says_how_far_it_is(at: At) -> None:
-    at(0, StageStarted(stage=STAGE, batches=1, batches_done=0))
+def test_a_batch_in_flight_says_how_far_it_is(at: At, num_stages: int) -> None:
+    at(0, StageStarted(stage=STAGE, batches=2, batches_done=0))
     assert at(5, RequestsDone(stage=STAGE, done=8, of=64)) == ""
-    line = at(20, RequestsDone(stage=STAGE, done=16, of=64))
-    assert line == f"{STAGE}: 16 of 64 requests of batch 1 of 1"
+    line = at(LINE_EVERY_SECONDS, RequestsDone(stage=STAGE, done=16, of=64))
+    assert line == f"stage 1 of {num_stages}: {STAGE}, 16 of 64 requests of batch 1 of 2"
 
 
-def two_stages() -> tuple[Stage, Stage, RunClock]:
+def test_behind_the_last_stage_come_the_statistics(at: At, run: RunDirectory) -> None:
+    last = make_plan(run.read_manifest().settings).stages[-1].name
+    at(0, StageStarted(stage=last, batches=1, batches_done=0))
+    assert at(1, StageDone(stage=last)) == "statistics and verdict"
+
+
+def test_a_stage_of_no_plan_has_no_number(at: At) -> None:
+    assert at(0, StageStarted(stage="sample-training-path", batches=1, batches_done=0)) == "sample-training-path"
+
+
+def two_stages(run: RunDirectory) -> tuple[Stage, Stage, RunClock]:
     """Stages that took 100 s each in an earlier run, and the clock of a run that has both to do."""
-    first, second = make_plan(settings(full_vocabulary={"positions": 0})).stages[:2]
-    known = workload()
+    first, second = make_plan(run.read_manifest().settings).stages[:2]
+    known = workload(model={"path": "simulated"})
     earlier = [Measured(what_of(stage), work_of(stage, known), 100, 0) for stage in (first, second)]
     return first, second, RunClock([first, second], known, earlier)
 
 
-def shown(output: StringIO, tmp_path: Path, *, is_terminal: bool) -> str:
+def shown(output: StringIO, run: RunDirectory, *, is_terminal: bool, width: int = 120) -> str:
     """What people see of the first of `two_stages`."""
-    first, _, clock = two_stages()
-    console = Console(file=output, force_terminal=is_terminal, width=120)
-    with progress_listener(console, RunDirectory(tmp_path), clock) as listener:
+    first, second, clock = two_stages(run)
+    console = Console(file=output, force_terminal=is_terminal, width=width)
+    with progress_listener(console, run, clock) as listener:
         listener(StageStarted(stage=first.name, batches=1, batches_done=0))
         listener(BatchDone(stage=first.name, sequences=8, tokens=400, seconds=100))
         listener(StageDone(stage=first.name))
+        listener(StageStarted(stage=second.name, batches=1, batches_done=0))
     return output.getvalue()
 
 
-def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
-    *_, started, done = shown(StringIO(), tmp_path, is_terminal=False).splitlines()
-    assert started == f"{STAGE}: 0 of 1 batches recorded, starting; about 3 min (1.1 to 10) left in all"
-    assert done == f"{STAGE}: done, 4 tokens/s; about 1.7 min (0.6 to 5) left in all"
+def test_a_line_says_how_much_of_all_stages_is_left(
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, num_stages: int
+) -> None:
+    monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
+    _, first, second = shown(StringIO(), run, is_terminal=False).splitlines()
+    assert first == f"stage 1 of {num_stages}, about 3 min left: sample-bf16"
+    assert second == f"stage 2 of {num_stages}, about 1.7 min left: score-ref-fp32"
 
 
-def test_a_terminal_shows_it_in_a_row_of_its_own(tmp_path: Path) -> None:
-    last = shown(StringIO(), tmp_path, is_terminal=True).split("whole run")[-1]
-    assert "about 1.7 min (0.6 to 5) left in all" in last
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_shows_one_line_that_is_redrawn_and_leaves_nothing(
+    run: RunDirectory, num_stages: int, width: int
+) -> None:
+    said = shown(StringIO(), run, is_terminal=True, width=width)
+    assert f"stage 2 of {num_stages}, about 1.7 min left: score-ref-fp32" in said
+    assert said.endswith("\x1b[2K"), "the line is erased at the end"
+    rows = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", row) for row in said.split("\n")]
+    assert all(len(row) <= width for row in rows[1:])
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch: pytest.MonkeyPatch, run: RunDirectory) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b[2K" not in shown(StringIO(), run, is_terminal=True)
+
+
+def test_a_stage_that_takes_long_says_so_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with progress_line(Console(file=StringIO())) as line:
+        line.begin("starting vLLM", 1, 3)
+        now[0] = 12.0
+        assert line.__rich__().plain == "stage 1 of 3: starting vLLM, 12 s"

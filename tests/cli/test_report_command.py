@@ -27,9 +27,9 @@ def other(tmp_path: Path) -> Path:
 def test_a_training_run_gets_its_page_and_its_answer_on_the_terminal(run: Path) -> None:
     answer = probe("report", run)
     assert answer.returncode == 0
-    assert "Finished 60 steps: reward from" in answer.stderr
-    assert "Guard mismatch-limit fired once, first at step 9" in answer.stderr
-    assert f"Report: {run / 'report.html'}" in answer.stderr
+    assert "Finished 60 steps: reward from" in answer.stdout
+    assert "Guard mismatch-limit fired once, first at step 9" in answer.stdout
+    assert f"Report: {run / 'report.html'}" in answer.stdout
     assert "Finished 60 steps" in (run / "report.html").read_text()
 
 
@@ -43,7 +43,7 @@ def test_json_is_what_came_of_the_run_and_nothing_else(run: Path) -> None:
 def test_several_runs_share_one_page(run: Path, other: Path, tmp_path: Path) -> None:
     answer = probe("report", run, other, "--out", tmp_path / "both.html")
     assert answer.returncode == 0
-    assert "fp16: Finished 60 steps" in answer.stderr
+    assert "fp16: Finished 60 steps" in answer.stdout
     assert "kl_k3 of BF16 is" in (tmp_path / "both.html").read_text()
     assert not (run / "report.html").exists()
 

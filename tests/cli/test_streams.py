@@ -1,5 +1,7 @@
 """Streams that are closed, full or deserted: the true code, or 4 where what was asked for could not be delivered."""
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from typing import IO
 
 import pytest
 
+from mismatch_probe.cli.output import PeopleConsole
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.report.screen import print_line
 from tests.command_line import Answer
 from tests.gate.cli import GATE, check, gate_file
 from tests.light_python import LightPython
@@ -118,17 +122,71 @@ def test_what_was_asked_for_and_cannot_be_delivered_is_a_sentence(
     assert "Exception ignored" not in ended.stderr
 
 
+WHAT_IS_ASKED_FOR = ["schema gate", "--help", "gate RUN", "gate RUN --json", "report RUN", "diff RUN RUN", "init"]
+
+
+@pytest.mark.parametrize(("checks", "code"), [(GOOD, 0), (BAD, 1)], ids=["pass", "fail"])
+@pytest.mark.parametrize("words", WHAT_IS_ASKED_FOR)
+def test_a_reader_that_goes_away_has_read_enough(
+    run: Path, tmp_path: Path, probe: Words, words: str, checks: str, code: int
+) -> None:
+    """`| head -1`: no word on stderr, and the command's own code."""
+    gate_file(tmp_path, GATE + checks)
+    ended = probe(words.replace("RUN", str(run)), {1: deserted})
+    assert ended.returncode == (code if words.startswith("gate") else 0)
+    if "--json" not in words:
+        assert ended.stderr == ""
+    assert (run / "gate.json").is_file() or not words.startswith("gate")
+
+
+@pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
+def test_a_table_that_a_full_disk_does_not_take_is_a_sentence(
+    run: Path, tmp_path: Path, probe: Words, words: str
+) -> None:
+    gate_file(tmp_path, GATE + GOOD)
+    ended = probe(words.replace("RUN", str(run)), {1: full})
+    assert ended.returncode == ExitCode.ENVIRONMENT
+    assert ended.stderr.startswith("mismatch-probe: what was asked for on standard output could not be written")
+
+
+@pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
+def test_without_a_standard_output_the_result_is_on_stderr(run: Path, tmp_path: Path, probe: Words, words: str) -> None:
+    gate_file(tmp_path, GATE + GOOD)
+    words = words.replace("RUN", str(run))
+    wanted, ended = probe(words, {}), probe(words, {1: closed})
+    assert (wanted.returncode, wanted.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (0, wanted.stdout)
+
+
+@pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
+def test_a_result_is_on_standard_output_whole_and_without_colours_and_beside_a_document_on_stderr(
+    run: Path, tmp_path: Path, probe: Words, words: str
+) -> None:
+    gate_file(tmp_path, GATE + GOOD)
+    words = words.replace("RUN", str(run))
+    people, programs = probe(words, {}), probe(f"{words} --json", {})
+    assert (people.stderr, people.stdout) == ("", programs.stderr)
+    assert max(map(len, people.stdout.splitlines())) > 80, "nothing is folded where no terminal is"
+    assert "\x1b" not in people.stdout
+    assert isinstance(json.loads(programs.stdout), dict)
+
+
+def test_a_line_longer_than_the_terminal_loses_nothing() -> None:
+    """What rich wraps has line ends of rich's own, which are not spelt out as a stranger's are."""
+    sentence = "a sentence of many words " * 8
+    file = io.StringIO()
+    console = PeopleConsole(file)
+    console._force_terminal, console.width = True, 80
+    print_line(console, sentence)
+    assert " ".join(file.getvalue().split()) == sentence.strip()
+
+
 @pytest.mark.slow
-def test_a_reader_of_a_document_that_goes_away_is_no_failed_gate(run: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "mismatch_probe", "report", str(run), "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == ExitCode.ENVIRONMENT
-    assert "standard output was closed" in said
-    assert "Exception ignored" not in said
+def test_a_pipe_that_is_closed_ends_quietly(run: Path) -> None:
+    words = f"set -o pipefail; {PROBE} diff {run} {run} | head -1"
+    ended = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("first: ")
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_where_nothing_was_planted_nothing_is_named(run: RunDirectory) -> None:
 
 def test_the_page_and_the_terminal_name_every_side(run: RunDirectory) -> None:
     page = run.report_path.read_text(encoding="utf-8")
-    said = probe("report", run.path).stderr
+    said = probe("report", run.path).stdout
     for words in ("train BF16 / infer fp8kv", "train autocast / infer BF16", "kv_cache_dtype = fp8"):
         assert words in page
         assert words in said

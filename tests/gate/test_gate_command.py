@@ -117,7 +117,7 @@ def test_a_baseline_made_after_the_run_is_noted(command_line: CommandLine, small
     later = simulated_run(tmp_path / "later", Simulation(num_prompts=32, mean_length=20))
     config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n" + REGRESSION)
     swapped, right = (
-        command_line("gate", run.path, "--config", config, "--baseline", other.path).stderr
+        command_line("gate", run.path, "--config", config, "--baseline", other.path).stdout
         for run, other in ((small, later), (later, small))
     )
     assert "the baseline is younger than the run" in swapped

@@ -80,5 +80,5 @@ def test_the_next_look_says_what_it_takes(command_line: CommandLine, small: RunD
     ended = command_line("gate", small.path, "--config", config)
     assert ended.code == ExitCode.INCONCLUSIVE
     assert (
-        "the next look is at 64 sequences, which takes 64 prompts of sums:long: mismatch-probe compare" in ended.stderr
+        "the next look is at 64 sequences, which takes 64 prompts of sums:long: mismatch-probe compare" in ended.stdout
     )

@@ -58,5 +58,5 @@ def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Pat
     gate = tmp_path / "gate.toml"
     gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
     answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.INCONCLUSIVE)
-    assert "import a log with" in answer.stderr
-    assert "compare --resume" not in answer.stderr
+    assert "import a log with" in answer.stdout
+    assert "compare --resume" not in answer.stdout

@@ -143,7 +143,7 @@ def test_of_a_large_log_whole_prompts_are_analysed_and_it_is_said_how_many(tmp_p
 def test_a_log_without_the_trainers_side_is_inconclusive_and_says_what_computes_it(tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl", rows(with_pi=False))
     answer = probe("import", log, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
-    assert f"score {tmp_path / 'run'} --model CHECKPOINT" in answer.stderr
+    assert f"score {tmp_path / 'run'} --model CHECKPOINT" in answer.stdout
     answer = probe("report", tmp_path / "run", code=ExitCode.USAGE)
     assert "score" in answer.stderr
     assert "compare --resume" not in answer.stderr

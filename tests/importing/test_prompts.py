@@ -18,10 +18,10 @@ def log_of_texts(path: Path, *prompts: object) -> Path:
 def test_the_prompts_of_a_log_of_texts_are_written_once_each_and_can_be_asked_again(tmp_path: Path) -> None:
     log = log_of_texts(tmp_path / "3.jsonl", "2+2=", "2+2=", "1+3=")
     answer = probe("import", log, "--out", tmp_path / "out", code=ExitCode.INCONCLUSIVE)
-    assert "no token ids and no log-probs" in answer.stderr
-    assert "Its 2 prompts" in answer.stderr
+    assert "no token ids and no log-probs" in answer.stdout
+    assert "Its 2 prompts" in answer.stdout
     source = tmp_path / "out" / "prompts.jsonl"
-    assert f"--prompts {source}" in answer.stderr
+    assert f"--prompts {source}" in answer.stdout
     prompts = load_prompts(PromptSettings(source=str(source), num_prompts=2))
     assert [(prompt.text, prompt.answer) for prompt in prompts] == [("2+2=", "4"), ("1+3=", "4")]
 

@@ -39,12 +39,12 @@ def test_a_log_of_both_sides_has_the_deviation_that_was_written(tmp_path: Path, 
 @pytest.mark.parametrize("name", ONE_SIDE)
 def test_a_log_of_the_samplers_side_waits_to_be_scored(tmp_path: Path, name: str) -> None:
     answer = probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
-    assert "6 responses" in answer.stderr
-    assert "score" in answer.stderr
+    assert "6 responses" in answer.stdout
+    assert "score" in answer.stdout
 
 
 @pytest.mark.parametrize("name", ["trl", "verl_text"])
 def test_a_log_of_texts_gives_its_prompts_and_the_reason(tmp_path: Path, name: str) -> None:
     answer = probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
-    assert "decoded without special tokens" in answer.stderr
+    assert "decoded without special tokens" in answer.stdout
     assert len((tmp_path / "run" / "prompts.jsonl").read_text().splitlines()) == 2

@@ -124,7 +124,15 @@ def test_settings_support_what_the_data_shows() -> None:
     verdict = judge(case(hot(Dtype.FP32), hot(Dtype.FP32), preflight=[known]))
     assert verdict.code == "temperature"
     assert "1 here and 0.8 there" in verdict.evidence
+    assert verdict.sentence.startswith("1 here and 0.8 there. The two sides use different temperatures: ")
     assert verdict.also == []
+
+
+def test_what_the_data_shows_alone_is_named_by_no_setting() -> None:
+    hot_alone = case(hot(Dtype.FP32), hot(Dtype.FP32))
+    assert judge(hot_alone).sentence.startswith("The two sides use different temperatures: ")
+    cold = setting(setting="temperature", what="1 here and 0.8 there", code="temperature", level="note")
+    assert judge(replace(hot_alone, preflight=[cold])).sentence == judge(hot_alone).sentence
 
 
 def test_without_an_fp32_pair_settings_that_differ_are_a_bug() -> None:

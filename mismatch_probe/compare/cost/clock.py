@@ -7,9 +7,10 @@ from typing import Final
 
 from mismatch_probe.compare.cost.architecture import UnknownArchitecture
 from mismatch_probe.compare.cost.earlier import Measured, earlier_runs
-from mismatch_probe.compare.cost.outlook import expected_workload, read_architectures
+from mismatch_probe.compare.cost.forecast import Starting
+from mismatch_probe.compare.cost.outlook import expected_workload, measure_for, read_architectures
 from mismatch_probe.compare.cost.pace import Pace
-from mismatch_probe.compare.cost.rates import NO_TIME, Span, Work
+from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
 from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, work_of
 from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import make_plan
@@ -29,6 +30,7 @@ class _Running:
     since: float
     done: int = 0
     seconds: float = 0.0
+    batch_since: float = 0.0
 
     @property
     def left(self) -> int:
@@ -38,10 +40,21 @@ class _Running:
 class RunClock:
     """Hears a run's events; `left` is the time that its stages still need."""
 
-    def __init__(self, stages: Sequence[Stage], workload: Workload, earlier: Sequence[Measured]) -> None:
-        """stages: those still to be run, in their order."""
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        workload: Workload,
+        earlier: Sequence[Measured],
+        calibration: Calibration | None = None,
+        starting: Starting | None = None,
+    ) -> None:
+        """stages: those still to be run, in their order. calibration, starting: what tells of stages and of starts that
+        no earlier run had.
+        """
         self._waiting = list(stages)
         self._workload = workload
+        self._calibration = calibration
+        self._starting = starting
         self._measured = list(earlier)
         self._running: _Running | None = None
         self._idle_since = time.monotonic()
@@ -50,18 +63,24 @@ class RunClock:
     def __call__(self, event: AnyEvent) -> None:
         if isinstance(event, StageStarted):
             self._start(event)
-        elif self._running is not None and event.stage == self._running.stage.name:
+        elif isinstance(event, BatchDone | StageDone) and self._running is not None:
+            if event.stage != self._running.stage.name:
+                return
             if isinstance(event, BatchDone):
                 self._running.done += 1
+                self._running.batch_since = time.monotonic()
                 self._running.seconds += event.seconds
                 self._note_lengths(self._running.stage, event)
-            elif isinstance(event, StageDone):
+            else:
                 self._end(self._running, skipped=event.skipped)
 
     def left(self) -> Span | None:
         """Statistics and report not counted; None while nothing measured tells how long a stage to come will take."""
-        pace = Pace(None, self._measured)
+        pace = Pace(self._calibration, self._measured)
         spans = [self._of(stage, pace) for stage in self._waiting]
+        if self._running is None and self._waiting and spans[0] is not None:
+            start = self._start_of(self._waiting[0], pace).likely_seconds
+            spans[0] = spans[0].less(min(time.monotonic() - self._idle_since, start))
         if self._running is not None:
             spans.append(self._rest_of(self._running, pace))
         known = [span for span in spans if span is not None]
@@ -101,37 +120,59 @@ class RunClock:
         if work == Work():
             return NO_TIME
         span = pace.span(what_of(stage), work)
-        return None if span is None else span + (pace.start_span(what_of(stage)) or NO_TIME)
+        return None if span is None else span + self._start_of(stage, pace)
+
+    def _start_of(self, stage: Stage, pace: Pace) -> Span:
+        """What nothing tells, as how long an engine compiles, counts for nothing."""
+        if work_of(stage, self._workload) == Work():
+            return NO_TIME
+        told = pace.start_span(what_of(stage))
+        if told is None and self._starting is not None:
+            told = self._starting.span(stage, self._workload, pace)
+        return told or NO_TIME
 
     def _rest_of(self, running: _Running, pace: Pace) -> Span | None:
         if running.done:
-            return Span.within(running.seconds / running.done * running.left, _BY_ITS_OWN_BATCHES)
+            each = running.seconds / running.done
+            in_flight = min(time.monotonic() - running.batch_since, each) if running.left else 0.0
+            return Span.within(each * running.left, _BY_ITS_OWN_BATCHES).less(in_flight)
         work = work_of(running.stage, self._workload).times(running.left / max(running.batches, 1))
         span = pace.span(what_of(running.stage), work)
         return None if span is None else span.less(time.monotonic() - running.since)
 
 
-def run_clock(preparation: Preparation, run: RunDirectory, *, first_prompt: int = 0) -> RunClock | None:
+def run_clock(
+    preparation: Preparation, run: RunDirectory, *, first_prompt: int = 0, ready_seconds: float | None = None
+) -> RunClock | None:
     """The clock of a run that is about to go on; None for a checkpoint of unknown arithmetic.
 
-    first_prompt: an extension works through the prompts from this number on, and through every stage.
+    first_prompt: an extension works through the prompts from this number on, and through every stage. ready_seconds:
+    since the command began; where it is given and no earlier run tells of every stage, the machine is measured for a
+    second or two.
 
     Raises:
         UsageError: the checkpoint cannot be read.
         BrokenRecord: the run's manifest cannot be read.
+        MismatchProbeError: the device cannot be used.
     """
+    settings = preparation.manifest.settings
     try:
         architectures = read_architectures(preparation.manifest)
     except UnknownArchitecture:
         return None
     preparation = replace(preparation, prompts=preparation.prompts[first_prompt:])
-    own = architectures[preparation.manifest.settings.model.path]
+    own = architectures[settings.model.path]
     earlier = earlier_runs(run.path.parent, preparation.manifest, own)
     stages = run.read_manifest().stages
     left = [
         stage
-        for stage in make_plan(preparation.manifest.settings).stages
+        for stage in make_plan(settings).stages
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
     workload = expected_workload(preparation, architectures, earlier)
-    return RunClock(left, workload, [stage for known in earlier for stage in known.stages])
+    measured = [stage for known in earlier for stage in known.stages]
+    clock = RunClock(left, workload, measured)
+    if ready_seconds is None or clock.left() is not None or any(what_of(stage).process == "server" for stage in left):
+        return clock
+    calibration = measure_for(own, left, settings.training.device)
+    return RunClock(left, workload, measured, calibration, Starting.here(calibration, ready_seconds))

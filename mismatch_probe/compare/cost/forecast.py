@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.pace import FROM_RATES, Pace
-from mismatch_probe.compare.cost.rates import NO_TIME, Span, Work
+from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
 from mismatch_probe.compare.cost.stage_work import Workload, loads_model, what_of, work_of
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.model import EngineSettings
@@ -66,6 +66,11 @@ class Starting:
 
     ready_seconds: float
     on_cpu: bool
+
+    @classmethod
+    def here(cls, calibration: Calibration, ready_seconds: float) -> Self:
+        on_cpu = all(rate.device == "cpu" for rate in calibration.rates if rate.process == "engine")
+        return cls(ready_seconds, on_cpu)
 
     def span(self, stage: Stage, workload: Workload, pace: Pace) -> Span | None:
         """None for an engine that compiles: nothing tells how long that takes."""

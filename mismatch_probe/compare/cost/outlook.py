@@ -52,11 +52,9 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     earlier = earlier_runs(runs, manifest, own)
     workload = expected_workload(preparation, architectures, earlier)
     plan = make_plan(settings)
-    asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, plan.stages) if what.process != "server")
-    calibration = measure_rates(own, list(asked), settings.training.device)
+    calibration = measure_for(own, plan.stages, settings.training.device)
     pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
-    on_cpu = all(rate.device == "cpu" for rate in calibration.rates if rate.process == "engine")
-    starting = Starting(ready_seconds, on_cpu)
+    starting = Starting.here(calibration, ready_seconds)
     left: list[Stage] = [stage for stage in plan.stages if stage.name not in done]
     return Outlook(
         response_tokens=workload.responses.mean_tokens,
@@ -89,6 +87,12 @@ def expected_workload(
     at_the_limit = ResponseLengths(float(limit), limit, MAX_NEW_TOKENS)
     lengths = [len(prompt.token_ids) for prompt in preparation.prompts]
     return workload_of(manifest, architectures, lengths, next(known, at_the_limit))
+
+
+def measure_for(architecture: Architecture, stages: Sequence[Stage], training_device: str) -> Calibration:
+    """Rates of what the stages run in; nothing here tells of a server. Raises as `measure_rates`."""
+    asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, stages) if what.process != "server")
+    return measure_rates(architecture, list(asked), training_device)
 
 
 def measure_rates(

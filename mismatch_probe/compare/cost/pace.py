@@ -48,9 +48,7 @@ class Pace:
     def span(self, what: What, work: Work) -> Span | None:
         """How long a stage takes without its start; None where nothing measured tells."""
         size = self.rates_of(what.process, what.dtype).seconds(work)
-        of_process = [
-            stage for stage in self.measured if (stage.what.process == "server") == (what.process == "server")
-        ]
+        of_process = [stage for stage in self.measured if self._tells_of(stage.what, what)]
         of_kind = [stage for stage in of_process if stage.what.kind == what.kind]
         levels = [([stage for stage in of_kind if stage.what == what], FROM_THE_SAME), (of_kind, FROM_ANOTHER_SIDE)]
         if self.calibration is None:
@@ -78,6 +76,12 @@ class Pace:
         if not known:
             return None
         return Span.within(sum(stage.start_seconds or 0.0 for stage in known) / len(known), FROM_THE_SAME)
+
+    def _tells_of(self, measured: What, what: What) -> bool:
+        """Of a server only a server does; beside measured rates, only what ran at one of them."""
+        if (measured.process == "server") != (what.process == "server"):
+            return False
+        return self.calibration is None or self.calibration.has(measured.process, measured.dtype)
 
     def rates_of(self, process: Process, dtype: Dtype) -> Rates:
         if self.calibration is None:

@@ -64,6 +64,9 @@ class Calibration(BaseModel):
     rates: list[Rates]
     device_memory_bytes: dict[str, int]
 
+    def has(self, process: Process, dtype: Dtype) -> bool:
+        return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)
+
     def rates_of(self, process: Process, dtype: Dtype) -> Rates:
         return next(rate for rate in self.rates if (rate.process, rate.dtype) == (process, dtype))
 

@@ -8,7 +8,7 @@ from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.screen import print_line, print_titled
 from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Overview, Section, Table
 
-_SIDES = {"mu": "sampler", "pi": "trainer"}
+SIDES = {"mu": "sampler", "pi": "trainer"}
 _MOST_TRIALS = 12
 
 
@@ -45,7 +45,7 @@ def explain_sections(explanation: Explanation) -> list[Section]:
         if side.left_out:
             blocks.append(
                 Note(
-                    f"Not tried on the {_SIDES[side.side]}'s side:",
+                    f"Not tried on the {SIDES[side.side]}'s side:",
                     [f"{what}: {why}" for what, why in side.left_out.items()],
                 )
             )
@@ -68,7 +68,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
 def _sides(explanation: Explanation) -> Table:
     rows: list[list[Cell]] = [
         [
-            _SIDES[side.side],
+            SIDES[side.side],
             Badge.of(side.verdict),
             visible(_words(side.explained_by)),
             _floors(side.trials[0]),
@@ -85,7 +85,7 @@ def _finding(explanation: Explanation, side: SideExplanation) -> Finding:
     lists = [("Evidence", verdict.evidence), ("Advice", verdict.advice)]
     return Finding(
         f"{explain_anchor(explanation)}-{side.side}",
-        f"the {_SIDES[side.side]}'s side",
+        f"the {SIDES[side.side]}'s side",
         Badge.of(verdict),
         verdict.sentence,
         [(heading, items) for heading, items in lists if items],
@@ -98,7 +98,7 @@ def _trials(side: SideExplanation) -> Table:
         for trial in side.trials[:_MOST_TRIALS]
     ]
     columns = ["if", "explains of the square", "leaves", "leaves, nats"]
-    return Table(f"Tried on the {_SIDES[side.side]}'s side", columns, rows)
+    return Table(f"Tried on the {SIDES[side.side]}'s side", columns, rows)
 
 
 def _words(trial: Trial | None) -> str:

@@ -5,12 +5,13 @@ import pytest
 from mismatch_probe.compare.cost import clock as module
 from mismatch_probe.compare.cost.clock import RunClock
 from mismatch_probe.compare.cost.earlier import Measured
+from mismatch_probe.compare.cost.forecast import Starting
 from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from mismatch_probe.compare.events import BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
-from tests.compare.cost.workloads import settings, workload
+from tests.compare.cost.workloads import calibration, settings, workload
 
 NO_FEW = {"floors": {"num_sequences": 0}, "experts": {"num_sequences": 0}, "full_vocabulary": {"positions": 0}}
 SETTINGS = settings(pairs=[["bf16", "bf16"]], **NO_FEW)
@@ -82,6 +83,41 @@ def test_what_passed_of_a_single_batch_is_no_longer_left(now: list[float]) -> No
     left = clock.left()
     assert left is not None
     assert left.likely_seconds == pytest.approx(6)
+
+
+def test_a_first_run_on_a_machine_whose_rates_were_measured_tells_its_time_at_once(now: list[float]) -> None:
+    starting = Starting(ready_seconds=8.0, on_cpu=True)
+    clock = RunClock(STAGES, WORKLOAD, [], calibration(), starting)
+    left = clock.left()
+    assert left is not None
+    without_starts = RunClock(STAGES, WORKLOAD, [], calibration()).left()
+    assert without_starts is not None
+    assert left.likely_seconds > without_starts.likely_seconds + 4
+
+
+def test_what_passed_of_a_start_is_no_longer_left(now: list[float]) -> None:
+    first, *_ = STAGES
+    clock = RunClock([first], WORKLOAD, [took(first, 10, start_seconds=5)])
+    now[0] = 3.0
+    left = clock.left()
+    assert left is not None
+    assert left.likely_seconds == pytest.approx(12)
+    now[0] = 30.0
+    left = clock.left()
+    assert left is not None
+    assert left.likely_seconds == pytest.approx(10), "its batches are still to come"
+
+
+def test_what_passed_of_the_batch_in_flight_is_no_longer_left(now: list[float]) -> None:
+    *_, last = STAGES
+    clock = RunClock([last], WORKLOAD, [])
+    clock(StageStarted(stage=last.name, batches=3, batches_done=0))
+    now[0] = 5.0
+    clock(BatchDone(stage=last.name, sequences=1, tokens=50, seconds=5))
+    now[0] = 7.0
+    left = clock.left()
+    assert left is not None
+    assert left.likely_seconds == pytest.approx(8)
 
 
 def test_a_stage_that_is_none_of_the_plan_is_let_pass(now: list[float]) -> None:

@@ -75,3 +75,12 @@ def test_an_engine_here_and_a_server_tell_nothing_of_each_other() -> None:
     known = Pace(None, [Measured(of_server, SECOND, 3.0, start_seconds=1.0)])
     assert known.span(what("sample"), SECOND) is None
     assert known.span(of_server, SECOND) is not None
+
+
+def test_a_dtype_whose_rates_were_not_measured_tells_nothing_beside_rates() -> None:
+    """An earlier run of another dtype: the machine is measured for those of this one alone."""
+    known = calibration()
+    bf16 = known.model_copy(update={"rates": [rate for rate in known.rates if rate.dtype == Dtype.BF16]})
+    span = Pace(bf16, [measured(dtype=Dtype.FP16)]).span(what(), SECOND)
+    assert span is not None
+    assert span.likely_seconds == pytest.approx(1)
