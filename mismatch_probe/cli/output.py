@@ -26,7 +26,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 
 class PeopleConsole(Console):
     """Where people read. Brackets in a path, a name or an error are text and no markup; what a stranger wrote is inert,
-    whatever it comes in: a line is one line, and only rich itself moves the cursor.
+    whatever it comes in: a string is one line, and only rich itself moves the cursor.
     """
 
     def __init__(self, file: TextIO | None = None, *, stderr: bool = True) -> None:
@@ -39,8 +39,11 @@ class PeopleConsole(Console):
         for segment in super().render(renderable, options):
             if segment.control or segment.text == "\n":
                 yield segment
-            else:
-                yield Segment(plain(segment.text), segment.style)
+                continue
+            for number, line in enumerate(segment.text.split("\n")):
+                if number:
+                    yield Segment.line()
+                yield Segment(plain(line), segment.style)
 
 
 def narration() -> Console:

@@ -1,6 +1,7 @@
 """Everything that looks on while a model trains."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -9,10 +10,11 @@ from rich.console import Console
 
 from mismatch_probe.cli.interrupts import interrupts_kept
 from mismatch_probe.cli.output import can_go_on, narration, noise_in
+from mismatch_probe.cli.progress_line import is_redrawn
 from mismatch_probe.cli.training_screen import training_screen
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.guards.decision import StepFirings
-from mismatch_probe.notation import write_number
+from mismatch_probe.notation import write_number, write_rough_seconds
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.training import write_training_report
 from mismatch_probe.train.distributed import is_main
@@ -28,6 +30,7 @@ _COLUMNS = (
     ("length", "response/length_mean"),
     ("s", "time/step_seconds"),
 )
+_STEPS_TIMED: Final = 20
 _SHARE_OF_TIME: Final = 0.01
 _FIRST_COST_SECONDS: Final = 1.0
 
@@ -84,14 +87,20 @@ def training_view(console: Console, directory: TrainingDirectory, steps: int) ->
         yield lambda step, metrics, decision: None
         return
     console.print(f"Run directory: {directory.path}", soft_wrap=True, highlight=False)
-    if console.is_terminal:
+    if is_redrawn(console):
         with training_screen(console, directory, steps) as screen:
             yield screen
         return
 
+    console.print("starting the engine and the policy", soft_wrap=True, highlight=False)
+    seconds: deque[float] = deque(maxlen=_STEPS_TIMED)
+
     def print_line(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
+        seconds.append(metrics["time/step_seconds"])
+        left = sum(seconds) / len(seconds) * (steps - step)
         values = "  ".join(f"{title} {write_number(metrics[name])}" for title, name in _COLUMNS)
-        console.print(f"step {step}/{steps}  {values}", soft_wrap=True, highlight=False)
+        ends = f"  about {write_rough_seconds(left)} left" if left else ""
+        console.print(f"step {step}/{steps}  {values}{ends}", soft_wrap=True, highlight=False)
         for event in decision.events:
             actions = ", ".join(str(action) for action in event.actions)
             console.print(f"  guard {event.guard}: {event.sentence} [{actions}]", soft_wrap=True, highlight=False)

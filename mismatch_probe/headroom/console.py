@@ -8,7 +8,7 @@ from mismatch_probe.headroom.sentences import parts_in_fp32
 from mismatch_probe.records.headroom import GradientFindings, Headroom, HeadroomCode, LayerRange, Trial
 from mismatch_probe.report.findings.gradients import underflow_table
 from mismatch_probe.report.findings.headroom import layers_table
-from mismatch_probe.report.screen import print_line, print_titled
+from mismatch_probe.report.screen import print_advice, print_line, print_titled
 from mismatch_probe.report.view import Table
 
 _STYLES = {
@@ -23,7 +23,7 @@ _MOST_LAYERS = 12
 def render_headroom(headroom: Headroom, console: Console) -> None:
     """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
     print_line(console, "")
-    print_line(console, f"{headroom.verdict.code}: {headroom.verdict.sentence}", _STYLES[headroom.verdict.code])
+    print_line(console, headroom.verdict.sentence, _STYLES[headroom.verdict.code])
     print_line(console, "")
     for line in headroom.verdict.evidence:
         print_line(console, line)
@@ -34,8 +34,7 @@ def render_headroom(headroom: Headroom, console: Console) -> None:
         print_titled(console, _scales(headroom.gradients, tried))
     if headroom.sampled_by is not None:
         print_line(console, f"responses sampled by {headroom.sampled_by}; device {headroom.device}", "dim")
-    for advice in headroom.verdict.advice:
-        print_line(console, f"Advice: {advice}")
+    print_advice(console, headroom.verdict.advice)
 
 
 def _nearest(layers: list[LayerRange]) -> list[LayerRange]:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from mismatch_probe.notation import write_count, write_estimate, write_size
 from mismatch_probe.records.localize import Localization
-from mismatch_probe.report.findings.interventions import together_sentence, tried_table
+from mismatch_probe.report.findings.interventions import best_part, together_sentence, tried_table
 from mismatch_probe.report.findings.localize import (
     blocks_table,
     layers_of,
@@ -14,7 +14,7 @@ from mismatch_probe.report.findings.localize import (
     modules_table,
     routers_table,
 )
-from mismatch_probe.report.screen import print_line, print_titled, without_intervals
+from mismatch_probe.report.screen import print_advice, print_line, print_titled, without_intervals
 from mismatch_probe.report.view import Table
 
 _MOST_BLOCKS = 40
@@ -35,6 +35,7 @@ def render_localization(localization: Localization, console: Console) -> None:
             print_line(console, f"Not tried: {what}: {why}.", "dim")
     if localization.routers:
         print_titled(console, routers_table(localization))
+    print_advice(console, best_part(localization))
     print_line(
         console,
         f"{localization.looked_into_sequences} of {localization.num_sequences} responses looked into, "

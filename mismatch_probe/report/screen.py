@@ -1,12 +1,13 @@
 """Lines and tables on a screen: wrapped and ruled on a terminal, whole and plain where the output is none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
 from rich import table as rich_table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from mismatch_probe.inert import plain
@@ -24,7 +25,32 @@ _STYLES: Final = {
 
 def print_line(console: Console, line: str, style: str = "") -> None:
     """`line` as it stands: brackets are no markup, and what a stranger wrote in it is inert."""
-    console.print(Text(plain(line), style=style or "none"), soft_wrap=not console.is_terminal)
+    console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
+
+
+def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Each under its word or two, which stand in a column of their own."""
+    grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, what in facts:
+        grid.add_row(Text(plain(name), "dim"), Text(plain(what)))
+    show(console, grid)
+
+
+def print_advice(console: Console, advice: Sequence[str]) -> None:
+    """What to do next. A command stands in a line of its own that is never broken, so that it can be copied."""
+    if advice:
+        print_line(console, "Next", "dim")
+    for sentence in dict.fromkeys(advice):
+        what, _, command = sentence.partition(": `")
+        is_command = command.endswith("`")
+        text = Text(plain(f"{what}:" if is_command else sentence))
+        console.print(
+            Padding(text, (0, 0, 0, 2)) if console.is_terminal else Text("  ") + text, soft_wrap=not console.is_terminal
+        )
+        if is_command:
+            console.print(Text(f"    {plain(command.removesuffix('`'))}", "bold"), soft_wrap=True)
 
 
 def in_full(cell: Cell) -> str:

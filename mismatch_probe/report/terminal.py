@@ -11,27 +11,39 @@ from mismatch_probe.notation import Written
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
+from mismatch_probe.report.answer import facts, short_answer
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, pairs_table, settings_sentences
-from mismatch_probe.report.screen import drawn, full_width, in_full, print_line, show, without_intervals
+from mismatch_probe.report.screen import (
+    drawn,
+    full_width,
+    in_full,
+    print_advice,
+    print_facts,
+    print_line,
+    show,
+    without_intervals,
+)
 from mismatch_probe.report.view import Cell, Table
 
 
 def render_terminal(summary: Summary, console: Console, run: Path) -> None:
-    """Verdict, one row a pair of dtypes, what another dtype would change, and what to do about the run in `run`."""
+    """The answer, one row a pair, what another dtype would change, what it means, and what to do next with `run`."""
+    filed = Findings(run).documents()
     print_line(console, "")
-    print_line(console, summary.headline, style="bold")
+    print_line(console, short_answer(summary), style="bold")
     print_line(console, "")
     show(console, _fitted(pairs_table(summary), console))
-    print_line(console, "")
-    for sentence in (*contrast_sentences(summary), *settings_sentences(summary)):
-        print_line(console, sentence)
     for line in (budget_footnote(summary), *_troubles(summary)):
         if line:
             print_line(console, line, style="dim")
-    followable = with_advice_to_follow(summary, run, Findings(run).documents())
-    for advice in dict.fromkeys(advice for pair in followable.pairs for advice in pair.verdict.advice):
-        print_line(console, f"Advice: {advice}")
+    print_line(console, "")
+    for sentence in (*contrast_sentences(summary), *settings_sentences(summary)):
+        print_line(console, sentence)
+    print_facts(console, facts(summary, filed))
+    print_line(console, "")
+    followable = with_advice_to_follow(summary, run, filed)
+    print_advice(console, [advice for pair in followable.pairs for advice in pair.verdict.advice])
 
 
 def _broken(cell: Cell) -> str:

@@ -26,11 +26,11 @@ def tiles(summary: Summary) -> list[Tile]:
 def _size(pair: PairSummary) -> Tile:
     kl = pair.metrics["kl_k3"]
     return Tile(
-        f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{_against_limit(kl.value)} ({KL_LIMIT:g})"
+        f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
     )
 
 
-def _against_limit(kl: float) -> str:
+def against_limit(kl: float) -> str:
     share = kl / KL_LIMIT
     return f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{share:,.3g} times {KL_LIMIT_NAME}"
 

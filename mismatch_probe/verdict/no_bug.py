@@ -2,6 +2,7 @@
 
 from mismatch_probe.notation import write_estimate, write_number, write_percent, write_token_count, write_tokens
 from mismatch_probe.records.summary import Verdict
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import FP32_AGREES_NATS, SPIKE_NATS
@@ -80,13 +81,15 @@ def _length_advice(case: Case) -> list[str]:
 def _side_evidence(case: Case) -> list[str]:
     if case.blame is None or case.blame.share_pi is None:
         return []
-    share = case.blame.share_pi
+    return [f"the error against the reference is {where_the_error_is(case.blame.share_pi)}"]
+
+
+def where_the_error_is(share: Estimate) -> str:
+    """By the training path's share of the squared error: `on both sides: 54 % of its square is the training path's`."""
     if share.value > DOMINANT_SIDE_SHARE:
         where = "mostly on the training side"
     elif share.value < 1 - DOMINANT_SIDE_SHARE:
         where = "mostly on the engine's side"
     else:
         where = "on both sides"
-    return [
-        f"the error against the reference is {where}: {write_percent(share.value)} of its square is the training path's"
-    ]
+    return f"{where}: {write_percent(share.value)} of its square is the training path's"

@@ -93,7 +93,7 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
     compared = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=STEP.log_pi - 1e-4, entropy=STEP.entropy)
     text = str(compared)
     assert text.startswith(f"undecided: {compared.verdict.sentence}")
-    assert all(words in text for words in ("kl_k3", "length budget", "16 responses", "Advice: FP32 against FP32"))
+    assert all(words in text for words in ("kl_k3", "length budget", "16 responses", "Next\n  FP32 against FP32"))
     assert json.loads(compared.to_json()) == compared.to_dict()
     assert compared.to_dict()["metrics"]["kl_k3"]["value"] == compared.metrics["kl_k3"].value
     assert "16 responses" in repr(compared)

@@ -29,7 +29,7 @@ def probe(words: list[str], folder: Path) -> str:
 
 def advised(said: str) -> list[list[str]]:
     """The commands that stand in the advice, as a shell takes them apart."""
-    commands = [shlex.split(advice[1]) for advice in re.finditer(r"Advice: .*`(mismatch-probe .*)`", said)]
+    commands = [shlex.split(advice[1]) for advice in re.finditer(r"^  (mismatch-probe .*)", said, re.MULTILINE)]
     return [command[1:] for command in commands]
 
 

@@ -11,10 +11,12 @@ from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_tokens
-from mismatch_probe.records.summary import Summary
+from mismatch_probe.records.summary import Summary, Verdict
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.verdict.headline import headline
 from tests.report import samples
+from tests.report.documents import headroom
 
 CROSSED: samples.Pairs = (
     (Dtype.BF16, Dtype.BF16),
@@ -59,9 +61,13 @@ def test_a_terminal_is_never_overrun_and_no_number_is_cut(width: int) -> None:
 
 def test_hostile_text_cannot_drive_the_terminal() -> None:
     hostile = "\x1b[2J\u202e[bold red]"
-    text = printed(samples.summary(((Dtype.BF16, Dtype.BF16),), samples.Simulation(hostile=hostile)), terminal=True)
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    [pair] = summary.pairs
+    verdict = pair.verdict.model_copy(update={"sentence": hostile, "advice": [hostile]})
+    told = summary.model_copy(update={"pairs": [pair.model_copy(update={"verdict": verdict})], "verdict": verdict})
+    text = printed(told, terminal=True)
     assert "\x1b[2J" not in text
-    assert "<U+001B>[2J<U+202E>[bold red]" in text
+    assert text.count("<U+001B>[2J<U+202E>[bold red]") == 2
 
 
 def test_data_that_was_left_out_is_named() -> None:
@@ -103,3 +109,39 @@ def test_a_command_to_copy_names_the_folder_of_the_run() -> None:
     assert "mismatch-probe headroom --run 'runs/one two'" in said
     assert "mismatch-probe compare --out 'runs/one two' --resume --dtype fp32" in said
     assert " RUN" not in said
+
+
+def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_path: Path) -> None:
+    summary = samples.summary(CROSSED)
+    out = io.StringIO()
+    console = Console(file=out, width=120, color_system=None)
+    render_terminal(summary, console, tmp_path)
+    before = out.getvalue()
+    assert "% of NeMo-RL's limit" in before.splitlines()[1]
+    assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
+    assert re.search(r"Who errs +the error against the reference is .* the training path's", before)
+    assert "FP16  " not in before.partition("Who errs")[2]
+    (tmp_path / "headroom.json").write_text(headroom().model_dump_json())
+    render_terminal(summary, console, tmp_path)
+    assert f"FP16           {headroom().verdict.sentence}" in out.getvalue()
+
+
+def test_a_setting_that_is_known_to_differ_is_the_first_line() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    known = (
+        "rope_theta is 10000 on the training path and 50000 in the engine. The two sides treat positions differently."
+    )
+    bug = Verdict(kind="bug", code="positions", sentence=known, evidence=[], advice=[])
+    pair = summary.pairs[0].model_copy(update={"verdict": bug})
+    told = summary.model_copy(update={"pairs": [pair], "verdict": bug, "headline": headline([pair], [])})
+    assert printed(told, width=200).split("\n")[1] == known
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_command_to_copy_is_never_broken(width: int) -> None:
+    command = f"mismatch-probe localize --run {'a' * 120} --dtype bf16"
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    pair = summary.pairs[0]
+    told = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [f"See: `{command}`"]})})
+    text = printed(summary.model_copy(update={"pairs": [told]}), width=width, terminal=True)
+    assert f"    {command}\n" in text

@@ -5,7 +5,7 @@ from rich.console import Console
 from mismatch_probe.notation import write_count, write_number, write_percent
 from mismatch_probe.records.explanation import Explanation, SideExplanation, Trial
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.screen import print_line, print_titled
+from mismatch_probe.report.screen import print_advice, print_line, print_titled
 from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Overview, Section, Table
 
 SIDES = {"mu": "sampler", "pi": "trainer"}
@@ -61,8 +61,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     print_titled(console, _sides(explanation))
     for side in explanation.sides:
         print_titled(console, _trials(side))
-    for advice in explanation.verdict.advice:
-        print_line(console, f"Advice: {advice}")
+    print_advice(console, explanation.verdict.advice)
 
 
 def _sides(explanation: Explanation) -> Table:

@@ -9,6 +9,7 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.answer import short_answer
 from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, words_inside
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
@@ -16,10 +17,8 @@ from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_sty
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import KL_LIMIT, KL_LIMIT_NAME, tiles
-from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table, Tile
+from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.headline import worst_pair
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
@@ -39,7 +38,7 @@ def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
     return Overview(
         subject="training-inference mismatch",
         model=summary.model,
-        headline=_answer(summary, shown),
+        headline=short_answer(summary),
         tiles=shown,
         badge=Badge.of(summary.verdict),
         facts=facts,
@@ -49,17 +48,6 @@ def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
         contrasts=[*contrast_sentences(summary), *settings_sentences(summary)],
         figure=_figure(summary),
     )
-
-
-def _answer(summary: Summary, shown: Sequence[Tile]) -> str:
-    """The verdict where tiles say the rest, the whole headline elsewhere."""
-    if not shown:
-        return summary.headline
-    pair = worst_pair(summary.pairs)
-    if summary.verdict.code == pair.verdict.code == Code.PRECISION:
-        return f"No bug. Rounding to {pair_label(pair)} costs KL {write_estimate(pair.metrics['kl_k3']).value} a token."
-    judged = next((each for each in summary.pairs if each.verdict == summary.verdict), pair)
-    return f"{pair_label(judged)}: {judged.verdict.sentence}"
 
 
 def _facts(summary: Summary, manifest: Manifest) -> list[str]:

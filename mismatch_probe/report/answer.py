@@ -1,0 +1,53 @@
+"""What a run comes to in a sentence and a few facts: the first line of the page and of the terminal."""
+
+from collections.abc import Iterator, Sequence
+
+from mismatch_probe.notation import write_estimate, write_token_count
+from mismatch_probe.records.findings import Document
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.pairs import budget
+from mismatch_probe.report.tiles import against_limit, tiles
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.headline import worst_pair
+from mismatch_probe.verdict.no_bug import where_the_error_is
+
+
+def short_answer(summary: Summary) -> str:
+    """The verdict where facts say the rest, the whole headline elsewhere."""
+    if not tiles(summary):
+        return summary.headline
+    pair = worst_pair(summary.pairs)
+    if summary.verdict.code == pair.verdict.code == Code.PRECISION:
+        kl = pair.metrics["kl_k3"]
+        return (
+            f"No bug. {pair_label(pair)} rounding costs KL {write_estimate(kl).value} a token, "
+            f"{against_limit(kl.value)}."
+        )
+    judged = next((each for each in summary.pairs if each.verdict == summary.verdict), pair)
+    return f"{pair_label(judged)}: {judged.verdict.sentence}"
+
+
+def facts(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
+    """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
+    FP16 fits where that was measured. `filed` was found beside the run.
+    """
+    measured = [*_length(worst_pair(summary.pairs)), *_blame(worst_pair(summary.pairs))] if tiles(summary) else []
+    return [*measured, *(("FP16", document.verdict.sentence) for document in filed if isinstance(document, Headroom))]
+
+
+def _length(pair: PairSummary) -> Iterator[tuple[str, str]]:
+    law, written = pair.length, budget(pair)
+    if law is None or not written.interval:
+        return
+    yield (
+        "Length budget",
+        f"{written} tokens at ESS {law.budget_ess:g}; responses here have {write_token_count(law.median_response)} at "
+        f"the median, {write_token_count(law.measured_up_to)} at most",
+    )
+
+
+def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:
+    if pair.blame is not None and pair.blame.share_pi is not None:
+        yield "Who errs", f"the error against the reference is {where_the_error_is(pair.blame.share_pi)}"
