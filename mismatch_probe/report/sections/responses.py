@@ -99,10 +99,8 @@ def _text(
         _anchor(pair, number),
         f"{pair_label(pair)}: {_id(response)}, tokens {write_count(first)} to {write_count(last)}",
         Markup("").join(tokens),
-        log_mu=",".join(
-            "" if log_mu is None else f"{log_mu:.4f}" for log_mu in response.log_mu[window.start : window.end]
-        ),
-        diff=",".join("" if diff is None else write_number(diff).replace(",", "") for diff in diffs),
+        log_mu=",".join("" if value is None else f"{value:.4f}" for value in log_mu),
+        diff=",".join("" if value is None else write_number(value).replace(",", "") for value in diffs),
         first=first,
         back=[("all of this pair", _table_anchor(pair)), ("its map of probabilities", f"scatter-{pair_key(pair)}")],
         is_open=is_open,
