@@ -80,3 +80,13 @@ def short_name(name: object) -> str:
     """The tool's name of a format that PyTorch names, or is; any other name as it is."""
     text = str(name).removeprefix("torch.")
     return _SHORT_NAMES.get(text, text)
+
+
+def side_label(name: str) -> str:
+    """A format in capitals, another name of a side as it was given."""
+    return name.upper() if name in tuple(Dtype) else name
+
+
+def sides_label(train: str, infer: str) -> str:
+    """`BF16`, or `train FP32 / infer BF16` where the two sides differ."""
+    return side_label(train) if train == infer else f"train {side_label(train)} / infer {side_label(infer)}"

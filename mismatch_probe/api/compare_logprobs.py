@@ -21,6 +21,7 @@ from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, Sequences, T
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.equal_legs import is_copy
 from mismatch_probe.verdict.floors import rounding_floor
+from mismatch_probe.verdict.headline import headline
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
@@ -164,7 +165,7 @@ def _summary(pair: TokenPair, train: Dtype, infer: Dtype, level: float, *, compu
         tool_version=__version__,
         model="arrays",
         model_fingerprint="",
-        headline=verdict.sentence,
+        headline=headline([summary], []),
         verdict=verdict,
         contrasts=[],
         pairs=[summary],

@@ -12,12 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_number, write_percent, write_seconds
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
-from mismatch_probe.report.names import dtypes_label
 from mismatch_probe.train.trainer import Listener
 
 _REFRESHES_A_SECOND = 2
@@ -173,6 +173,6 @@ def _title(manifest: TrainingManifest) -> Text:
     words = (
         manifest.model.name,
         f"{settings.objective.name} on {settings.task.source}",
-        dtypes_label(settings.train_dtype, settings.infer_dtype),
+        sides_label(settings.train_dtype, settings.infer_dtype),
     )
     return Text(plain("  ".join(words)), style="dim")

@@ -51,13 +51,14 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     pairs = [_pair_summary(legs, manifest, name, data, routings[name], deviations) for name in data]
     pairs = _with_settings(manifest.settings, pairs, data)
     contrasts = _contrasts(pairs)
+    findings = preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items())
     return Summary(
         tool_version=__version__,
         model=manifest.model.name,
         model_fingerprint=manifest.model.fingerprint,
-        headline=headline(pairs, contrasts),
+        headline=headline(pairs, contrasts, findings),
         verdict=overall(pairs),
-        preflight=preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items()),
+        preflight=findings,
         contrasts=contrasts,
         pairs=pairs,
     )

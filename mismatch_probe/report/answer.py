@@ -2,38 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 
-from mismatch_probe.notation import write_estimate, write_token_count
+from mismatch_probe.notation import write_token_count
 from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import budget
-from mismatch_probe.report.tiles import against_limit, tiles
-from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.headline import worst_pair
+from mismatch_probe.report.tiles import tiles
+from mismatch_probe.verdict.headline import foremost, headline
 from mismatch_probe.verdict.no_bug import where_the_error_is
 
 
 def short_answer(summary: Summary) -> str:
-    """The verdict where facts say the rest, the whole headline elsewhere."""
-    if not tiles(summary):
-        return summary.headline
-    pair = worst_pair(summary.pairs)
-    if summary.verdict.code == pair.verdict.code == Code.PRECISION:
-        kl = pair.metrics["kl_k3"]
-        return (
-            f"No bug. {pair_label(pair)} rounding costs KL {write_estimate(kl).value} a token, "
-            f"{against_limit(kl.value)}."
-        )
-    judged = next((each for each in summary.pairs if each.verdict == summary.verdict), pair)
-    return f"{pair_label(judged)}: {judged.verdict.sentence}"
+    """The headline as it is told today, of runs of earlier versions too."""
+    return headline(summary.pairs, summary.contrasts, summary.preflight)
 
 
 def facts(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
     """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
     FP16 fits where that was measured. `filed` was found beside the run.
     """
-    measured = [*_length(worst_pair(summary.pairs)), *_blame(worst_pair(summary.pairs))] if tiles(summary) else []
+    pair = foremost(summary.pairs)
+    measured = [*_length(pair), *_blame(pair)] if tiles(summary) else []
     return [*measured, *(("FP16", document.verdict.sentence) for document in filed if isinstance(document, Headroom))]
 
 

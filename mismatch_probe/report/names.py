@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.records.summary import PairSummary, Verdict
 
 SIGNS: Final[dict[str, str]] = {"clean": "✓", "precision": "≈", "undecided": "?", "bug": "✕", "broken": "!"}
@@ -92,17 +92,7 @@ def dtypes_style(train: Dtype, infer: Dtype) -> PairStyle:
 
 def pair_label(pair: PairSummary) -> str:
     """`BF16`, or `train FP32 / infer fp8kv` where the sides differ or have names of their own."""
-    return dtypes_label(pair.train, pair.infer)
-
-
-def side_label(name: str) -> str:
-    """A dtype in capitals, another name as it was given."""
-    return name.upper() if name in tuple(Dtype) else name
-
-
-def dtypes_label(train: str, infer: str) -> str:
-    """`BF16`, or `train FP32 / infer BF16` where the two sides differ."""
-    return side_label(train) if train == infer else f"train {side_label(train)} / infer {side_label(infer)}"
+    return sides_label(pair.train, pair.infer)
 
 
 def pair_key(pair: PairSummary) -> str:

@@ -2,15 +2,13 @@
 
 from typing import Final
 
-from mismatch_probe.notation import ABSENT, write_estimate, write_percent, write_token_count
+from mismatch_probe.notation import ABSENT, write_estimate, write_token_count
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Tile
-from mismatch_probe.verdict.headline import closest, measures_precision, worst_pair
+from mismatch_probe.verdict.headline import KL_LIMIT, against_limit, closest, foremost, measures_precision
 
-KL_LIMIT: Final = 1e-3
-KL_LIMIT_NAME: Final = "NeMo-RL's limit"
 _MANY: Final = 10
 
 
@@ -19,7 +17,7 @@ def tiles(summary: Summary) -> list[Tile]:
     measured = any("kl_k3" in pair.metrics for pair in summary.pairs)
     if not measured or summary.verdict.kind == "clean" or not measures_precision(summary.verdict):
         return []
-    pair = worst_pair(summary.pairs)
+    pair = foremost(summary.pairs)
     return [_size(pair), *_length(pair), *_closer(summary, pair)]
 
 
@@ -28,11 +26,6 @@ def _size(pair: PairSummary) -> Tile:
     return Tile(
         f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
     )
-
-
-def against_limit(kl: float) -> str:
-    share = kl / KL_LIMIT
-    return f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{share:,.3g} times {KL_LIMIT_NAME}"
 
 
 def _length(pair: PairSummary) -> list[Tile]:

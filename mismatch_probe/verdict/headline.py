@@ -1,13 +1,21 @@
-"""The whole run in a sentence, and the verdict that stands for it."""
+"""The whole run in one short answer, and the verdict that stands for it."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from mismatch_probe.notation import write_estimate, write_token_count, write_tokens
-from mismatch_probe.records.summary import Contrast, PairSummary, Verdict
+from mismatch_probe.dtypes import sides_label
+from mismatch_probe.notation import write_estimate, write_percent
+from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, Verdict
 from mismatch_probe.verdict.codes import Code
+
+KL_LIMIT: Final = 1e-3
+KL_LIMIT_NAME: Final = "NeMo-RL's limit"
+"""Of the KL (k3) per token in nats, as NeMo-RL recommends it."""
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 _NO_MEASURE_OF_PRECISION = ("broken", "bug")
+_OPENINGS = {"broken": "Broken data", "bug": "Bug", "undecided": "Undecided"}
+_SAID_BY_THE_OPENING = ("The data is broken: ", "This is a bug, not precision: ", "The two sides are set differently: ")
 
 
 def overall(pairs: Sequence[PairSummary]) -> Verdict:
@@ -20,35 +28,52 @@ def measures_precision(verdict: Verdict) -> bool:
     return verdict.kind not in _NO_MEASURE_OF_PRECISION
 
 
-def headline(pairs: Sequence[PairSummary], contrasts: Sequence[Contrast]) -> str:
-    """What an engineer reads first: size, length budget, cause, and what another dtype of this run would change."""
-    verdict = overall(pairs)
-    if verdict.kind == "clean" or not measures_precision(verdict) or verdict.code == Code.OTHER_CHECKPOINT:
-        return verdict.sentence
-    worst = worst_pair(pairs)
-    sides = "the log's sides differ" if worst.is_logged else f"{_name(worst)} differs from the engine"
-    parts = [f"{sides} by KL {write_estimate(worst.metrics['kl_k3']).value} a token"]
-    length = worst.length
-    if length is not None and length.budget_tokens is not None:
-        parts.append(
-            f"the length budget at ESS {length.budget_ess:g} is {write_tokens(length.budget_tokens).value} tokens, "
-            f"the median response here {write_token_count(length.median_response)}"
-        )
+def headline(
+    pairs: Sequence[PairSummary], contrasts: Sequence[Contrast], preflight: Sequence[SettingFinding] = ()
+) -> str:
+    """What an engineer reads first: whether it is a bug, its cause by name, or how large it is and what is closer."""
+    pair = foremost(pairs)
+    verdict = pair.verdict
+    if verdict.kind == "clean":
+        return f"No bug. {_unlabelled(verdict.sentence, 'Clean: ')}"
     if verdict.kind == "precision":
-        parts.append("no bug found: FP32 agrees")
-    elif worst.is_logged:
-        parts.append("`explain` with the checkpoint tells whether it is a bug")
-    else:
-        parts.append("no FP32 pair was run to rule out a bug")
-    if best := closest(worst, contrasts):
-        parts.append(f"{best.over.upper()} is {write_estimate(best.ratio).value} times closer")
-    sentence = "; ".join(parts) + "."
-    return sentence[0].upper() + sentence[1:] if worst.is_logged else sentence
+        return f"No bug. {_what_costs(pair)} KL {_size(pair)}{_closer(pair, contrasts)}."
+    if verdict.kind == "undecided" and verdict.code == Code.UNEXPLAINED and "kl_k3" in pair.metrics:
+        return f"Undecided: {_differ(pair)} by KL {_size(pair)}; {_what_would_decide(pair)}{_closer(pair, contrasts)}."
+    opening, cause = _OPENINGS[verdict.kind], known_cause(verdict, preflight)
+    others = [other for other in pairs if other is not pair and other.verdict.kind == verdict.kind]
+    if len(others) + 1 < len(pairs):
+        opening += f" in {_name(pair)}" + (f" and {len(others)} more" if others else "")
+    return f"{opening}: {_clause(verdict.sentence) if cause is None else cause.what}."
+
+
+def known_cause(verdict: Verdict, preflight: Sequence[SettingFinding]) -> SettingFinding | None:
+    """The setting that differs between the sides and that the verdict rests on; None where it rests on none."""
+    said = "\n".join([verdict.sentence, *verdict.evidence])
+    differing = (finding for finding in preflight if finding.level in ("error", "warning") and finding.what in said)
+    return next(differing, None) if verdict.kind == "bug" else None
+
+
+def foremost(pairs: Sequence[PairSummary]) -> PairSummary:
+    """Of the pairs of the most serious kind the one of the largest KL; of bugs and broken data the first."""
+    kind = overall(pairs).kind
+    of_kind = [pair for pair in pairs if pair.verdict.kind == kind]
+    if kind in _NO_MEASURE_OF_PRECISION or not any("kl_k3" in pair.metrics for pair in of_kind):
+        return of_kind[0]
+    return worst_pair(of_kind)
 
 
 def worst_pair(pairs: Sequence[PairSummary]) -> PairSummary:
     """The pair of the largest token KL."""
     return max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
+
+
+def against_limit(kl: float) -> str:
+    """`7 % of NeMo-RL's limit`, or `12 times NeMo-RL's limit`."""
+    share = kl / KL_LIMIT
+    if share < 0.01:
+        return f"less than 1 % of {KL_LIMIT_NAME}"
+    return f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{share:,.3g} times {KL_LIMIT_NAME}"
 
 
 def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:
@@ -64,9 +89,50 @@ def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None
     return max(surely, key=lambda contrast: contrast.ratio.value, default=None)
 
 
+def _what_costs(pair: PairSummary) -> str:
+    if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
+        return f"With {', '.join(pair.settings_told_apart.settings)}, {_name(pair)} costs"
+    if pair.verdict.code == Code.ROUTING:
+        return f"Experts chosen otherwise by rounding in {_name(pair)} cost"
+    return f"{_name(pair)} rounding costs"
+
+
+def _size(pair: PairSummary) -> str:
+    kl = pair.metrics["kl_k3"]
+    return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}"
+
+
+def _differ(pair: PairSummary) -> str:
+    return "the log's sides differ" if pair.is_logged else f"{_name(pair)} differs from the engine"
+
+
+def _what_would_decide(pair: PairSummary) -> str:
+    if pair.is_logged:
+        return "`explain` with the checkpoint tells whether it is a bug"
+    return "no FP32 pair was run to rule out a bug"
+
+
+def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
+    best = closest(pair, contrasts)
+    return "" if best is None else f"; {best.over.upper()} is {write_estimate(best.ratio).value} times closer"
+
+
+def _clause(sentence: str) -> str:
+    """A sentence as it goes on behind a colon."""
+    for opening in _SAID_BY_THE_OPENING:
+        sentence = _unlabelled(sentence, opening)
+    is_word = sentence[1:2].islower() or sentence[1:2] == " "
+    return (sentence[:1].lower() + sentence[1:] if is_word else sentence).removesuffix(".")
+
+
+def _unlabelled(sentence: str, label: str) -> str:
+    rest = sentence.removeprefix(label)
+    return rest if rest == sentence else rest[:1].upper() + rest[1:]
+
+
 def _key(pair: PairSummary) -> str:
     return pair.train if pair.train == pair.infer else f"{pair.train}/{pair.infer}"
 
 
 def _name(pair: PairSummary) -> str:
-    return _key(pair).upper() if pair.is_of_dtypes else _key(pair)
+    return sides_label(pair.train, pair.infer)

@@ -63,7 +63,7 @@ def test_hostile_text_cannot_drive_the_terminal() -> None:
     hostile = "\x1b[2J\u202e[bold red]"
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     [pair] = summary.pairs
-    verdict = pair.verdict.model_copy(update={"sentence": hostile, "advice": [hostile]})
+    verdict = pair.verdict.model_copy(update={"kind": "bug", "sentence": hostile, "advice": [hostile]})
     told = summary.model_copy(update={"pairs": [pair.model_copy(update={"verdict": verdict})], "verdict": verdict})
     text = printed(told, terminal=True)
     assert "\x1b[2J" not in text
@@ -134,7 +134,7 @@ def test_a_setting_that_is_known_to_differ_is_the_first_line() -> None:
     bug = Verdict(kind="bug", code="positions", sentence=known, evidence=[], advice=[])
     pair = summary.pairs[0].model_copy(update={"verdict": bug})
     told = summary.model_copy(update={"pairs": [pair], "verdict": bug, "headline": headline([pair], [])})
-    assert printed(told, width=200).split("\n")[1] == known
+    assert printed(told, width=200).split("\n")[1] == f"Bug: {known}"
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -66,10 +66,11 @@ def test_a_closer_dtype_is_named_only_where_it_surely_is_closer(drawn: Summary) 
 def test_where_the_numbers_measure_no_precision_there_are_no_tiles_and_the_page_says_why(
     kind: str, summary: Summary
 ) -> None:
-    verdict = summary.verdict.model_copy(update={"kind": kind})
-    other = summary.model_copy(update={"verdict": verdict, "headline": "Another answer."})
+    verdict = summary.verdict.model_copy(update={"kind": kind, "sentence": "Another answer."})
+    pairs = [pair.model_copy(update={"verdict": verdict}) for pair in summary.pairs]
+    other = summary.model_copy(update={"verdict": verdict, "pairs": pairs})
     assert tiles(other) == []
-    assert overview(other, samples.manifest(PAIRS)).headline == "Another answer."
+    assert overview(other, samples.manifest(PAIRS)).headline.lower().endswith("another answer.")
 
 
 def test_the_page_does_not_say_no_bug_while_another_pair_is_undecided(summary: Summary) -> None:
@@ -81,10 +82,10 @@ def test_the_page_does_not_say_no_bug_while_another_pair_is_undecided(summary: S
         pair.model_copy(update={"verdict": open_question}) if pair.infer == "fp16" else pair for pair in summary.pairs
     ]
     other = with_kl(summary.model_copy(update={"pairs": pairs, "verdict": open_question}), 0.5)
-    assert overview(other, samples.manifest(PAIRS)).headline == "FP16: It may be a bug."
+    assert overview(other, samples.manifest(PAIRS)).headline.startswith("Undecided: FP16 differs ")
 
 
 def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
     assert overview(with_kl(summary, 2.5e-4), samples.manifest(PAIRS)).headline.startswith(
-        "No bug. BF16 rounding costs KL 2.50e-4 a token, 25 % of NeMo-RL's limit."
+        "No bug. BF16 rounding costs KL 2.50e-4 a token, 25 % of NeMo-RL's limit"
     )

@@ -4,12 +4,13 @@ from statistics import fmean
 
 from markupsafe import Markup
 
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate, write_number
 from mismatch_probe.records.localize import Localization, PlaceError, Side, Suspect
 from mismatch_probe.report.figures.series import Marks, Series, draw
 from mismatch_probe.report.findings.interventions import best_part, interventions
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import PairStyle, dtypes_label
+from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import (
     Badge,
     Block,
@@ -34,7 +35,7 @@ def localize_key(localization: Localization) -> str:
 
 
 def localize_label(localization: Localization) -> str:
-    return dtypes_label(*localization.settings.names)
+    return sides_label(*localization.settings.names)
 
 
 def localize_overview(localization: Localization) -> Overview:

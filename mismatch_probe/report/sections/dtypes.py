@@ -2,10 +2,11 @@
 
 from markupsafe import Markup
 
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import HEADLINE_METRICS, dtypes_label, metric_aggregate, metric_meaning, pair_label
+from mismatch_probe.report.names import HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
 from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 
@@ -43,7 +44,7 @@ def _settings(summary: Summary) -> Table:
     rows: list[list[Cell]] = [
         [
             pair_label(pair),
-            dtypes_label(*contrast.beside),
+            sides_label(*contrast.beside),
             {"pi": "training path", "mu": "inference engine"}[contrast.side],
             visible(", ".join(contrast.settings)),
             *(write_estimate(contrast.ratios.get(name)) for name in names),

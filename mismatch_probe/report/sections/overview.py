@@ -16,9 +16,10 @@ from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
 from mismatch_probe.report.sections.length import drift_sentence
-from mismatch_probe.report.tiles import KL_LIMIT, KL_LIMIT_NAME, tiles
+from mismatch_probe.report.tiles import tiles
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
@@ -32,14 +33,13 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
 
 def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
     """The same, with what is known of how it was measured."""
-    shown = tiles(summary)
     notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", budget_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
         subject="training-inference mismatch",
         model=summary.model,
         headline=short_answer(summary),
-        tiles=shown,
+        tiles=tiles(summary),
         badge=Badge.of(summary.verdict),
         facts=facts,
         advice=summary.verdict.advice,

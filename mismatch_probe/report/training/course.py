@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
-from mismatch_probe.report.names import PairStyle, dtypes_label, dtypes_style
+from mismatch_probe.report.names import PairStyle, dtypes_style
 from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.stats.sequences import Floats
 
@@ -92,7 +92,7 @@ def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
         steps, metrics = _columns(list(directory.read_metrics()))
         courses.append(
             Course(
-                label=dtypes_label(*pair) if by_dtypes else folders[number],
+                label=sides_label(*pair) if by_dtypes else folders[number],
                 key=f"run-{number + 1}",
                 style=_style(number, pair, alone=len(directories) == 1, by_dtypes=by_dtypes),
                 manifest=manifest,

@@ -1,6 +1,8 @@
 """Settings of the forward pass that differ between the sides, and states in which it does not repeat."""
 
 from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
 
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
@@ -29,11 +31,13 @@ def checkpoints(sides: Sides) -> Iterator[SettingFinding]:
         return
     train, infer = sides.checkpoints
     if train.fingerprint != infer.fingerprint:
+        names = [PurePath(identity.name).name for identity in sides.checkpoints]
+        if names[0] == names[1]:
+            names = [f"{identity.name} ({identity.fingerprint})" for identity in sides.checkpoints]
         yield SettingFinding(
             level="error",
             setting="checkpoint",
-            what=f"the training path holds the weights of {train.name} ({train.fingerprint}) and the engine those of "
-            f"{infer.name} ({infer.fingerprint})",
+            what=f"the training path holds the weights of {names[0]} and the engine those of {names[1]}",
             advice="Push the training path's weights to the engine, or take the difference as what was asked for.",
             code=Code.STALE_WEIGHTS,
         )
@@ -49,10 +53,16 @@ def forward_pass(sides: Sides) -> Iterator[SettingFinding]:
             yield SettingFinding(
                 level="error",
                 setting=key,
-                what=f"{key} is {train.get(key)} on the training path and {infer.get(key)} in the engine",
+                what=f"{key.rsplit('.', 1)[-1]} is {_written(train.get(key))} on the training path and "
+                f"{_written(infer.get(key))} in the engine",
                 advice="Give both sides the same checkpoint config; look for overrides (--vllm.hf_overrides).",
                 code=next((code for part, code in CAUSE_OF_KEY if part in key), None),
             )
+
+
+def _written(value: Any) -> str:
+    """Without the point of a whole number, which a configuration may or may not have."""
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def attention(sides: Sides) -> Iterator[SettingFinding]:

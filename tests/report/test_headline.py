@@ -1,0 +1,143 @@
+"""The one sentence that a page and a terminal open with: right and short for every kind of verdict."""
+
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsToldApart, Summary, Verdict
+from mismatch_probe.report.sections.overview import overview
+from mismatch_probe.report.terminal import render_terminal
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.headline import headline
+from tests.report import samples
+
+BF16: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
+ROPE = SettingFinding(
+    level="error",
+    setting="rope_parameters.rope_theta",
+    what="rope_theta is 10000 on the training path and 50000 in the engine",
+    advice="Give both sides the same checkpoint config.",
+    code=Code.POSITIONS,
+)
+POSITIONS = "The two sides treat positions differently: the deviation grows along the response."
+MOST_CHARACTERS = 130
+
+
+def judged(cause: Cause, kind: str, **changed: object) -> PairSummary:
+    """A pair of BF16 whose KL is 9.7e-5, with this verdict."""
+    pair = samples.undrawn(samples.summary(BF16)).pairs[0]
+    kl = samples.replace(pair.metrics["kl_k3"], value=9.7e-5, low=9.2e-5, high=10.2e-5)
+    verdict = Verdict.model_validate({**cause.model_dump(), "kind": kind})
+    return pair.model_copy(update={"verdict": verdict, "metrics": pair.metrics | {"kl_k3": kl}, **changed})
+
+
+def cause(code: str, sentence: str, *evidence: str) -> Cause:
+    return Cause(code=code, sentence=sentence, evidence=list(evidence))
+
+
+AGREE = cause("clean", "Clean: the two sides agree to 2.3e-8 nats a token.")
+CLEAN = judged(AGREE, "clean", train="fp32", infer="fp32")
+BEYOND = cause("beyond_format", "This is a bug, not precision: the sampler's side errs by more than BF16 can.")
+LOST = cause("missing_logprobs", "The data is broken: 7 log-probs are missing on the training path.")
+PRECISION = cause("precision", "Precision: the sides differ by KL 9.7e-5 a token, and agree in FP32.")
+OPEN = cause("unexplained", "The sides differ by KL 9.7e-5 a token; without an FP32 pair it may be a bug.")
+SETTINGS = SettingsToldApart(beside=("bf16", "bf16"), side="mu", settings=["kv_cache_dtype = fp8"], ratios={})
+
+ANSWERS = [
+    (
+        judged(cause("positions", POSITIONS, "d grows", ROPE.what), "bug"),
+        "Bug: rope_theta is 10000 on the training path and 50000 in the engine.",
+    ),
+    (
+        judged(cause("positions", f"The two sides are set differently: {ROPE.what}."), "bug"),
+        "Bug: rope_theta is 10000 on the training path and 50000 in the engine.",
+    ),
+    (
+        judged(cause("positions", POSITIONS, "d grows"), "bug"),
+        "Bug: the two sides treat positions differently: the deviation grows along the response.",
+    ),
+    (
+        judged(BEYOND, "bug"),
+        "Bug: the sampler's side errs by more than BF16 can.",
+    ),
+    (
+        judged(LOST, "broken"),
+        "Broken data: 7 log-probs are missing on the training path.",
+    ),
+    (
+        judged(cause("shifted", "the trainer's log-probs stand one token too early: shift the column"), "broken"),
+        "Broken data: the trainer's log-probs stand one token too early: shift the column.",
+    ),
+    (CLEAN, "No bug. The two sides agree to 2.3e-8 nats a token."),
+    (judged(PRECISION, "precision"), "No bug. BF16 rounding costs KL 9.7e-5 a token, 10 % of NeMo-RL's limit."),
+    (
+        judged(cause("settings", "Settings: …"), "precision", infer="fp8kv", settings_told_apart=SETTINGS),
+        "No bug. With kv_cache_dtype = fp8, train BF16 / infer fp8kv costs KL 9.7e-5 a token, 10 % of NeMo-RL's limit.",
+    ),
+    (
+        judged(cause("routing", "Expert routing: …"), "precision"),
+        "No bug. Experts chosen otherwise by rounding in BF16 cost KL 9.7e-5 a token, 10 % of NeMo-RL's limit.",
+    ),
+    (
+        judged(OPEN, "undecided"),
+        "Undecided: BF16 differs from the engine by KL 9.7e-5 a token, 10 % of NeMo-RL's limit; no FP32 pair was run "
+        "to rule out a bug.",
+    ),
+    (
+        judged(OPEN, "undecided", is_logged=True),
+        "Undecided: the log's sides differ by KL 9.7e-5 a token, 10 % of NeMo-RL's limit; `explain` with the "
+        "checkpoint tells whether it is a bug.",
+    ),
+    (
+        judged(cause("other_checkpoint", "The checkpoint is not the one that made this log."), "undecided"),
+        "Undecided: the checkpoint is not the one that made this log.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pair", "answer"), ANSWERS, ids=[pair.verdict.code for pair, _ in ANSWERS])
+def test_every_kind_of_verdict_has_its_answer(pair: PairSummary, answer: str) -> None:
+    assert headline([pair], [], [ROPE]) == answer
+    assert len(answer) <= MOST_CHARACTERS or pair.verdict.kind == "undecided"
+
+
+def test_a_setting_that_differs_without_being_the_cause_is_not_named() -> None:
+    pair = judged(cause("temperature", "The two sides use different temperatures."), "bug")
+    assert headline([pair], [], [ROPE]) == "Bug: the two sides use different temperatures."
+
+
+def test_the_pair_is_named_where_others_are_sound() -> None:
+    bug = judged(cause("positions", POSITIONS, ROPE.what), "bug")
+    assert headline([bug, CLEAN], [], [ROPE]).startswith("Bug in BF16: rope_theta is ")
+    other = bug.model_copy(update={"infer": "fp16"})
+    assert headline([CLEAN, bug, other], [], [ROPE]).startswith("Bug in BF16 and 1 more: rope_theta is ")
+
+
+def test_the_pair_of_the_largest_kl_among_the_undecided_is_told() -> None:
+    """Whatever a pair that is known to be sound costs."""
+    known = judged(PRECISION, "precision", infer="fp16")
+    known = known.model_copy(
+        update={"metrics": {"kl_k3": samples.replace(known.metrics["kl_k3"], value=0.5, low=0.4, high=0.6)}}
+    )
+    assert headline([known, judged(OPEN, "undecided")], []).startswith("Undecided: BF16 differs ")
+
+
+def test_a_run_that_is_known_by_its_record_alone_names_the_cause_on_page_and_terminal(tmp_path: Path) -> None:
+    """As one of an earlier version, whose own headline is the sentence of its verdict."""
+    pair = judged(cause("positions", POSITIONS, ROPE.what), "bug")
+    summary = samples.undrawn(samples.summary(BF16)).model_copy(
+        update={"pairs": [pair], "verdict": pair.verdict, "headline": POSITIONS, "preflight": [ROPE], "contrasts": []}
+    )
+    answer = "Bug: rope_theta is 10000 on the training path and 50000 in the engine."
+    assert overview(summary, samples.manifest(BF16)).headline == answer
+    assert printed(summary, tmp_path).strip().splitlines()[0] == answer
+
+
+def printed(summary: Summary, run: Path) -> str:
+    stream = StringIO()
+    render_terminal(summary, Console(file=stream, width=200), run)
+    return re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
