@@ -14,6 +14,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 
 _SIDES: Final = {
     "reference": Flag("reference.dtype", "What both sides are held against: fp32, fp64, none."),
+    "reference_by_layer": Flag("reference.by_layer", "Hold one layer of the reference's weights at a time.", bool),
     "train_precision": Flag("training.precision", "How pi is brought to its dtype: weights, to, autocast, fsdp."),
 }
 _NUM_PROMPTS: Final = {

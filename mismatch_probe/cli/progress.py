@@ -12,7 +12,9 @@ from mismatch_probe.compare.cost.rates import Process
 from mismatch_probe.compare.events import (
     AnyEvent,
     BatchDone,
+    EffectiveSettings,
     JobStarted,
+    LayersDone,
     RequestsDone,
     StageDone,
     StageStarted,
@@ -60,6 +62,8 @@ class _Progress:
     def __call__(self, event: AnyEvent) -> None:
         if isinstance(event, JobStarted):
             self._begin(event.stages[0], _STARTING[event.process])
+        elif isinstance(event, EffectiveSettings) and event.settings.get("by_layer") is not None:
+            self._line.say(f"{event.stage}: layer by layer, since {event.settings['by_layer']['why']}")
         elif isinstance(event, StageStarted):
             self._tokens, self._seconds = 0, 0.0
             self._total, self._done = event.batches, event.batches_done
@@ -69,6 +73,8 @@ class _Progress:
         elif isinstance(event, RequestsDone):
             where = f" of batch {self._done + 1} of {self._total}" if self._total > 1 else ""
             self._line.go_on(f"{event.done} of {event.of} requests{where}")
+        elif isinstance(event, LayersDone):
+            self._line.go_on(f"{event.done} of {event.of} layers of all batches")
         elif isinstance(event, BatchDone):
             self._done += 1
             self._tokens += event.tokens

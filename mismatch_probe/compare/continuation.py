@@ -18,6 +18,7 @@ _OF_SIDES: Final = ("checkpoint ", "adapter ")
 
 _HARMLESS_SETTINGS: Final = (
     "asked.",
+    "by_layer",
     "bounded_by_probe.kv_cache_memory_bytes",
     "chosen_by_probe",
     "chunked_head_difference",
@@ -36,11 +37,13 @@ def as_recorded_now(manifest: Manifest, now: Manifest) -> Manifest:
     """The manifest with its settings as a run records them now.
 
     Earlier runs kept the text of a flag among their engine arguments and every spelling of a folder, and did not ask
-    for the experts of any response.
+    for the experts of any response. A reference gives the same bits layer by layer, so a run may go on either way.
     """
     settings = with_one_spelling(with_typed_engines(manifest.settings))
     if settings.experts.num_sequences is None:
         settings = settings.model_copy(update={"experts": now.settings.experts})
+    reference = settings.reference.model_copy(update={"by_layer": now.settings.reference.by_layer})
+    settings = settings.model_copy(update={"reference": reference})
     return manifest.model_copy(update={"settings": settings})
 
 

@@ -44,6 +44,15 @@ class RequestsDone(Event):
     of: int
 
 
+class LayersDone(Event):
+    """How far a reference is that goes layer by layer through all of its batches at once."""
+
+    kind: Literal["layers_done"] = "layers_done"
+    stage: str
+    done: int
+    of: int
+
+
 class BatchDone(Event):
     kind: Literal["batch_done"] = "batch_done"
     stage: str
@@ -60,7 +69,7 @@ class StageDone(Event):
 
 
 AnyEvent = Annotated[
-    JobStarted | StageStarted | EffectiveSettings | RequestsDone | BatchDone | StageDone,
+    JobStarted | StageStarted | EffectiveSettings | RequestsDone | LayersDone | BatchDone | StageDone,
     Field(discriminator="kind"),
 ]
 

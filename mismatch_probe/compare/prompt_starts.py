@@ -19,11 +19,20 @@ def scored_with_starts(score: Score, batch: Sequence[TokenSequence]) -> list[Sco
 
     One pass gives both: a prompt is scored as if its first token alone were the prompt.
     """
-    whole = [
+    return without_starts(score(with_starts(batch)), batch)
+
+
+def with_starts(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The sequences as if all of a prompt but its first token were response."""
+    return [
         TokenSequence(sequence.id, sequence.prompt_token_ids[:1], [*sequence.prompt_token_ids[1:], *sequence.token_ids])
         for sequence in batch
     ]
-    return [_apart(scored, sequence) for scored, sequence in zip(score(whole), batch, strict=True)]
+
+
+def without_starts(whole: Sequence[ScoredSequence], batch: Sequence[TokenSequence]) -> list[ScoredSequence]:
+    """Scores of `with_starts(batch)` as those of the batch, each with the log-probs of its prompt's start."""
+    return [_apart(scored, sequence) for scored, sequence in zip(whole, batch, strict=True)]
 
 
 def _apart(scored: ScoredSequence, sequence: TokenSequence) -> ScoredSequence:

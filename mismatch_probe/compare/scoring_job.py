@@ -8,6 +8,7 @@ from pathlib import Path
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_scores, skip
+from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
 from mismatch_probe.compare.events import EffectiveSettings, send_event
 from mismatch_probe.compare.full_vocabulary import compare_distributions
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches
@@ -25,6 +26,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path.batching import plan_batches
+from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
 from mismatch_probe.training_path.loading import load_config, sdpa_leaves_out
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
@@ -73,7 +75,7 @@ class _Scoring:
             self._skip(stages, f"{other_attention} attention leaves out {left_out}")
             return
         try:
-            scorer = self._load(side)
+            scorer = self._load(side, stages)
         except (UsageError, EngineError) as error:
             if other_attention is None:
                 raise
@@ -90,8 +92,12 @@ class _Scoring:
                 else:
                     self._score(stage, scorer)
 
-    def _load(self, side: Side) -> Scorer:
+    def _load(self, side: Side, stages: list[TrainingStage]) -> Scorer:
         assert side.training is not None
+        if side.role == "ref":
+            why = why_layered(self._run, self._manifest, side, stages)
+            if why is not None:
+                return load_layered(self._manifest, side, why)
         return Scorer.load(
             self._manifest.identity_of(side).folder,
             side.dtype,
@@ -109,6 +115,9 @@ class _Scoring:
         if isinstance(stage, ScoreStage):
             chosen = [sequence for name, sampled in self._by_sampler.items() if name in left for sequence in sampled]
             batches = plan_batches([sequence.num_tokens for sequence in chosen], settings.training.batch_tokens)
+            if isinstance(scorer, LayerByLayerScorer):
+                score_by_layer(self._run, stage, chosen, batches, scorer, self._events, double=double)
+                return
             score = partial(scored_with_starts, scorer.score_batch)
             run_scores(self._run, stage, chosen, batches, score, self._events, double=double)
             return

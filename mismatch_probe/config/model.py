@@ -133,10 +133,15 @@ class TrainingPathSettings(Settings):
 
 
 class ReferenceSettings(Settings):
-    """The high-precision reference both sides are held against; a run can do without."""
+    """The high-precision reference both sides are held against; a run can do without.
+
+    by_layer: whether one decoder layer's weights are held at a time, over all responses; unset, where the whole would
+    not fit the memory that is free. A run records which, and why.
+    """
 
     dtype: ReferenceDtypeField = Dtype.FP32
     rounded_weights: bool = True
+    by_layer: bool | None = None
 
 
 class FloorSettings(Settings):

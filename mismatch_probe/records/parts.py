@@ -22,6 +22,10 @@ class Parts:
         with storage_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
 
+    def beside(self, name: str) -> Path:
+        """A folder for what a stage keeps until its last batch is done; it is removed with the parts."""
+        return self._folder / name
+
     def is_done(self, batch: int) -> bool:
         return all(self._path(batch, output).exists() for output in self._outputs)
 

@@ -44,7 +44,7 @@ class ChunkedHead:
             self._body_outputs = outputs
             return outputs
 
-        with _forward_exchanged(self._base, forward):
+        with forward_exchanged(self._base, forward):
             self._model(input_ids=input_ids, use_cache=False, **others)
         return hidden_states[0]
 
@@ -55,14 +55,15 @@ class ChunkedHead:
             self._body_outputs.last_hidden_state = hidden_TD[None]
             return self._body_outputs
 
-        with _forward_exchanged(self._base, forward):
+        with forward_exchanged(self._base, forward):
             input_ids = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
             logits_1TV: torch.Tensor = self._model(input_ids=input_ids, use_cache=False).logits
         return logits_1TV[0]
 
 
 @contextmanager
-def _forward_exchanged(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def forward_exchanged(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the module's forward is this one."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -18,11 +18,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from mismatch_probe.config.model import Attention
-from mismatch_probe.errors import EngineError, MissingExtra, UsageError, said
+from mismatch_probe.errors import EngineError, MissingExtra, OutOfMemory, UsageError, said
 from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.expanded import ask_for_expansion, require_expanded
 from mismatch_probe.training_path.memory import memory_errors_named
+
+_BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
 
 
 def choose_device(name: str) -> torch.device:
@@ -102,9 +104,9 @@ def load_model(
     if expanded:
         ask_for_expansion(config)
     loader: Any = AutoModelForCausalLM
-    advice = "give a training.device_map such as auto, or a smaller model"
+    advice = _BY_LAYER if expanded else "give a training.device_map such as auto, or a smaller model"
     try:
-        with memory_errors_named(f"loading {folder}", advice), _no_progress_bars():
+        with memory_errors_named(f"loading {folder}", advice), no_progress_bars():
             model, report = loader.from_pretrained(
                 folder,
                 config=config,
@@ -115,6 +117,8 @@ def load_model(
                 local_files_only=True,
                 output_loading_info=True,
             )
+    except OutOfMemory:
+        raise
     except SafetensorError as error:
         raise UsageError(
             f"a weight file of {folder} is broken ({said(error)}); download or write the checkpoint again"
@@ -192,7 +196,7 @@ def _require_complete(folder: Path, report: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

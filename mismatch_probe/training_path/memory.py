@@ -8,7 +8,8 @@ import torch
 
 from mismatch_probe.errors import OutOfMemory
 
-_HOST_ALLOCATOR: Final = "DefaultCPUAllocator"
+_NO_HOST_MEMORY: Final = ("DefaultCPUAllocator", "Cannot allocate memory")
+"""PyTorch's allocator, and the system where a file cannot be mapped or a thread be started."""
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def memory_errors_named(doing: str, advice: str) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory(f"out of memory while {doing}; {advice}") from error
-    except RuntimeError as error:
-        if _HOST_ALLOCATOR not in str(error):
+    except Exception as error:  # PyTorch, safetensors and Python each raise their own
+        if not any(words in str(error) for words in _NO_HOST_MEMORY):
             raise
         raise OutOfMemory(f"out of memory while {doing}; {advice}") from error

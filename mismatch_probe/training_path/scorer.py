@@ -1,7 +1,7 @@
 """Log-probs of recorded responses under the training policy pi, or under the high-precision reference."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,7 @@ from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, describe_model
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.short_pass import short_pass
-from mismatch_probe.training_path.streams import in_streams, most_streams
+from mismatch_probe.training_path.streams import Item, Result, in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 
 _CPU_PASS_TOKENS: Final = 3072
@@ -153,19 +153,12 @@ class Scorer(Closing):
         """
         if not batch:
             return []
-        passes = plan_passes([sequence.num_tokens for sequence in batch], self._pass_tokens, self._num_streams)
+        passes = self._passes(batch)
 
         def score(model: PreTrainedModel, rows: list[int]) -> list[ScoredSequence]:
-            with self._arithmetic.active_in_thread():
-                return self._score_pass(ChunkedHead(model), [batch[row] for row in rows], pad_id)
+            return self._score_pass(ChunkedHead(model), [batch[row] for row in rows], pad_id)
 
-        with self._arithmetic.flags_set():
-            if self._can_stream:
-                scored = in_streams(self._model, passes, score)
-            else:
-                scored = [score(self._model, rows) for rows in passes]
-        scored_of = dict(zip(chain.from_iterable(passes), chain.from_iterable(scored), strict=True))
-        return [scored_of[row] for row in range(len(batch))]
+        return in_order(passes, self._of_each(passes, score))
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
@@ -244,6 +237,22 @@ class Scorer(Closing):
         if self._arithmetic.device_type == "cuda":
             torch.cuda.empty_cache()
 
+    def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
+        """The rows of a batch that share a pass."""
+        return plan_passes([sequence.num_tokens for sequence in batch], self._pass_tokens, self._num_streams)
+
+    def _of_each(self, passes: Sequence[Item], work: Callable[[PreTrainedModel, Item], Result]) -> list[Result]:
+        """`work(model, pass)` of each, in order, in this scorer's arithmetic; on a CPU several at once."""
+
+        def in_arithmetic(model: PreTrainedModel, item: Item) -> Result:
+            with self._arithmetic.active_in_thread():
+                return work(model, item)
+
+        with self._arithmetic.flags_set():
+            if self._can_stream:
+                return in_streams(self._model, passes, in_arithmetic)
+            return [in_arithmetic(self._model, item) for item in passes]
+
     def _score_pass(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         """Rows that share a pass, and again alone those that padding may have reached."""
         longest = max(sequence.num_tokens for sequence in sequences)
@@ -284,3 +293,9 @@ class Scorer(Closing):
             temperature=self._temperature,
             log_softmax_dtype=self._log_softmax_dtype,
         )
+
+
+def in_order(passes: list[list[int]], scored: list[list[ScoredSequence]]) -> list[ScoredSequence]:
+    """The scores of a batch in the order of its rows."""
+    scored_of = dict(zip(chain.from_iterable(passes), chain.from_iterable(scored), strict=True))
+    return [scored_of[row] for row in range(len(scored_of))]

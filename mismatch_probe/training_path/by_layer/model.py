@@ -1,0 +1,219 @@
+"""A causal language model whose decoder layers hold their weights only while they compute.
+
+Its own forward is run throughout: rotary positions, masks, windows, soft caps, sinks and experts are the architecture's
+code. Called whole, each layer reads its weights when its turn comes. For many responses one layer at a time computes,
+while the others hand on what they are given.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from mismatch_probe.errors import EngineError, MismatchProbeError, said
+from mismatch_probe.host import release_freed_memory
+from mismatch_probe.training_path.by_layer.room import fits_two_layers
+from mismatch_probe.training_path.by_layer.stored import (
+    OUTSIDE,
+    StoredParts,
+    Tensors,
+    layers_of,
+    put,
+    require_whole,
+)
+from mismatch_probe.training_path.head import forward_exchanged
+from mismatch_probe.training_path.loading import load_config
+from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.products import is_16_bit
+
+Forward = Callable[..., torch.Tensor]
+
+
+class LayeredModel:
+    """`model` computes in `dtype`, and is whole but for its layers' weights.
+
+    reads_ahead: while a layer computes, the next one is read, which takes the memory of two. The first time that a
+    layer computes in a forward of the model's own, it is computed once more apart from the others; what differs is
+    refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        at_load: torch.dtype,
+        device: torch.device,
+        *,
+        trust_remote_code: bool,
+    ) -> None:
+        """
+        Raises:
+            UsageError: a weight is missing, or a file broken.
+            EngineError: the architecture has no list of layers.
+        """
+        config = load_config(folder, trust_remote_code=trust_remote_code)
+        self.stored = StoredParts(folder, config, at_load, trust_remote_code=trust_remote_code)
+        parts = range(self.stored.num_layers)
+        largest = max(self.stored.computed_bytes(number, dtype) for number in parts)
+        self.reads_ahead = fits_two_layers(device, self.stored.computed_bytes(OUTSIDE, dtype), largest)
+        self._folder, self._dtype, self._device = folder, dtype, device
+        maker: Any = AutoModelForCausalLM
+        with init_empty_weights(include_buffers=False):
+            model = maker.from_config(
+                config, dtype=at_load, attn_implementation="eager", trust_remote_code=trust_remote_code
+            )
+        self.model: PreTrainedModel = model.eval()
+        layers = layers_of(self.model)
+        self._name = next(name for name, module in self.model.named_modules() if module is layers)
+        self._proven: set[int] = set()
+        self._input_ids = torch.empty(0)
+        self._fill(self.stored.read(OUTSIDE, device))
+        self.model.tie_weights()
+        inside = set(map(id, layers.parameters()))
+        require_whole(folder, (named for named in self.model.named_parameters() if id(named[1]) not in inside))
+        for name, buffer in self.model.named_buffers():
+            put(self.model, name, buffer.to(device, dtype if is_16_bit(buffer) else None))
+        self._note_ids()
+        for name, parameter in layers.named_parameters():
+            put(layers, name, torch.empty_like(parameter, dtype=dtype))
+        for number, layer in enumerate(layers):
+            vars(layer)["forward"] = self._reading(number, layer)
+
+    @contextmanager
+    def filled(self, number: int, tensors: Tensors | None = None) -> Iterator[None]:
+        """The layer holds its weights; `tensors` are those, where they are read already."""
+        layer = layers_of(self.model)[number]
+        self._fill(self.stored.read(number, self._device) if tensors is None else tensors)
+        require_whole(self._folder, layer.named_parameters(prefix=f"{self._name}.{number}"))
+        try:
+            yield
+        finally:
+            for name, parameter in list(layer.named_parameters()):
+                put(layer, name, torch.empty_like(parameter, device="meta"))
+            release_freed_memory()
+
+    def each_filled(self, first: int) -> Iterator[int]:
+        """The layers from `first` on, each filled while it is the one at hand."""
+        with ThreadPoolExecutor(1) as reader:
+            coming: Future[Tensors] | None = None
+            for number in range(first, self.stored.num_layers):
+                tensors = None if coming is None else coming.result()
+                with self.filled(number, tensors):
+                    del tensors
+                    is_last = number + 1 == self.stored.num_layers
+                    coming = None if is_last or not self.reads_ahead else reader.submit(self._read_beside, number + 1)
+                    yield number
+
+    def _read_beside(self, number: int) -> Tensors:
+        """Read a layer while another computes; on a GPU its copies have a queue of their own."""
+        if self._device.type != "cuda":
+            return self.stored.read(number, self._device)
+        copies = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(copies):
+            tensors = self.stored.read(number, self._device)
+        copies.synchronize()
+        return tensors
+
+    def _fill(self, tensors: Tensors) -> None:
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        for name in list(tensors):
+            tensor = tensors.pop(name)
+            is_computed_with = name in parameters or is_16_bit(tensor)
+            put(self.model, name, tensor.to(self._dtype) if is_computed_with else tensor)
+
+    def _note_ids(self) -> None:
+        """Keep the ids of every forward. A function, since a copy of the model would copy the owner of a method."""
+
+        def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._input_ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+
+        self.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+
+    def _reading(self, number: int, layer: torch.nn.Module) -> Forward:
+        own: Forward = type(layer).forward.__get__(layer)
+
+        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with self.filled(number):
+                output = own(*args, **kwargs)
+                if number not in self._proven:
+                    self._prove(number, args, kwargs, output)
+            return output
+
+        return forward
+
+    def _prove(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> None:
+        """
+        Raises:
+            EngineError: the layer does not follow from its hidden states alone.
+        """
+        try:
+            given = args[0] if args else kwargs["hidden_states"]
+            with memory_errors_named("trying a layer apart from the others", "use a device with more memory"):
+                apart = through_layer(self.model, number, given, self._input_ids)
+            same = torch.allclose(apart, output, rtol=0, atol=0, equal_nan=True)
+            why = "gives another result apart from the others"
+        except MismatchProbeError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            same, why = False, f"takes more than hidden states from the layers before it ({said(error)})"
+        if not same:
+            raise EngineError(
+                f"{type(self.model).__name__} cannot be computed layer by layer: layer {number} {why}; set "
+                "reference.by_layer = false on a machine with more memory, or give --reference none"
+            )
+        self._proven.add(number)
+
+
+def through_layer(
+    model: PreTrainedModel, number: int, hidden_BSD: torch.Tensor | None, input_ids_BS: torch.Tensor
+) -> torch.Tensor:
+    """Hidden states [B, S, D] behind a filled layer from those before it, in a forward in which no other layer
+    computes. None before the first: it takes what the model gives it.
+    """
+    outputs: list[torch.Tensor] = []
+    layers = layers_of(model)
+    own: Forward = type(layers[number]).forward.__get__(layers[number])
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if hidden_BSD is not None and args:
+            args = (hidden_BSD, *args[1:])
+        elif hidden_BSD is not None:
+            kwargs["hidden_states"] = hidden_BSD
+        output = own(*args, **kwargs)
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(f"a layer gives a {type(output).__name__}")
+        outputs.append(output)
+        return output
+
+    with _layers_exchanged(model, {number: forward}):
+        base: Any = model.base_model
+        type(base).forward(base, input_ids=input_ids_BS, use_cache=False)
+    (output,) = outputs
+    return output
+
+
+@contextmanager
+def behind_layers(model: PreTrainedModel, hidden_BSD: torch.Tensor) -> Iterator[None]:
+    """Inside, the model's forward computes what stands behind its layers, from these hidden states."""
+    last = len(layers_of(model)) - 1
+    with _layers_exchanged(model, {last: lambda *_args, **_kwargs: hidden_BSD}):
+        yield
+
+
+@contextmanager
+def _layers_exchanged(model: PreTrainedModel, forwards: dict[int, Forward]) -> Iterator[None]:
+    """Layers without a forward in `forwards` hand on the hidden states that they are given."""
+
+    def handing_on(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+        return given
+
+    with ExitStack() as stack:
+        for number, layer in enumerate(layers_of(model)):
+            stack.enter_context(forward_exchanged(layer, forwards.get(number, handing_on)))
+        yield

@@ -1,0 +1,198 @@
+"""The reference's log-probs layer by layer: every response goes through a layer before the next one is read."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.quantization import stored_quantization
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.attention import use_reference_kernels
+from mismatch_probe.training_path.attention_choice import choose_reference_attention
+from mismatch_probe.training_path.batching import PAD_ID, pad_batch
+from mismatch_probe.training_path.by_layer.hidden_states import Hidden, HiddenStates
+from mismatch_probe.training_path.by_layer.model import LayeredModel, behind_layers, through_layer
+from mismatch_probe.training_path.head import ChunkedHead
+from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.scorer import Scorer, in_order
+
+_ADVICE = "use a device with more memory"
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """A batch's scores, and the seconds it took: its part of the layers' time and its own behind them."""
+
+    number: int
+    scored: list[ScoredSequence]
+    seconds: float
+
+
+class LayerByLayerScorer(Scorer):
+    """A reference that holds one layer at a time, or two where it reads ahead; it gives the bits of one loaded whole.
+
+    A single batch takes a reading of the whole checkpoint, so score many at once, with `score_batches`.
+    """
+
+    _layered: LayeredModel
+    _why: str
+
+    @classmethod
+    def load_layered(
+        cls,
+        folder: Path,
+        dtype: Dtype,
+        settings: TrainingPathSettings,
+        *,
+        why: str,
+        rounded_to: Dtype | None = None,
+        temperature: float = 1.0,
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """why: what it is computed so for, for the record. The rest is as `Scorer.load` takes it.
+
+        Raises:
+            UsageError: the checkpoint or the device cannot be used, or holds what cannot be computed layer by layer.
+            EngineError: the architecture cannot be computed layer by layer.
+            OutOfMemory: one layer does not fit.
+        """
+        require_layerable(folder, settings)
+        device = choose_device(settings.device)
+        target = torch_dtype(dtype)
+        with memory_errors_named(f"loading {folder} layer by layer", _ADVICE):
+            layered = LayeredModel(
+                folder,
+                target,
+                target if rounded_to is None else torch_dtype(rounded_to),
+                device,
+                trust_remote_code=trust_remote_code,
+            )
+            use_reference_kernels(layered.model)
+            arithmetic = Arithmetic(dtype, device.type, autocast_dtype=None, is_reference=True)
+            choice = choose_reference_attention(layered.model, arithmetic)
+        scorer = cls(
+            folder,
+            layered.model,
+            arithmetic,
+            TrainingPathSettings(device=settings.device, batch_tokens=settings.batch_tokens),
+            temperature=temperature,
+            weights_dtype=rounded_to or dtype,
+            attention_choice=choice,
+        )
+        scorer._layered, scorer._why = layered, why
+        return scorer
+
+    @property
+    def hidden_size(self) -> int:
+        size: int = self._model.config.get_text_config().hidden_size
+        return size
+
+    def effective_settings(self) -> dict[str, Any]:
+        """Of `Scorer`, with why it is computed layer by layer; what no layer holds is on `device`."""
+        layered = {
+            "why": self._why,
+            "layers": self._layered.stored.num_layers,
+            "reads_ahead": self._layered.reads_ahead,
+        }
+        return {**super().effective_settings(), "device": str(self._model.device), "by_layer": layered}
+
+    def score_batches(
+        self,
+        batches: Mapping[int, list[TokenSequence]],
+        states: HiddenStates,
+        layer_done: Callable[[int, int], None],
+    ) -> Iterator[ScoredBatch]:
+        """Scores of each batch of `plan_batches`, as `score_batch` gives them, once all batches are through all layers.
+
+        It goes on from what `states` holds. layer_done: hears how many layers are done, of how many.
+
+        Raises:
+            UsageError: as `score_batch`.
+            OutOfMemory: a batch or a layer does not fit.
+            StorageError: hidden states could not be saved.
+        """
+        passes = {number: self._passes(batch) for number, batch in batches.items()}
+        began = time.monotonic()
+        num_layers = self._layered.stored.num_layers
+        first = min((states.open(number, rows) for number, rows in passes.items()), default=num_layers)
+        with memory_errors_named("computing a layer", _ADVICE):
+            for layer in self._layered.each_filled(first):
+                for number, batch in batches.items():
+                    if states.layers(number) == layer:
+                        rows = [[batch[row] for row in rows] for rows in passes[number]]
+                        states.put(number, layer + 1, self._through(layer, rows, states.get(number)))
+                states.end_layer()
+                layer_done(layer + 1, num_layers)
+        each = (time.monotonic() - began) / max(len(batches), 1)
+        for number, batch in batches.items():
+            began = time.monotonic()
+            scored = self._behind(batch, passes[number], states.get(number))
+            yield ScoredBatch(number, scored, each + time.monotonic() - began)
+
+    def _through(self, layer: int, passes: list[list[TokenSequence]], hidden: Sequence[torch.Tensor | None]) -> Hidden:
+        """The hidden states of a batch's passes behind a layer, on the host."""
+
+        def compute(model: PreTrainedModel, item: tuple[list[TokenSequence], torch.Tensor | None]) -> torch.Tensor:
+            sequences, before_BSD = item
+            padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=PAD_ID)
+            at = self._model.device
+            behind_BSD = through_layer(
+                model, layer, None if before_BSD is None else before_BSD.to(at), padded.input_ids_BS.to(at)
+            )
+            return behind_BSD.cpu()
+
+        return self._of_each(list(zip(passes, hidden, strict=True)), compute)
+
+    def _behind(
+        self, batch: list[TokenSequence], passes: list[list[int]], hidden: Sequence[torch.Tensor | None]
+    ) -> list[ScoredSequence]:
+        """Scores from the hidden states behind the last layer; as in `score_batch`, a padded row whose scores are not
+        finite is computed again alone, which takes another reading of the checkpoint.
+        """
+
+        def compute(model: PreTrainedModel, item: tuple[list[int], torch.Tensor | None]) -> list[ScoredSequence]:
+            rows, hidden_BSD = item
+            assert hidden_BSD is not None, "every layer is done"
+            with behind_layers(model, hidden_BSD.to(self._model.device)):
+                return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], PAD_ID)
+
+        scored = in_order(passes, self._of_each(list(zip(passes, hidden, strict=True)), compute))
+        for rows in passes:
+            longest = max(batch[row].num_tokens for row in rows)
+            for row in rows:
+                if batch[row].num_tokens < longest and not np.isfinite(scored[row].logprobs).all():
+                    (scored[row],) = self.score_batch([batch[row]])
+        return scored
+
+
+def require_layerable(folder: Path, settings: TrainingPathSettings) -> None:
+    """
+    Raises:
+        UsageError: the weights are quantised, an adapter is computed beside them, or a map spreads them over devices.
+    """
+    instead = "set reference.by_layer = false, or give --reference none"
+    if stored_quantization(folder) is not None:
+        raise UsageError(
+            f"the weights of {folder} are quantised, and the reference reads only plain weights layer by layer; give "
+            f"the training side the checkpoint that was quantised (--train NAME:checkpoint=...), or {instead}"
+        )
+    if settings.adapter is not None:
+        raise UsageError(
+            f"the reference with an adapter cannot be computed layer by layer; merge {settings.adapter} into the "
+            f"checkpoint, or {instead}"
+        )
+    if settings.device_map is not None:
+        raise UsageError(
+            "training.device_map spreads a whole model, and reference.by_layer holds one layer at a time; leave one of "
+            "them out"
+        )

@@ -1,0 +1,169 @@
+"""A checkpoint's weights in parts: those of one decoder layer, or all the others, read as transformers reads them."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    rename_source_key,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+
+from mismatch_probe.errors import EngineError, UsageError, said
+from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
+from mismatch_probe.training_path.loading import no_progress_bars
+
+OUTSIDE: Final = -1
+"""The number of the part that no layer holds: embeddings, the last norm, the head."""
+
+Tensors = dict[str, torch.Tensor]
+
+
+def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The decoder layers.
+
+    Raises:
+        EngineError: the model has no plain list of them.
+    """
+    number = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = [child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList)]
+    layers = [children for children in lists if len(children) == number]
+    if len(layers) != 1:
+        raise EngineError(
+            f"{type(model).__name__} cannot be computed layer by layer: its layers stand in no list of their own; "
+            "set reference.by_layer = false, or give --reference none"
+        )
+    return layers[0]
+
+
+class StoredParts:
+    """The tensors of a checkpoint's files by the part that they belong to.
+
+    They are read through transformers' own loading, so that what it renames, stacks (experts) or keeps in FP32 comes
+    out as in a model that is loaded whole.
+    """
+
+    def __init__(self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+        """dtype: what parameters are cast to as they are read.
+
+        Raises:
+            UsageError: a file cannot be read.
+            EngineError: the model has no list of layers.
+        """
+        maker: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            self._shell: PreTrainedModel = maker.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        self._folder = folder
+        self._dtype = dtype
+        self.num_layers = len(layers_of(self._shell))
+        self._where = self._places()
+
+    def stored_bytes(self, part: int) -> int:
+        """As the files hold it."""
+        headers = {path: safetensors_header(path) for path in self._where.get(part, {})}
+        return sum(
+            end - begin
+            for path, names in self._where.get(part, {}).items()
+            for begin, end in (headers[path][name]["data_offsets"] for name in names)
+        )
+
+    def computed_bytes(self, part: int, dtype: torch.dtype) -> int:
+        """As parameters of a format that they are computed in."""
+        return sum(tensor.numel() for tensor in self._tensors(part).values()) * dtype.itemsize
+
+    def read(self, part: int, device: torch.device) -> Tensors:
+        """The part's parameters and stored buffers on `device`, by the model's names for them.
+
+        Raises:
+            UsageError: a file is broken.
+            EngineError: transformers cannot convert a weight.
+        """
+        mapping: Any = get_model_conversion_mapping(self._shell)
+        config = LoadStateDictConfig(
+            device_map={"": device},
+            dtype=self._dtype,
+            dtype_plan=self._shell._get_dtype_plan(self._dtype),
+            weight_mapping=mapping,
+        )
+        try:
+            with ExitStack() as files, no_progress_bars():
+                slices: dict[str, Any] = {}
+                for path, names in self._where.get(part, {}).items():
+                    file = files.enter_context(safe_open(path, framework="pt", device="cpu"))
+                    slices.update((name, file.get_slice(name)) for name in names)
+                report, _ = convert_and_load_state_dict_in_model(self._shell, slices, config)
+        except SafetensorError as error:
+            raise UsageError(
+                f"a weight file of {self._folder} is broken ({said(error)}); download or write the checkpoint again"
+            ) from error
+        wrong = {**dict.fromkeys(map(str, report.mismatched_keys)), **report.conversion_errors}
+        if wrong:
+            raise EngineError(
+                f"{next(iter(wrong))} of {self._folder} does not fit its config.json; mend the checkpoint"
+            )
+        return self._taken(part)
+
+    def _taken(self, part: int) -> Tensors:
+        """What was just read; the shell is empty again."""
+        taken = {name: tensor.detach() for name, tensor in self._tensors(part).items() if not tensor.is_meta}
+        for name, tensor in taken.items():
+            put(self._shell, name, torch.empty_like(tensor, device="meta"))
+        return taken
+
+    def _tensors(self, part: int) -> Tensors:
+        state: Tensors = self._shell.state_dict()
+        return {name: tensor for name, tensor in state.items() if self._part_of(name) == part}
+
+    def _places(self) -> dict[int, dict[Path, list[str]]]:
+        """The files of each part, and the names of its tensors in each."""
+        mapping = get_model_conversion_mapping(self._shell)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        state, prefix = self._shell.state_dict(), self._shell.base_model_prefix
+        places: dict[int, dict[Path, list[str]]] = {}
+        for path in weight_files(self._folder):
+            for stored in safetensors_header(path):
+                name, _ = rename_source_key(stored, renamings, converters, prefix, state)
+                places.setdefault(self._part_of(name), {}).setdefault(path, []).append(stored)
+        return places
+
+    def _part_of(self, name: str) -> int:
+        behind = name.removeprefix(self._layers_name)
+        number = behind.partition(".")[0]
+        return int(number) if behind != name and number.isdigit() else OUTSIDE
+
+    @property
+    def _layers_name(self) -> str:
+        layers = layers_of(self._shell)
+        return next(f"{name}." for name, module in self._shell.named_modules() if module is layers)
+
+
+def put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Have a module of the model hold the tensor as the parameter or buffer of that name."""
+    owner_name, _, own = name.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    if own in owner._parameters:
+        owner._parameters[own] = torch.nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[own] = tensor
+
+
+def require_whole(folder: Path, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """
+    Raises:
+        UsageError: one of these parameters was in no file.
+    """
+    missing = [name for name, parameter in parameters if parameter.is_meta]
+    if missing:
+        raise UsageError(
+            f"{folder} lacks {len(missing)} weights of its architecture, such as {missing[0]}, which would be random; "
+            "give --model a complete causal language model"
+        )

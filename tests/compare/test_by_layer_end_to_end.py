@@ -1,0 +1,77 @@
+"""`compare` with the reference layer by layer: the same leg as whole, said and recorded, and killed with SIGKILL."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.records.tables import read_table
+from tests.command_line import probe
+from tests.tiny_models import make_checkpoint
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    "--prompts", "sums:easy", "--num-prompts", "6", "--max-new-tokens", "32", "--dtype", "bf16",
+    "--vllm.enforce_eager", "true",
+)  # fmt: skip
+LAYERS = 12
+REFERENCE = "score-ref-fp32"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    probe("compare", "--model", model, *SMALL, "--out", run)
+    return run
+
+
+def without_reference(whole: Path, run: Path) -> Path:
+    """The run as it was when its reference was still to be scored."""
+    shutil.copytree(whole, run)
+    for leg in ("ref-fp32", "ref-fp32-weights-bf16"):
+        (run / "legs" / f"{leg}.parquet").unlink(missing_ok=True)
+    (run / "summary.json").unlink()
+    return run
+
+
+def reference(run: Path) -> dict[str, list[object]]:
+    return read_table(run / "legs" / "ref-fp32.parquet").to_pydict()
+
+
+def test_a_run_that_is_resumed_with_the_flag_has_the_same_leg_and_says_why(whole: Path, tmp_path: Path) -> None:
+    run = without_reference(whole, tmp_path / "run")
+    said = probe("compare", "--out", run, "--resume", "--reference-by-layer").stderr
+    assert f"{REFERENCE}: layer by layer, since reference.by_layer asks for it" in said
+    assert reference(run) == reference(whole)
+    assert (run / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+    assert not (run / "parts").exists()
+
+
+def test_a_killed_one_goes_on_and_has_the_same_leg(whole: Path, tmp_path: Path) -> None:
+    run = without_reference(whole, tmp_path / "run")
+    command = [sys.executable, "-m", "mismatch_probe", "compare", "--out", str(run), "--resume", "--reference-by-layer"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    hidden = run / "parts" / REFERENCE / "hidden"
+    while not list(hidden.glob("[0-9]*")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "legs" / "ref-fp32.parquet").exists()
+    time.sleep(1)
+    said = probe("compare", "--out", run, "--resume").stderr
+    assert f"{REFERENCE}: layer by layer, since it was begun so" in said
+    assert reference(run) == reference(whole)
+    applied = json.loads((run / "manifest.json").read_text())["stages"][REFERENCE]["effective_settings"]
+    assert applied["by_layer"]["layers"] == LAYERS
