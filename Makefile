@@ -1,11 +1,12 @@
 VENV ?= .venv
 RUN ?= runs/demo
 JOBS ?= 2
+DOCS_VENV ?= build/docs-venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast check lint types setup clean
+.PHONY: help demo test test-fast check lint types documents docs setup clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -21,7 +22,7 @@ test: lint ## Set up and run every check and test
 test-fast: $(READY) ## The tests that take less than half a second each and start no engine
 	$(PYTEST) -m "not slow"
 
-check: lint types ## Lint, types, import contract
+check: lint types documents ## Lint, types, import contract, links and names in the documents
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -31,11 +32,23 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+documents: $(READY)
+	$(BIN)/python -m pytest -q -m "not slow" tests/docs
+
+docs: $(DOCS_VENV)/.ready ## Make the site of the documents in build/docs; broken links fail
+	$(DOCS_VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/docs
+	@echo "The site: build/docs/index.html"
+
+$(DOCS_VENV)/.ready: requirements/docs.lock
+	$${PYTHON:-$$(command -v python3.11 || command -v python3)} -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps -r requirements/docs.lock
+	touch $@
+
 setup: $(READY) ## Make the virtual environment
 
 $(READY): pyproject.toml requirements/cpu.lock scripts/setup.sh
 	bash scripts/setup.sh $(VENV)
 	touch $@
 
-clean: ## Remove the virtual environment and the demo run
-	rm -rf $(VENV) $(RUN)
+clean: ## Remove the virtual environments, the demo run and the site
+	rm -rf $(VENV) $(RUN) build

@@ -1,0 +1,171 @@
+"""Every command line of the documents is accepted by the real program, and run where that is quick.
+
+A line in a code block is run here; or its command starts an engine, loads a model or trains, and the line is parsed
+only (`PARSED_ONLY` names the test that runs the command); or its comment says that it needs a GPU. Another line fails.
+"""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from mismatch_probe.cli.commands import app
+from mismatch_probe.cli.init import STARTERS, starter_path
+from mismatch_probe.cli.options import vllm_flags
+from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR
+from mismatch_probe.config.side_text import parse_side
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode, UsageError
+from tests.docs.command_lines import CommandLine, command_lines, lines_of, mentions
+from tests.docs.pages import ROOT, Page
+from tests.gate.cli import CommandLine as Run
+from tests.importing.logs import rows, write
+from tests.simulated_run import Simulation, simulated_run
+
+OURS = [line for line in command_lines() if line.program == "mismatch-probe"]
+OTHERS = [line for line in command_lines() if line.program != "mismatch-probe"]
+
+PARSED_ONLY = {
+    "compare": "tests/compare/test_compare.py",
+    "train": "tests/train/test_train_command.py",
+    "sanity": "tests/train/test_sanity_command.py",
+    "evaluate": "tests/evaluate/test_evaluate_command.py",
+    "localize": "tests/localize/test_command.py",
+    "headroom": "tests/headroom/test_command.py",
+    "explain": "tests/importing/test_score_and_explain.py",
+    "doctor": "tests/servers/test_server_end_to_end.py",
+    "score": "tests/importing/test_score_and_explain.py",
+}
+"""Commands that start an engine, load a model or train, and the test that runs each for real."""
+
+QUICKLY = {"watch": ["--idle", "0"]}
+"""What is added to a command that would wait for more."""
+
+ANSWERS = {"gate": {ExitCode.PASS, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE}}
+"""Exit codes of a command that worked; 0 elsewhere."""
+
+
+def named(line: CommandLine) -> str:
+    return f"{line.page}: {line.text}"
+
+
+def accept(words: list[str]) -> None:
+    """Have the real program take words apart, sides and engine arguments included, and do nothing.
+
+    Raises:
+        TYPER_ERROR, UsageError: it does not accept them.
+    """
+    command: Any = typer.main.get_command(app)
+    context = command.make_context(PROGRAM, list(words))
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+    vllm_flags(context.args)
+    for role in ("train", "infer"):
+        sides = context.params.get(role) or ()
+        for side in [sides] if isinstance(sides, str) else sides:
+            parse_side(role, side)
+
+
+@pytest.mark.parametrize("line", [*OURS, *mentions()], ids=named)
+def test_the_program_accepts_the_line(line: CommandLine) -> None:
+    accept(line.words[1:])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mismatch-probe compare --modl demo",
+        "mismatch-probe compare --model demo --infer fp8kv:dtpe=bf16",
+        "mismatch-probe comprae --model demo",
+        "mismatch-probe report",
+        "mismatch-probe gate run --config",
+        "mismatch-probe train --steps many",
+    ],
+)
+def test_a_line_that_the_program_does_not_accept_is_seen(text: str) -> None:
+    with pytest.raises((TYPER_ERROR, UsageError)):
+        accept(CommandLine("", text).words[1:])
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the lines of the documents read, by the names that they use."""
+    simulation = Simulation(mean_length=400, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32)))
+    for run in ("mine", "before", "after"):
+        simulated_run(tmp_path / "runs" / run, simulation, with_summary=True)
+    (tmp_path / "logs").mkdir()
+    for step in (1, 2):
+        write(tmp_path / "logs" / f"step_{step}.jsonl", rows(step=step))
+    for kind in ("gate", "guards"):
+        (tmp_path / STARTERS[kind].file).write_text(starter_path(kind).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def is_run(line: CommandLine) -> bool:
+    return not line.needs_gpu and line.words[1] not in PARSED_ONLY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in OURS if is_run(line)], ids=named)
+def test_the_line_works(line: CommandLine, workplace: Path, command_line: Run) -> None:
+    command, *words = line.words[1:]
+    if command == "init":
+        (workplace / STARTERS[words[0]].file).unlink(missing_ok=True)
+    ended = command_line(command, *words, *QUICKLY.get(command, ()))
+    assert ended.code in ANSWERS.get(command, {ExitCode.PASS}), ended.stderr
+
+
+def test_every_command_that_is_parsed_only_is_run_by_the_test_that_is_named() -> None:
+    assert PARSED_ONLY.keys() <= {line.words[1] for line in OURS}
+    for command, test in PARSED_ONLY.items():
+        assert f'"{command}"' in (ROOT / test).read_text(encoding="utf-8"), command
+
+
+def fault_of(line: CommandLine) -> str | None:
+    """What is wrong with a line of another program, as far as this repository can tell."""
+    program, *words = line.words
+    if program == "make":
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+        return None if set(words) <= targets else "no such target"
+    if program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+        asked = {extra for word in words for part in re.findall(r"\[(.+)\]", word) for extra in part.split(",")}
+        return None if asked <= extras.keys() else "no such extra"
+    if program == "python" and words[0].endswith(".py"):
+        return None if (ROOT / words[0]).exists() else "no such file"
+    if program == "python" and words[0] == "-m" and words[1].startswith("benchmarks"):
+        return None if importlib.util.find_spec(words[1]) else "no such module"
+    return None if line.needs_gpu or line.text in OF_OTHERS else "neither run, nor parsed, nor marked as needing a GPU"
+
+
+OF_OTHERS = {
+    "python -m verl.trainer.main_ppo ... actor_rollout_ref.rollout.calculate_log_probs=True +trainer.guards=default",
+}
+"""Lines of other trainers, which are no packages of the tests."""
+
+
+@pytest.mark.parametrize("line", OTHERS, ids=named)
+def test_a_line_of_another_program_names_what_is_there(line: CommandLine) -> None:
+    assert fault_of(line) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["make demon", "pip install '.[vlm-cuda]'", "python scripts/none.py", "torchrun --nproc-per-node 8 -m x"]
+)
+def test_a_fault_in_a_line_of_another_program_is_seen(text: str) -> None:
+    [line] = lines_of(Page(ROOT / "README.md", f"```\n{text}\n```\n"))
+    assert fault_of(line) is not None
+
+
+def test_a_line_that_needs_a_gpu_says_so() -> None:
+    [line] = lines_of(Page(ROOT / "README.md", "```\ntorchrun x    # needs a GPU: eight of them\n```\n"))
+    assert line.needs_gpu
+    assert fault_of(line) is None
