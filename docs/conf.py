@@ -21,6 +21,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 highlight_language = "none"
+default_role = "code"  # `name` in a docstring
 
 myst_heading_anchors = 4
 

@@ -19,7 +19,7 @@ _MARGIN = 24
 _PLACE = """(() => {{
     const part = document.querySelector({part!r});
     const box = part.getBoundingClientRect();
-    const top = (part.querySelector("h1, h2") ?? part).getBoundingClientRect().top;
+    const top = (part.matches("section") ? part.querySelector("h2") : part).getBoundingClientRect().top;
     return [box.left + scrollX, top + scrollY, box.width, box.bottom - top];
 }})()"""
 

@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """By the canonical names of docs/train-metrics.md and `report.html`: `kl_k3`, `abs_logprob_diff`, `ess_seq`."""
+        """`kl_k3`, `abs_logprob_diff` and the others, by their names in docs/metrics.md."""
         return self.pair.metrics
 
     @property
