@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.fault_lab.in_training import other_weights, with_dropout, with_other_config
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain import explain
+from mismatch_probe.explain import explain, predictions
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from tests.explain.conftest import Explained
 from tests.explain.logs import logged, sampled, scored, settings
@@ -113,7 +113,19 @@ def test_other_weights_do_not_pass_for_a_coarser_format(
     assert side.verdict.code == "unexplained"
 
 
-def test_two_departures_are_named_together(responses: list[TokenSequence], explained: Explained, stale: Path) -> None:
+@pytest.mark.slow
+def test_two_departures_are_named_together_and_their_weights_are_not_loaded_for_each_that_is_tried(
+    responses: list[TokenSequence], explained: Explained, stale: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str | None] = []
+    load = predictions.reference_weights
+
+    def counted(*words: Any, checkpoint: str | None = None, **others: Any) -> Any:
+        loaded.append(checkpoint)
+        return load(*words, checkpoint=checkpoint, **others)
+
+    monkeypatch.setattr(predictions, "reference_weights", counted)
     given = ({"version": "step 7", "checkpoint": str(stale)},)
     side = explained(scored(stale, responses, temperature=0.8), weights=given)
     assert {side.verdict.code, *(cause.code for cause in side.verdict.also)} == {"temperature", "stale_weights"}
+    assert 0 < len(loaded) <= 2
