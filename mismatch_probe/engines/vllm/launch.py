@@ -7,6 +7,7 @@ from typing import Any, Final
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.adapters import adapter_arguments
+from mismatch_probe.engines.vllm.architectures import ask_in_this_process
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
@@ -61,6 +62,7 @@ def plan_launch(
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
+    ask_in_this_process()
     prepare_compilation(on_cpu=on_cpu)
     if on_cpu:
         divide_cores(args)
