@@ -121,7 +121,7 @@ def examined(folder: Path) -> Headroom:
         prompts=HeadroomPrompts(source="sums:easy", num_prompts=4),
         sampling=HeadroomSampling(samples_per_prompt=4, max_new_tokens=24),
     )
-    return measure_headroom(settings, lambda line: None)
+    return measure_headroom(settings, lambda *_: None)
 
 
 def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path, steps: int = STEPS) -> Trained:

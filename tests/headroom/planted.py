@@ -40,5 +40,5 @@ def examined(folder: Path | str, **settings: object) -> Headroom:
                 **settings,
             }
         ),
-        lambda line: None,
+        lambda *_: None,
     )
