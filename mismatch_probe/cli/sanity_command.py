@@ -16,11 +16,12 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.notation import write_percent
 from mismatch_probe.records.kinds import Kind, to_resume
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
+from mismatch_probe.records.sanity_run import PASS_ACCURACY, SanityDirectory, SanityRecord
+from mismatch_probe.report.training.sanity import solved_words
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import default_training_path
 from mismatch_probe.train.run import resume_training, start_training
-from mismatch_probe.train.sanity import PASS_ACCURACY, execute_sanity, prepare_sanity
+from mismatch_probe.train.sanity import execute_sanity, prepare_sanity
 
 
 def run_sanity(
@@ -49,7 +50,8 @@ def run_sanity(
             recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
     console = results(as_json=json_output)
     _show(recorded, console)
-    print_outcome(console, None, recorded, as_json=json_output)
+    page = directory.report_path
+    print_outcome(console, page if page.exists() else None, recorded, as_json=json_output)
     return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED
 
 
@@ -59,16 +61,5 @@ def _tell(console: Console, sentence: str) -> None:
 
 
 def _show(record: SanityRecord, console: Console) -> None:
-    solved = record.accuracy
-    if solved is None:
-        accuracy = "not every problem was seen"
-    else:
-        bounds = (
-            "" if solved.low is None or solved.high is None else f" [{_percent(solved.low)}, {_percent(solved.high)}]"
-        )
-        accuracy = f"{_percent(solved.value)}{bounds} of the latest responses to {len(record.latest)} problems solved"
-    _tell(console, f"sanity: {record.verdict}; {accuracy} (more than {write_percent(PASS_ACCURACY)} passes)")
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
+    needed = f"more than {write_percent(PASS_ACCURACY)} passes"
+    _tell(console, f"sanity: {record.verdict}; {solved_words(record)} ({needed})")

@@ -1,12 +1,16 @@
 """`sanity.json`: which problems were kept and why, and how far training has come in solving them."""
 
 from pathlib import Path
+from typing import Final
 
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.records.documents import read_document, write_document
 from mismatch_probe.records.summary import Record
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.stats.results import Estimate
+
+PASS_ACCURACY: Final = 0.95
+"""More than this share of the latest responses must be right."""
 
 
 class Solved(Record):

@@ -16,7 +16,7 @@ from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.provenance.keys import content_key, sequence_seed
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Solved
+from mismatch_probe.records.sanity_run import PASS_ACCURACY, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
@@ -28,7 +28,6 @@ from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.run import execute_training
 from mismatch_probe.train.trainer import Listener
 
-PASS_ACCURACY: Final = 0.95
 SOLVED_FROM: Final = 1.0
 """The least reward of a right response."""
 _LEVEL: Final = 0.95

@@ -44,7 +44,7 @@ def test_several_runs_share_one_page(run: Path, other: Path, tmp_path: Path) -> 
     answer = probe("report", run, other, "--out", tmp_path / "both.html")
     assert answer.returncode == 0
     assert "fp16: Finished 60 steps" in answer.stdout
-    assert "kl_k3 of BF16 is" in (tmp_path / "both.html").read_text()
+    assert "KL per token of BF16 is" in (tmp_path / "both.html").read_text()
     assert not (run / "report.html").exists()
 
 

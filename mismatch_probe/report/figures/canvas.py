@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from html import escape
+from textwrap import wrap
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -21,6 +22,9 @@ LEAST_SPAN = 5.0
 """Highest over lowest of a logarithmic y axis: what hardly differs is drawn so, and two of its ticks are in sight."""
 _ROOM = 1.12
 _FEW_DECADES, _MOST_TICKS = 2, 7
+_TWO_AND_FIVE = "D2"
+"""Plotly's name of ticks at 1, 2 and 5; by itself it would write all nine digits of a power of ten."""
+_HOVER_CHARACTERS = 60
 _NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _DIGITS = 7
@@ -45,8 +49,12 @@ def said(text: str) -> str:
 
 
 def hover(*lines: str) -> str:
-    """What a point says when it is pointed at, line by line."""
-    return "<br>".join(map(said, lines))
+    """What a point says when it is pointed at, line by line; long ones are broken."""
+    return "<br>".join(said(part) for line in lines for part in _broken(line))
+
+
+def _broken(line: str) -> list[str]:
+    return [line] if len(line) <= _HOVER_CHARACTERS else wrap(line, _HOVER_CHARACTERS)
 
 
 def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") -> str:
@@ -147,8 +155,13 @@ def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style
         )
 
 
-def at_height(figure: go.Figure, x: Sequence[float], height: float, shape: str, role: str, text: str = "") -> None:
-    """Marks at one height of the drawing (0 to 1), whatever its scale; `shape` is plotly's name of a symbol."""
+def at_height(
+    figure: go.Figure, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
+) -> None:
+    """Marks at one height of the drawing (0 to 1), whatever its scale; `shape` is plotly's name of a symbol.
+
+    `texts` are what they say.
+    """
     if not len(x):
         return
     figure.add_scatter(
@@ -158,7 +171,7 @@ def at_height(figure: go.Figure, x: Sequence[float], height: float, shape: str, 
         mode="markers",
         marker={"symbol": shape, "size": 8, "color": color(role), "line": {"color": color(role), "width": 1.4}},
         cliponaxis=False,
-        **_says([said(text)] * len(x) if text else None),
+        **_says(texts),
     )
     figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True})
 
@@ -178,9 +191,9 @@ def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: boo
 
 
 def limit_line(figure: go.Figure, value: float, *, role: str = "muted", upright: bool = False) -> None:
-    """A dotted line across, or upright, below the curves."""
+    """A dotted line across, below the curves, or upright, where a line of the grid would cover it."""
     add = figure.add_vline if upright else figure.add_hline
-    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="below")
+    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="above" if upright else "below")
 
 
 def titles(figure: go.Figure, x: str, y: str) -> None:
@@ -206,6 +219,8 @@ def logarithmic(figure: go.Figure, axis: Literal["x", "y"], values: Values = (),
     update(range=[math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
         update(dtick=math.ceil(decades / _MOST_TICKS))
+    elif decades > 1:
+        update(dtick=_TWO_AND_FIVE)
 
 
 def power_of_ten(value: float) -> str:

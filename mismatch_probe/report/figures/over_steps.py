@@ -23,6 +23,7 @@ from mismatch_probe.report.figures.canvas import (
     thin_line,
     titles,
 )
+from mismatch_probe.report.figures.limits import Limit, draw_limits, limits_in_reach, linear_range
 from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -62,6 +63,13 @@ class Fired(NamedTuple):
     words: str
 
 
+class Change(NamedTuple):
+    """A step at which guards changed the run, and what they did, line by line."""
+
+    step: int
+    words: Sequence[str]
+
+
 @dataclass(frozen=True)
 class Events:
     """What happened to one run: the firings on the drawn metric, steps at which any guard changed the run, steps whose
@@ -69,7 +77,7 @@ class Events:
     """
 
     firings: Sequence[Fired] = ()
-    changes: Sequence[float] = ()
+    changes: Sequence[Change] = ()
     skipped: Sequence[float] = ()
 
 
@@ -111,13 +119,17 @@ def draw(
     scale: Scale,
     last_step: int,
     height: int,
+    limits: Sequence[Limit] = (),
 ) -> Panel:
     """Curves over steps 1 to `last_step`: running means inside their range.
 
-    Diamonds are firings on the metric, upright lines steps at which a guard changed the run, ticks at the foot skipped
-    updates, crosses at the top values that are not finite, and circles at the foot of a logarithmic axis values that
-    are not above 0.
+    Diamonds are firings on the metric, upright lines under triangles steps at which a guard changed the run, ticks at
+    the foot skipped updates, crosses at the top values that are not finite, and circles at the foot of a logarithmic
+    axis values that are not above 0. Beyond `limits` the drawing is tinted, where they are in reach.
     """
+    values = [value for curve in curves for value in curve.values.tolist()]
+    values += [firing.value for event in events for firing in event.firings]
+    reached = limits_in_reach(limits, values, logarithmic=scale == "log")
 
     def on(figure: go.Figure) -> None:
         margin = max(0.5, 0.02 * last_step)
@@ -127,12 +139,13 @@ def draw(
         titles(figure, "step", y_label)
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
+        draw_limits(figure, reached, last_step, logarithmic=scale == "log")
         if scale == "log" and figure.data:
-            values = [value for curve in curves for value in curve.values.tolist()]
-            fired = [firing.value for event in events for firing in event.firings]
-            logarithmic(figure, "y", [*values, *fired], LEAST_SPAN)
-        if scale == "share":
+            logarithmic(figure, "y", [*values, *(limit.value for limit in reached)], LEAST_SPAN)
+        elif scale == "share":
             figure.update_yaxes(range=_SHARE_LIMITS)
+        elif reached:
+            figure.update_yaxes(range=linear_range(values, reached))
         for event in events:
             _draw_events(figure, event)
 
@@ -151,10 +164,16 @@ def _draw_curve(figure: go.Figure, curve: Curve, y_label: str, *, above_zero: bo
         draw_line = thin_line if curve.thin else line
         draw_line(figure, points.steps.tolist(), mean, curve.style)
         figure.data[-1].update(hoverinfo="all", hovertemplate=_says(curve, y_label), **more)
-    at_height(figure, _steps(curve, ~np.isfinite(curve.values)), _HEAD, "x-thin-open", "reject", "not finite")
+    lost = _steps(curve, ~np.isfinite(curve.values))
+    at_height(figure, lost, _HEAD, "x-thin-open", "reject", _each(curve.name, lost, f"{y_label} not finite"))
     if above_zero:
         zeros = _steps(curve, curve.values <= 0)
-        at_height(figure, zeros, _FOOT, "circle-open", curve.style.color, "not above 0")
+        words = _each(curve.name, zeros, f"{y_label} not above 0")
+        at_height(figure, zeros, _FOOT, "circle-open", curve.style.color, words)
+
+
+def _each(name: str, steps: Sequence[float], what: str) -> list[str]:
+    return [hover(name, f"step {step:g}", what) for step in steps]
 
 
 def _says(curve: Curve, y_label: str) -> str:
@@ -174,9 +193,13 @@ def _steps(curve: Curve, chosen: npt.NDArray[np.bool_]) -> list[float]:
 
 
 def _draw_events(figure: go.Figure, events: Events) -> None:
-    for step in events.changes:
-        limit_line(figure, step, role="reject", upright=True)
-    at_height(figure, events.skipped, _FOOT, "line-ns-open", "mask", "update skipped: gradients not finite")
+    for change in events.changes:
+        limit_line(figure, change.step, role="reject", upright=True)
+    changed = [change.step for change in events.changes]
+    words = [hover(f"step {change.step}", *change.words) for change in events.changes]
+    at_height(figure, changed, 1.0, "triangle-down", "reject", words)
+    skipped = [hover(f"step {step:g}", "update skipped: gradients not finite") for step in events.skipped]
+    at_height(figure, events.skipped, _FOOT, "line-ns-open", "mask", skipped)
     if not events.firings:
         return
     figure.add_scatter(

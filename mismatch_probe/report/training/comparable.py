@@ -1,6 +1,5 @@
 """Whether the mismatch of one training run can be so many times that of another: only where both learn the same."""
 
-import json
 from typing import Any, Final
 
 from mismatch_probe.config.nested import differences
@@ -11,17 +10,12 @@ _DECISIVE: Final = ("task", "rollout", "objective", "optimizer", "critic")
 
 
 def what_differs(manifest: TrainingManifest, other: TrainingManifest) -> list[str]:
-    """Model, problems and settings that are not the same, as `objective.name = grpo against gspo`; dtypes may differ.
+    """What is not the same of model, problems and decisive settings, by name; dtypes may differ.
 
     Runs of another seed draw other problems of the same task.
     """
-    differing = (
-        [f"model = {manifest.model.name} against {other.model.name}"] if _model(manifest) != _model(other) else []
-    )
-    differing += [
-        f"{name} = {_written(first)} against {_written(second)}"
-        for name, first, second in differences(_decisive(manifest), _decisive(other))
-    ]
+    differing = ["model"] if _model(manifest) != _model(other) else []
+    differing += [name for name, _, _ in differences(_decisive(manifest), _decisive(other))]
     if not differing and manifest.settings.seed == other.settings.seed and _problems(manifest) != _problems(other):
         differing.append("the problems themselves")
     return differing
@@ -38,7 +32,3 @@ def _model(manifest: TrainingManifest) -> str:
 
 def _problems(manifest: TrainingManifest) -> str | None:
     return manifest.content_keys.get("problems")
-
-
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -6,21 +6,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from mismatch_probe.dtypes import Dtype, sides_label
+from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
-from mismatch_probe.report.names import PairStyle, dtypes_style
-from mismatch_probe.report.training.comparable import what_differs
+from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style
+from mismatch_probe.report.training.labels import DTYPES, run_labels, what_varies
 from mismatch_probe.stats.sequences import Floats
 
 _MILD = frozenset({"log", "warn"})
-_SHARED_STYLES = (
-    PairStyle("fp16", (), "o"),
-    PairStyle("bf16", (6, 2), "s"),
-    PairStyle("fp32", (1.5, 1.5), "^"),
-    PairStyle("fp64", (6, 2, 1.5, 2), "D"),
-    PairStyle("truncate", (), "s"),
-    PairStyle("mask", (6, 2), "^"),
-)
+_STOP = "stop"
+_DASHES_AND_MARKERS = (((), "o"), ((6, 2), "s"), ((1.5, 1.5), "^"), ((6, 2, 1.5, 2), "D"))
+_OTHER_STYLES = [
+    PairStyle(color, *_DASHES_AND_MARKERS[number % len(_DASHES_AND_MARKERS)])
+    for number, color in enumerate(OTHER_COLORS)
+]
+"""In no dtype's colour."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,17 @@ class Firing:
         """Whether it asked for more than to be written down."""
         return any(action not in _MILD for action in self.actions)
 
+    @property
+    def stopped_the_run(self) -> bool:
+        return _STOP in self.actions
+
 
 @dataclass(frozen=True)
 class Course:
     """One run; every metric [steps] has a value for each recorded step, NaN where the step lacks it.
 
-    `label` and `style` tell it from the other runs of a page; `key` is part of an anchor.
+    `label` and `style` tell it from the other runs of a page; `key` is part of an anchor. `sanity` is there where the
+    run is a sanity test.
     """
 
     label: str
@@ -65,6 +69,7 @@ class Course:
     steps: Floats
     metrics: dict[str, Floats]
     firings: Sequence[Firing] = field(default_factory=tuple)
+    sanity: SanityRecord | None = None
 
     def metric(self, name: str) -> Floats:
         """Values [steps]; all NaN where no step has it."""
@@ -76,48 +81,49 @@ class Course:
 
 
 def read_courses(directories: Sequence[TrainingDirectory]) -> list[Course]:
-    """Runs in the order given, told apart by dtypes where these alone differ, else by folder.
+    """Runs in the order given, named by what differs between them.
 
     Raises:
         RunDirectoryError: a folder holds no training run.
         BrokenRecord: a file cannot be read by this version.
     """
     manifests = [directory.read_training_manifest() for directory in directories]
-    dtypes = [(manifest.settings.train_dtype, manifest.settings.infer_dtype) for manifest in manifests]
-    same = not any(what_differs(manifests[0], other) for other in manifests[1:])
-    by_dtypes = same and len(set(dtypes)) == len(dtypes)
-    folders = _folders(directories)
-    courses = []
-    for number, (directory, manifest, pair) in enumerate(zip(directories, manifests, dtypes, strict=True)):
-        steps, metrics = _columns(list(directory.read_metrics()))
-        courses.append(
-            Course(
-                label=sides_label(*pair) if by_dtypes else folders[number],
-                key=f"run-{number + 1}",
-                style=_style(number, pair, alone=len(directories) == 1, by_dtypes=by_dtypes),
-                manifest=manifest,
-                steps=steps,
-                metrics=metrics,
-                firings=[Firing.of(record) for record in directory.read_events()],
-            )
-        )
-    return courses
+    by_dtypes = what_varies(manifests) == [DTYPES]
+    labels = run_labels(directories, manifests)
+    return [
+        _read(directory, manifest, label, number, _style(manifest, number, len(directories), by_dtypes=by_dtypes))
+        for number, (directory, manifest, label) in enumerate(zip(directories, manifests, labels, strict=True))
+    ]
 
 
-def _style(number: int, pair: tuple[Dtype, Dtype], *, alone: bool, by_dtypes: bool) -> PairStyle:
+def _read(
+    directory: TrainingDirectory, manifest: TrainingManifest, label: str, number: int, style: PairStyle
+) -> Course:
+    steps, metrics = _columns(list(directory.read_metrics()))
+    sanity = SanityDirectory(directory.path)
+    return Course(
+        label=label,
+        key=f"run-{number + 1}",
+        style=style,
+        manifest=manifest,
+        steps=steps,
+        metrics=metrics,
+        firings=[Firing.of(record) for record in directory.read_events()],
+        sanity=sanity.read_sanity() if sanity.sanity_path.exists() else None,
+    )
+
+
+def _style(manifest: TrainingManifest, number: int, num_runs: int, *, by_dtypes: bool) -> PairStyle:
     """A run alone needs no dash and no marker to be told."""
-    if alone:
-        return PairStyle(pair[1], (), "")
-    return dtypes_style(*pair) if by_dtypes else _SHARED_STYLES[number % len(_SHARED_STYLES)]
+    settings = manifest.settings
+    if num_runs == 1:
+        return PairStyle(settings.infer_dtype, (), "")
+    if by_dtypes:
+        return dtypes_style(settings.train_dtype, settings.infer_dtype)
+    return _OTHER_STYLES[number % len(_OTHER_STYLES)]
 
 
 def _columns(rows: Sequence[tuple[int, dict[str, float]]]) -> tuple[Floats, dict[str, Floats]]:
     names = dict.fromkeys(name for _, values in rows for name in values)
     columns = {name: np.array([values.get(name, np.nan) for _, values in rows], dtype=float) for name in names}
     return np.array([step for step, _ in rows], dtype=float), columns
-
-
-def _folders(directories: Sequence[TrainingDirectory]) -> list[str]:
-    """Their names, or their whole paths where two share a name."""
-    names = [directory.path.absolute().name for directory in directories]
-    return names if len(set(names)) == len(names) else [str(directory.path) for directory in directories]

@@ -1,4 +1,4 @@
-"""Under the curves: what guards did, every metric, the settings and where they differ, provenance, the commands."""
+"""Under the curves: every metric, the settings and where they differ, provenance, the commands."""
 
 import json
 import shlex
@@ -16,44 +16,6 @@ from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.overview import Runs, steps_averaged
 from mismatch_probe.report.training.plots import MEANINGS
 from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Table
-
-_MOST_FIRINGS = 100
-
-
-def guards(courses: Sequence[Course]) -> Section:
-    blocks: list[Block] = []
-    silent = [course.label for course in courses if not course.firings]
-    if silent:
-        blocks.append(Note("No guard fired." if len(courses) == 1 else f"No guard fired in {' and '.join(silent)}."))
-    for course in (course for course in courses if course.firings):
-        blocks.append(_firings(course))
-        if len(course.firings) > _MOST_FIRINGS:
-            blocks.append(
-                Note(
-                    f"{course.label}: the first {_MOST_FIRINGS} of {len(course.firings)} firings; events.jsonl has all."
-                )
-            )
-    return Section(
-        "guards",
-        "What the guards did",
-        "Guards look at every step's metrics before its update is applied. Each firing is listed with what it saw and "
-        "what it asked for.",
-        blocks,
-    )
-
-
-def _firings(course: Course) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            write_count(firing.step),
-            Markup("<code>{}</code>").format(visible(firing.guard)),
-            visible(firing.sentence),
-            visible(", ".join(firing.actions)),
-        ]
-        for firing in course.firings[:_MOST_FIRINGS]
-    ]
-    columns = ["step", "guard", "what it saw", "what it asked for"]
-    return Table(f"Firings in {course.label}", columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)
 
 
 def metrics(runs: Runs) -> Section:

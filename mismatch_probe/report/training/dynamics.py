@@ -1,14 +1,17 @@
 """Curves over the steps, section by section, with the numbers behind them."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import over_steps as drawing
-from mismatch_probe.report.figures.over_steps import Curve, Events, Fired
+from mismatch_probe.report.figures.limits import Limit
+from mismatch_probe.report.figures.over_steps import Change, Curve, Events, Fired
 from mismatch_probe.report.figures.theme import SMALL, WIDE
-from mismatch_probe.report.training.course import Course
+from mismatch_probe.report.training.course import Course, Firing
+from mismatch_probe.report.training.guard_words import actions_words, limits_on
 from mismatch_probe.report.training.phases import phases
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
 from mismatch_probe.report.training.summarise import OVERFLOW, finite_mean, metric_course, window_of
@@ -77,7 +80,14 @@ def _panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
         f"plot-{plot.anchor}", plot.title, _description(plot, courses), " ".join([plot.reading, *_legend(curves, plot)])
     )
     last = max((int(course.steps[-1]) for course in courses if len(course.steps)), default=1)
-    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, height)
+    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, height, _limits(plot, courses))
+
+
+def _limits(plot: Plot, courses: Sequence[Course]) -> list[Limit]:
+    """Of the metrics that are drawn, each once."""
+    return list(
+        dict.fromkeys(limit for course in courses for name in plot.metrics for limit in limits_on(name, course))
+    )
 
 
 def _events(plot: Plot, course: Course) -> Events:
@@ -89,9 +99,24 @@ def _events(plot: Plot, course: Course) -> Events:
     )
     return Events(
         firings=[Fired(firing.step, firing.value, f"{firing.guard}: {firing.sentence}") for firing in shown],
-        changes=sorted({firing.step for firing in course.firings if firing.changed_the_run}),
+        changes=_changes(course),
         skipped=list(skipped),
     )
+
+
+def _changes(course: Course) -> list[Change]:
+    changing = [firing for firing in course.firings if firing.changed_the_run]
+    return [
+        Change(
+            step,
+            [f"{course.label}: {firing.guard} asked to {actions_words(firing.actions)}" for firing in firings],
+        )
+        for step, firings in groupby(sorted(changing, key=_step), key=_step)
+    ]
+
+
+def _step(firing: Firing) -> int:
+    return firing.step
 
 
 def _legend(curves: Sequence[Curve], plot: Plot) -> list[str]:

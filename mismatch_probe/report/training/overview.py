@@ -1,18 +1,22 @@
 """The top of a training page: what came of each run, and the two curves that carry it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
-from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
+from mismatch_probe.records.training_run import TrainingSummary
 from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.dynamics import figure
+from mismatch_probe.report.training.guard_words import actions_words, listed, times
+from mismatch_probe.report.training.headline import run_headline, runs_headline
 from mismatch_probe.report.training.plots import OVERVIEW
+from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge
 from mismatch_probe.report.training.summarise import MISMATCH, REWARD
+from mismatch_probe.report.training.tiles import training_tiles
 from mismatch_probe.report.view import Badge, Cell, Overview, Table
 
 _BADGES = {
@@ -26,37 +30,50 @@ Runs = Sequence[tuple[Course, TrainingSummary]]
 
 
 def overview(runs: Runs) -> Overview:
+    tests = [course.sanity for course, _ in runs if course.sanity is not None]
+    if len(runs) == len(tests) == 1:
+        return replace(_overview(runs), **sanity_answer(tests[0]))
+    return _overview(runs)
+
+
+def _overview(runs: Runs) -> Overview:
     outcomes = [summary.outcome for _, summary in runs]
     models = dict.fromkeys(summary.model for _, summary in runs)
     courses = [course for course, _ in runs]
+    alone = len(runs) == 1
     return Overview(
-        subject="training run" if len(runs) == 1 else "training runs",
+        subject="training run" if alone else "training runs",
         model=", ".join(models),
-        headline=_headline(runs),
+        headline=run_headline(runs[0][1]) if alone else runs_headline(named(runs)),
+        tiles=training_tiles(runs[0][1]) if alone else [],
         badge=_BADGES[min(outcomes, key=_WORST_FIRST.index)],
         facts=_facts(runs),
         advice=[
-            sentence if len(runs) == 1 else f"{course.label}: {sentence}"
+            summary.diagnosis if alone else f"{course.label}: {summary.diagnosis}"
             for course, summary in runs
-            for sentence in events(summary)
+            if summary.diagnosis
         ],
         table=_table(runs),
-        footnote=_footnote(runs),
+        footnote=" ".join([_footnote(runs), *_no_ratios(courses)]),
         contrasts=[sentence for first, other in combinations(courses, 2) for sentence in _contrast(first, other)],
-        figure=figure(
-            "overview",
-            "dotted red lines are steps at which a guard changed the run, diamonds the values on which one fired."
-            + (" Colour, dash and marker tell the runs apart." if len(runs) > 1 else ""),
-            OVERVIEW,
-            courses,
-        ),
+        figure=figure("overview", " ".join(_reading(courses)), OVERVIEW, courses),
     )
 
 
-def _headline(runs: Runs) -> Markup:
-    if len(runs) == 1:
-        return run_headline(runs[0][1])
-    return Markup("; ").join(Markup("{}: {}").format(course.label, _course(summary)) for course, summary in runs) + "."
+def named(runs: Runs) -> list[tuple[str, TrainingSummary]]:
+    return [(course.label, summary) for course, summary in runs]
+
+
+def _reading(courses: Sequence[Course]) -> list[str]:
+    """What the marks mean that are there."""
+    sentences = ["point at a curve for its values; drag to zoom, double-click to come back."]
+    if any(firing.changed_the_run for course in courses for firing in course.firings):
+        sentences.append("Dotted red lines are steps at which a guard changed the run; the triangle above says how.")
+    if any(course.manifest.guards for course in courses):
+        sentences.append("Dashed red lines are limits of guards that are near; diamonds, values on which one fired.")
+    if len(courses) > 1:
+        sentences.append("Colour, dash and marker tell the runs apart.")
+    return sentences
 
 
 def steps_averaged(window: int) -> str:
@@ -64,47 +81,14 @@ def steps_averaged(window: int) -> str:
     return "step" if window == 1 else f"{window} steps"
 
 
-def run_headline(summary: TrainingSummary) -> Markup:
-    """How a run ended, and what reward and mismatch did."""
-    done, asked = write_count(summary.steps), write_count(summary.steps_asked)
-    if not summary.steps:
-        return Markup("No step is recorded yet.")
-    outcome = {
-        "finished": f"Finished {done} steps",
-        "stopped": f"A guard stopped the run at step {done} of {asked}",
-        "unfinished": f"Unfinished after step {done} of {asked}",
-    }[summary.outcome]
-    guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
-    return Markup("{}: {}; {}.").format(outcome, _course(summary), guards)
-
-
 def events(summary: TrainingSummary) -> list[str]:
     """Why a run stopped, and each guard that fired."""
     sentences = [summary.diagnosis] if summary.diagnosis else []
     return sentences + [
         f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
-        f"({', '.join(guard.actions)})."
+        f"({actions_words(guard.actions)})."
         for guard in summary.guards
     ]
-
-
-def times(number: int) -> str:
-    return "once" if number == 1 else f"{write_count(number)} times"
-
-
-def _course(summary: TrainingSummary) -> Markup:
-    words = [
-        Markup("{} {}{}").format(name, _from_to(summary.metrics[metric]), unit)
-        for name, metric, unit in (("reward", REWARD, ""), ("mismatch (k3)", MISMATCH, " nats a token"))
-        if metric in summary.metrics
-    ]
-    return Markup(", ").join(words) if words else Markup("no step yet")
-
-
-def _from_to(course: MetricCourse) -> Markup:
-    """Two numbers that no line break may cut."""
-    number = Markup('<span class="whole">{}</span>').format
-    return Markup("from {} to {}").format(number(write_number(course.first)), number(write_number(course.last)))
 
 
 def _facts(runs: Runs) -> list[str]:
@@ -115,7 +99,7 @@ def _facts(runs: Runs) -> list[str]:
             f"train {manifest.train_dtype.upper()} / infer {manifest.infer_dtype.upper()}",
             f"seed {manifest.seed}",
             f"{write_count(manifest.num_tokens)} response tokens",
-            write_seconds(manifest.seconds),
+            f"{write_seconds(manifest.seconds)} of training",
         )
         for _, manifest in runs
     ]
@@ -126,7 +110,7 @@ def _table(runs: Runs) -> Table:
     rows: list[list[Cell]] = [
         [
             course.label,
-            _BADGES[summary.outcome],
+            _BADGES[summary.outcome] if course.sanity is None else sanity_badge(course.sanity),
             Written(write_count(summary.steps), f"of {write_count(summary.steps_asked)}"),
             _last(summary, REWARD),
             _best(summary),
@@ -184,14 +168,22 @@ def _footnote(runs: Runs) -> str:
     )
 
 
+def _no_ratios(courses: Sequence[Course]) -> list[str]:
+    """Why the mismatch of one run is not said to be so many times that of another."""
+    reasons = [
+        f"{first.label} and {other.label} ({listed(names)})"
+        for first, other in combinations(courses, 2)
+        if (names := what_differs(first.manifest, other.manifest))
+    ]
+    if not reasons:
+        return []
+    return [f"No ratio of mismatches where runs do not learn the same: {'; '.join(reasons)}."]
+
+
 def _contrast(course: Course, other: Course) -> list[str]:
-    """How many times the mismatch of one run is that of the other, at the steps that both have, or why that is open."""
-    differing = what_differs(course.manifest, other.manifest)
-    if differing:
-        return [
-            f"{course.label} and {other.label} do not learn the same, so their mismatch is given no ratio: "
-            + "; ".join(differing)
-        ]
+    """How many times the mismatch of one run is that of the other, at the steps that both have."""
+    if what_differs(course.manifest, other.manifest):
+        return []
     _, rows, other_rows = np.intersect1d(course.steps, other.steps, return_indices=True)
     first, second = course.metric(MISMATCH)[rows], other.metric(MISMATCH)[other_rows]
     usable = (first > 0) & (second > 0) & np.isfinite(first) & np.isfinite(second)
@@ -203,6 +195,6 @@ def _contrast(course: Course, other: Course) -> list[str]:
         ratios, larger, smaller = 1 / ratios, smaller, larger
     middle, low, high = (write_number(float(value)) for value in (np.median(ratios), ratios.min(), ratios.max()))
     return [
-        f"kl_k3 of {larger} is {middle} times that of {smaller} (median over {write_count(int(usable.sum()))} shared "
-        f"steps, from {low} to {high})"
+        f"KL per token of {larger} is {middle} times that of {smaller} (median over "
+        f"{write_count(int(usable.sum()))} shared steps, from {low} to {high})"
     ]

@@ -9,8 +9,9 @@ from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.training.course import Course, read_courses
-from mismatch_probe.report.training.details import guards, metrics, provenance, reproduce, settings
+from mismatch_probe.report.training.details import metrics, provenance, reproduce, settings
 from mismatch_probe.report.training.dynamics import dynamics
+from mismatch_probe.report.training.firings import guards
 from mismatch_probe.report.training.overview import overview
 from mismatch_probe.report.training.summarise import summarise_course
 

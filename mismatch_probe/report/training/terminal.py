@@ -4,7 +4,8 @@ from rich.console import Console
 
 from mismatch_probe.records.training_run import TrainingSummary
 from mismatch_probe.report.screen import print_line
-from mismatch_probe.report.training.overview import events, run_headline
+from mismatch_probe.report.training.headline import run_headline
+from mismatch_probe.report.training.overview import events
 
 
 def render_outcome(summary: TrainingSummary, console: Console, label: str = "") -> None:

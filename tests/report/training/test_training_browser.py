@@ -29,3 +29,19 @@ def test_the_page_is_drawn_at_every_width_and_runs_nothing_that_a_stranger_wrote
             assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
             assert tab.run("document.documentElement.dataset.ran") is None
         assert tab.console == []
+
+
+def test_a_firing_that_is_pointed_at_says_what_a_stranger_wrote_as_text(tmp_path: Path) -> None:
+    path = write_page(tmp_path, f"<b>bold</b>{PROBE}")
+    drawing = "document.querySelector('#plot-guards-run-1 .drawing')"
+    with browser_tab() as tab:
+        tab.open(path)
+        tab.draw_all()
+        tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: 0, pointNumber: 0}}])")
+        tab.wait(f"{drawing}.querySelector('.hovertext')")
+        said = tab.run(f"{drawing}.querySelector('.hovertext').textContent")
+        assert "<b>bold</b><script>" in said
+        assert "go back to the last good checkpoint" in said
+        assert tab.run(f"{drawing}.querySelector('.hovertext b, .hovertext script, .hovertext [style*=bold]')") is None
+        assert tab.run("document.documentElement.dataset.ran") is None
+        assert tab.console == []

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mismatch_probe.report.training import summarise_training, write_training_re
 from mismatch_probe.report.training.course import read_courses
 from mismatch_probe.report.training.overview import overview
 from mismatch_probe.report.training.summarise import summarise_course
+from mismatch_probe.report.view import Overview
 from tests.report.pages import SCRIPTS, drawings, scripts_of, traces, words
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not
@@ -53,10 +55,9 @@ def page_of(folder: Path, *samples: TrainingSample) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def contrasts_of(folder: Path, *samples: TrainingSample) -> str:
-    """What the top of a page says of each two runs."""
+def top_of(folder: Path, *samples: TrainingSample) -> Overview:
     courses = read_courses([training_run(folder / str(number), sample) for number, sample in enumerate(samples)])
-    return "\n".join(map(str, overview([(course, summarise_course(course, "")) for course in courses]).contrasts))
+    return overview([(course, summarise_course(course, "")) for course in courses])
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +130,11 @@ def test_a_clean_run_says_so_first(clean: str) -> None:
 
 
 def test_a_stopped_run_says_why_and_which_guards_fired(collapsed: str) -> None:
-    assert headline(collapsed).startswith("A guard stopped the run at step 44 of 200")
+    cause = "The mismatch of the two sides grows with equal weights."
+    assert headline(collapsed) == f"Guard mismatch-limit stopped the run at step 44 of 200. {cause}"
     assert DIAGNOSIS in collapsed
-    assert "Guard mismatch-drift fired once, first at step 31" in collapsed
-    assert "Guard mismatch-limit fired 2 times, first at step 38" in collapsed
+    assert re.search(r"<dt>Stopped by</dt><dd>mismatch-limit</dd>.*at step 44; guards fired 3 times", collapsed)
+    assert "skip the update, send the weights again" in collapsed
     assert "stopped by a guard" in collapsed
 
 
@@ -194,38 +196,35 @@ def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> N
             assert traces(drawing(pair, anchor), line__color=f"var(--fig-{dtype})")
     assert '<ul class="key"' in pair
     assert re.search(r"What differs between the runs.*train_dtype.*fp16.*bf16", pair, re.DOTALL)
-    ratio = re.search(r"kl_k3 of BF16 is (\S+) times that of FP16 \(median over 60 shared steps", pair)
+    ratio = re.search(r"KL per token of BF16 is (\S+) times that of FP16 \(median over 60 shared steps", pair)
     assert ratio is not None
     assert 30 < float(ratio[1]) < 120
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "differing"),
     [
-        ({"fingerprint": "9" * 16, "model": "other"}, "model = demo against other"),
+        ({"fingerprint": "9" * 16, "model": "other"}, "model"),
         ({"problems": "9" * 16}, "the problems themselves"),
-        (
-            {"settings": {"task": TaskSettings(source="sums:terms=9")}},
-            "task.source = sums:terms=3 against sums:terms=9",
-        ),
-        ({"settings": {"objective": ObjectiveSettings(name="gspo")}}, "objective.name = grpo against gspo"),
-        ({"settings": {"rollout": RolloutSettings(temperature=0.5)}}, "rollout.temperature = 1.0 against 0.5"),
-        ({"settings": {"optimizer": OptimizerSettings(learning_rate=1e-5)}}, "optimizer.learning_rate = 1e-06 against"),
-        ({"settings": {"policy": PolicySettings(lora=LoraSettings(rank=4))}}, "policy.lora = null against"),
+        ({"settings": {"task": TaskSettings(source="sums:terms=9")}}, "task.source"),
+        ({"settings": {"objective": ObjectiveSettings(name="gspo")}}, "objective.name"),
+        ({"settings": {"rollout": RolloutSettings(temperature=0.5)}}, "rollout.temperature"),
+        ({"settings": {"optimizer": OptimizerSettings(learning_rate=1e-5)}}, "optimizer.learning_rate"),
+        ({"settings": {"policy": PolicySettings(lora=LoraSettings(rank=4))}}, "policy.lora"),
     ],
 )
 def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
-    tmp_path: Path, change: dict[str, Any], words: str
+    tmp_path: Path, change: dict[str, Any], differing: str
 ) -> None:
-    said = contrasts_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
-    assert "times that of" not in said
-    assert re.search(f"0 and 1 do not learn the same.*{re.escape(words)}", said)
+    top = top_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
+    assert not top.contrasts
+    assert f"do not learn the same: {' and '.join(row[0] for row in top.table.rows)} ({differing})." in top.footnote
 
 
 def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, problems="9" * 16))
     assert "times that of" not in page
-    assert "0 and 1 do not learn the same" in page
+    assert "No ratio of mismatches where runs do not learn the same" in page
 
 
 @pytest.mark.parametrize(
@@ -237,14 +236,91 @@ def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
     ],
 )
 def test_what_changes_nothing_that_is_learnt_leaves_the_ratio(tmp_path: Path, change: dict[str, Any]) -> None:
-    said = contrasts_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
-    assert re.search(r"kl_k3 of BF16 is (\S+) times that of FP16", said)
+    top = top_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
+    assert re.search(r"KL per token of BF16.* is (\S+) times that of FP16", str(top.contrasts))
+    assert "No ratio" not in top.footnote
 
 
-def test_runs_of_the_same_dtypes_are_told_apart_by_folder_and_style(tmp_path: Path) -> None:
+LORA = {"policy": PolicySettings(lora=LoraSettings(rank=4))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ([{}, {"dtype": Dtype.BF16}], ["FP16", "BF16"]),
+        ([{}, {"seed": 1}], ["seed 0", "seed 1"]),
+        ([{}, {"dtype": Dtype.BF16, "seed": 1}], ["FP16, seed 0", "BF16, seed 1"]),
+        ([{"settings": {"objective": ObjectiveSettings(name="gspo")}}, {}], ["gspo", "grpo"]),
+        ([{"settings": LORA}, {}], ["LoRA of rank 4", "no LoRA"]),
+        ([{"model": "/models/large", "fingerprint": "9"}, {}], ["large", "demo"]),
+        ([{"settings": {"rollout": RolloutSettings(temperature=0.5)}}, {}], ["temperature 0.500", "temperature 1.00"]),
+        ([{}, {}], ["0", "1"]),
+        ([{}, {"model": "/other/demo", "fingerprint": "9"}], ["0", "1"]),
+        ([{}, {"dtype": Dtype.BF16, "seed": 1, "settings": LORA}], ["0", "1"]),
+    ],
+)
+def test_runs_are_named_by_what_differs_and_otherwise_by_their_folders(
+    tmp_path: Path, changes: list[dict[str, Any]], names: list[str]
+) -> None:
+    assert [row[0] for row in top_of(tmp_path, *(TrainingSample(**change) for change in changes)).table.rows] == names
+
+
+def test_runs_that_differ_in_more_than_dtypes_have_no_dtypes_colour(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(), TrainingSample(seed=1))
-    assert {"0", "1"} <= set(re.findall(r"</svg>(\w+)</button>", page))
-    assert traces(drawing(page, "reward"), line__color="var(--fig-bf16)")
+    colours = {trace["line"]["color"] for trace in traces(drawing(page, "reward")) if "color" in trace.get("line", {})}
+    assert not colours & {f"var(--fig-{dtype})" for dtype in Dtype}
+
+
+def test_the_headline_of_several_runs_tells_how_they_ended(tmp_path: Path) -> None:
+    stopped = replace(COLLAPSE, seed=7)
+    assert headline(page_of(tmp_path / "a", TrainingSample(), COLLAPSE, stopped)) == (
+        "Of 3 runs 1 finished and 2 were stopped by a guard: BF16, seed 0 at step 44 by mismatch-limit; BF16, seed 7 "
+        "at step 44 by mismatch-limit."
+    )
+    assert re.fullmatch(
+        r"All 2 runs finished\. Reward at the end 0\.\d+ \(seed 0\) and 0\.\d+ \(seed 1\)\.",
+        headline(page_of(tmp_path / "b", TrainingSample(), TrainingSample(seed=1))),
+    )
+
+
+def test_every_firing_says_where_it_is_pointed_at_what_was_seen_and_what_was_done(collapsed: str) -> None:
+    said = {
+        (trace["marker"]["symbol"], step): text
+        for trace in drawing(collapsed, "guards-run-1")["data"]
+        for step, text in zip(trace["x"], trace["hovertext"], strict=True)
+    }
+    assert said[("circle-open", 31)].startswith("mismatch-drift, step 31<br>mismatch/kl_k3 is 0.02")
+    assert "skip the update, send the weights again" in said[("diamond", 38)]
+    assert said[("x", 44)].endswith("asked to stop")
+
+
+def test_a_step_that_a_guard_changed_says_so_in_every_drawing(collapsed: str) -> None:
+    for anchor in ("reward", "entropy"):
+        [triangles] = traces(drawing(collapsed, anchor), marker__symbol="triangle-down")
+        assert triangles["x"] == [38, 44]
+        assert "BF16: mismatch-limit asked to skip the update" in triangles["hovertext"][0]
+
+
+def limited(value: float, **more: Any) -> TrainingSample:
+    guard = {"name": "mismatch-limit", "rule": "limit", "metric": "mismatch/kl_k3", "above": value, "below": None}
+    return TrainingSample(guards=({**guard, "actions": [["skip_update"], ["stop"]], **more},))
+
+
+def test_the_limit_of_a_guard_is_drawn_where_it_is_near_and_says_what_happens_beyond(tmp_path: Path) -> None:
+    [line] = traces(drawing(page_of(tmp_path / "near", limited(1e-5)), "kl"), line__dash="4px,3px")
+    assert set(line["y"]) == {1e-5}
+    assert set(line["hovertext"]) == {"guard mismatch-limit: above 1.00e-5 it asks to skip the update, then stop"}
+    assert not traces(drawing(page_of(tmp_path / "far", limited(1e5)), "kl"), line__dash="4px,3px")
+
+
+@pytest.mark.parametrize(
+    "broken", [{"above": "1e-5"}, {"above": float("nan")}, {"actions": None}, {"rule": None}, {"metric": ["x"]}]
+)
+def test_a_guard_that_a_stranger_wrote_wrongly_is_not_drawn_and_breaks_no_page(
+    tmp_path: Path, broken: dict[str, Any]
+) -> None:
+    page = page_of(tmp_path, limited(1e-5, **broken))
+    assert len(traces(drawing(page, "kl"), line__dash="4px,3px")) == ("actions" in broken)
 
 
 def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class TrainingSample:
     fingerprint: str = "0" * 16
     problems: str = "1" * 16
     settings: dict[str, Any] = field(default_factory=dict)
+    guards: tuple[dict[str, Any], ...] = ()
 
 
 def firing(step: int, actions: list[str], **changes: Any) -> dict[str, Any]:
@@ -161,5 +162,6 @@ def _manifest(sample: TrainingSample) -> TrainingManifest:
             "engine": {"dtype": sample.dtype, "enforce_eager": True, "rope_theta": 10000.0},
             "policy": {"dtype": sample.dtype, "attention": "sdpa", "rope_theta": 10000.0},
         },
+        guards=list(sample.guards),
         outcome=sample.outcome,
     )

@@ -1,0 +1,65 @@
+"""Limits of guards on a drawing over steps: a dotted line that says whose it is, and what lies beyond it tinted."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from mismatch_probe.report.figures.canvas import said
+from mismatch_probe.report.figures.theme import color
+
+_TINT = 0.07
+_POINTS = 25
+_LEAST_REACH = 30.0
+_ROOM = 0.06
+_FAR = 20.0
+
+
+class Limit(NamedTuple):
+    """A value that a guard lets a metric reach from below, or from above, and the words on it."""
+
+    value: float
+    is_upper: bool
+    words: str
+
+
+def limits_in_reach(limits: Sequence[Limit], values: Sequence[float], *, logarithmic: bool) -> list[Limit]:
+    """Those that can be drawn without squeezing the curve: no farther from `values` than these are spread."""
+    known = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
+    if not known:
+        return []
+    low, high = min(known), max(known)
+    if logarithmic:
+        reach = max(_LEAST_REACH, high / low)
+        return [limit for limit in limits if low / reach <= limit.value <= high * reach]
+    span = high - low
+    return [limit for limit in limits if low - span <= limit.value <= high + span]
+
+
+def draw_limits(figure: go.Figure, limits: Sequence[Limit], last_step: int, *, logarithmic: bool) -> None:
+    """A line across that can be pointed at anywhere, and a tint beyond it."""
+    steps = np.linspace(1, max(last_step, 2), _POINTS).tolist()
+    for limit in limits:
+        if logarithmic:
+            beyond = limit.value * (10.0**_FAR if limit.is_upper else 10.0**-_FAR)
+        else:
+            beyond = limit.value + (_FAR if limit.is_upper else -_FAR) * max(1.0, abs(limit.value))
+        figure.add_hrect(limit.value, beyond, fillcolor=color("reject"), opacity=_TINT, line_width=0, layer="below")
+        figure.add_scatter(
+            x=steps,
+            y=[limit.value] * _POINTS,
+            mode="lines",
+            line={"color": color("reject"), "width": 1, "dash": "4px,3px"},
+            hovertext=[said(limit.words)] * _POINTS,
+            hoverinfo="text",
+        )
+
+
+def linear_range(values: Sequence[float], limits: Sequence[Limit]) -> tuple[float, float]:
+    """What a linear axis shows: the tints reach farther."""
+    shown = [*(value for value in values if math.isfinite(value)), *(limit.value for limit in limits)]
+    low, high = min(shown), max(shown)
+    room = _ROOM * (high - low or abs(high) or 1.0)
+    return low - room, high + room

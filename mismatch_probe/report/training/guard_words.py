@@ -1,0 +1,74 @@
+"""What guards do and where they act, in words; what a run's files say of guards may be anybody's."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.report.figures.limits import Limit
+from mismatch_probe.report.training.course import Course, Firing
+
+_DONE: Final = {
+    "log": "write it down",
+    "warn": "warn",
+    "tighten_sequences": "drop the sequences with the largest weights",
+    "skip_update": "skip the update",
+    "lower_learning_rate": "lower the learning rate",
+    "switch_correction": "switch the correction",
+    "resync": "send the weights again",
+    "raise_precision": "raise the precision",
+    "rollback": "go back to the last good checkpoint",
+    "stop": "stop",
+}
+
+
+def action_words(action: str) -> str:
+    """`skip the update`; an action that this version does not know as it was written."""
+    name, argument = _parts(action)
+    words = _DONE.get(name)
+    return action if words is None else f"{words} ({argument})" if argument else words
+
+
+def actions_words(actions: Sequence[str]) -> str:
+    return ", ".join(map(action_words, actions))
+
+
+def firing_words(firing: Firing) -> list[str]:
+    """What it saw and what it asked for, line by line."""
+    return [firing.sentence, f"asked to {actions_words(firing.actions)}"]
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{write_count(number)} times"
+
+
+def limits_on(metric: str, course: Course) -> Iterator[Limit]:
+    """Where guards of the rule `limit` act on a metric."""
+    for guard in course.manifest.guards:
+        if guard.get("rule") != "limit" or guard.get("metric") != metric:
+            continue
+        name, asked = str(guard.get("name")), _asked(guard.get("actions"))
+        for side, is_upper in (("above", True), ("below", False)):
+            value = guard.get(side)
+            if isinstance(value, float | int) and math.isfinite(value):
+                words = f"guard {name}: {side} {write_number(float(value))} it asks to {asked}"
+                yield Limit(float(value), is_upper, words)
+
+
+def _asked(firings: Any) -> str:
+    """`warn`, or `skip the update, then stop` where later firings ask for more."""
+    if not isinstance(firings, list):
+        return "act"
+    steps = [actions_words([str(action) for action in firing]) for firing in firings if isinstance(firing, list)]
+    return ", then ".join(dict.fromkeys(steps)) or "act"
+
+
+def _parts(action: str) -> tuple[str, str]:
+    match = re.fullmatch(r"(\w+)\(([^()]*)\)", action)
+    return (match[1], match[2]) if match else (action, "")
