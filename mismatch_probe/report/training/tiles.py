@@ -1,12 +1,12 @@
 """The three things asked first of a training run: what it learnt, how far apart the sides are, what to do."""
 
-from mismatch_probe.notation import write_number, write_percent
+from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
-from mismatch_probe.report.tiles import KL_LIMIT, KL_LIMIT_NAME
 from mismatch_probe.report.training.guard_words import listed, times
 from mismatch_probe.report.training.headline import stopping_guards
 from mismatch_probe.report.training.summarise import MISMATCH, REWARD
 from mismatch_probe.report.view import Tile
+from mismatch_probe.verdict.headline import KL_LIMIT, against_limit
 
 
 def training_tiles(summary: TrainingSummary) -> list[Tile]:
@@ -25,9 +25,7 @@ def _against_limit(mismatch: MetricCourse) -> str:
     begun = f"{write_number(mismatch.first)} at the start"
     if mismatch.last is None:
         return begun
-    share = mismatch.last / KL_LIMIT
-    against = f"{write_percent(share)} of" if share <= 1 else f"{share:,.3g} times"
-    return f"{begun}; {against} {KL_LIMIT_NAME} ({KL_LIMIT:g})"
+    return f"{begun}; {against_limit(mismatch.last)} ({KL_LIMIT:g})"
 
 
 def _guards(summary: TrainingSummary) -> Tile:
