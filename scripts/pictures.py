@@ -18,10 +18,13 @@ _WIDTH, _QUALITY = 1100, 82
 _MARGIN = 24
 _PLACE = """(() => {{
     const part = document.querySelector({part!r});
-    const box = part.getBoundingClientRect();
     const top = (part.matches("section") ? part.querySelector("h2") : part).getBoundingClientRect().top;
-    return [box.left + scrollX, top + scrollY, box.width, box.bottom - top];
+    const whole = [...part.querySelectorAll("p, li, table, tr, h3, .plot")];
+    const ends = whole.map((each) => each.getBoundingClientRect().bottom);
+    const box = part.getBoundingClientRect();
+    return [box.left + scrollX, top + scrollY, box.width, Math.max(...ends.filter((end) => end <= top + {most})) - top];
 }})()"""
+"""Where a part is, down to the end of the last paragraph, row or drawing that is whole within the height."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ PICTURES = (
 
 
 def take(tab: Tab, picture: Picture, folder: Path) -> Path:
-    left, top, width, height = tab.run(_PLACE.format(part=picture.part))
-    size = {"width": width + 2 * _MARGIN, "height": min(height, picture.most_height) + 2 * _MARGIN}
+    left, top, width, height = tab.run(_PLACE.format(part=picture.part, most=picture.most_height))
+    size = {"width": width + 2 * _MARGIN, "height": height + 2 * _MARGIN}
     clip = {"x": max(0, left - _MARGIN), "y": max(0, top - _MARGIN), "scale": 1} | size
     shot = tab.call("Page.captureScreenshot", format="webp", quality=_QUALITY, captureBeyondViewport=True, clip=clip)
     path = folder / f"{picture.name}.webp"
