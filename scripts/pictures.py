@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from tests.report.browser import Tab, browser_tab  # noqa: E402
 
 _WIDTH, _QUALITY = 1100, 82
-_MARGIN = 24
+_MARGIN, _FOOT = 24, 6
 _PLACE = """(() => {{
     const part = document.querySelector({part!r});
     const top = (part.matches("section") ? part.querySelector("h2") : part).getBoundingClientRect().top;
@@ -50,7 +50,7 @@ PICTURES = (
 
 def take(tab: Tab, picture: Picture, folder: Path) -> Path:
     left, top, width, height = tab.run(_PLACE.format(part=picture.part, most=picture.most_height))
-    size = {"width": width + 2 * _MARGIN, "height": height + 2 * _MARGIN}
+    size = {"width": width + 2 * _MARGIN, "height": height + _MARGIN + _FOOT}
     clip = {"x": max(0, left - _MARGIN), "y": max(0, top - _MARGIN), "scale": 1} | size
     shot = tab.call("Page.captureScreenshot", format="webp", quality=_QUALITY, captureBeyondViewport=True, clip=clip)
     path = folder / f"{picture.name}.webp"

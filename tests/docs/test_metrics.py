@@ -63,3 +63,8 @@ def test_every_correction_is_named() -> None:
     for rule in (*TOKEN_RULES, *SEQUENCE_RULES):
         name = rule.also_known_as.split(" where ")[0].split(", advantage")[0]
         assert f"| {name} |" in PAGE.text or name == "token-level importance sampling", rule.name
+
+
+def test_a_training_runs_metrics_of_that_name_are_those_of_a_comparison() -> None:
+    [row] = re.findall(r"^\| (.+) \| of that name in ", Page.read(DOCS / "train-metrics.md").text, re.MULTILINE)
+    assert {name.removeprefix("mismatch/") for name in re.findall(r"`([^`]+)`", row)} <= known_metrics()
