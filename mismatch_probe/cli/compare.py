@@ -50,6 +50,7 @@ def compare(
     baseline: Annotated[
         Path | None, typer.Option(help="Run directory the gate's max_regression compares with.")
     ] = None,
+    without_baseline: options.WithoutBaseline = False,
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> ExitCode:
@@ -70,6 +71,7 @@ def compare(
         dry_run=dry_run,
         gate=gate,
         baseline=baseline,
+        without_baseline=without_baseline,
     )
 
 

@@ -34,6 +34,7 @@ def run_compare(
     dry_run: bool,
     gate: Path | None,
     baseline: Path | None,
+    without_baseline: bool,
 ) -> ExitCode:
     """Parse, validate, run, summarise, export.
 
@@ -43,11 +44,12 @@ def run_compare(
     """
     began = time.monotonic()
     console = narration()
-    if baseline is not None and gate is None:
-        raise UsageError("--baseline needs --gate: the file that says how much worse than the baseline is too much")
+    if (baseline is not None or without_baseline) and gate is None:
+        flag = "--without-baseline" if without_baseline else "--baseline"
+        raise UsageError(f"{flag} needs --gate: the file that says how much worse than a baseline is too much")
     recorded = RunDirectory(to_resume(out, Kind.COMPARISON)) if resume else None
     settings = _settings(flags, config, recorded)
-    gated = None if gate is None else GatedCompare.open(gate, baseline)
+    gated = None if gate is None else GatedCompare.open(gate, baseline, without_baseline=without_baseline)
     if gated is not None:
         settings = gated.settings_to_start(settings, recorded, console)
     path = out or default_run_path()

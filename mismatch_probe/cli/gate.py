@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from mismatch_probe.cli import options
 from mismatch_probe.errors import ExitCode
 
 _DEFAULT = "run"
@@ -41,16 +42,19 @@ def run(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
     config: Config = Path("mismatch.toml"),
     baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
+    without_baseline: options.WithoutBaseline = False,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML here too, besides RUN/junit.xml.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Markdown report to write.")] = None,
-    github: Annotated[bool, typer.Option("--github", help="Job summary and annotations of GitHub Actions.")] = False,
+    github: Annotated[
+        bool, typer.Option("--github", help="Summary, outputs and annotations of a GitHub job; elsewhere show them.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> ExitCode:
     """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
     from mismatch_probe.cli.gate_command import Outputs, judge_run
 
     outputs = Outputs(junit=junit, markdown=markdown, github=github, json=json_output)
-    return judge_run(path, config, baseline, outputs).exit_code
+    return judge_run(path, config, baseline, outputs, without_baseline=without_baseline).exit_code
 
 
 @app.command()

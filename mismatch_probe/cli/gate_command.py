@@ -11,7 +11,7 @@ from mismatch_probe.errors import MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
 from mismatch_probe.gate.floor import write_floor
-from mismatch_probe.gate.github import annotations, append_summary, summary_path
+from mismatch_probe.gate.github import annotations, is_job, preview, write_to_job
 from mismatch_probe.gate.junit import write_junit
 from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.markdown import render_markdown
@@ -36,14 +36,15 @@ class Outputs:
     json: bool = False
 
 
-def judge_run(run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs) -> GateResult:
+def judge_run(
+    run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs, *, without_baseline: bool = False
+) -> GateResult:
     """Judge a run and publish the answer; an error is published too, then raised. No older answer stands meanwhile.
+    Arguments as those of `run_gate`.
 
     Raises:
         MismatchProbeError: nothing could be decided.
     """
-    if outputs.github:
-        summary_path()
     _require_replaceable(outputs, gate_file)
     earlier = answer_of(run)
     for path in _files(run, outputs):
@@ -51,7 +52,7 @@ def judge_run(run: Path, gate_file: Path, baseline: Path | None, outputs: Output
             require_regular(path)
             path.unlink(missing_ok=True)
     try:
-        result = run_gate(run, gate_file, baseline, earlier)
+        result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
     except MismatchProbeError as error:
         publish(refused(error, run, gate_file), outputs)
         raise
@@ -90,12 +91,14 @@ def publish(result: GateResult, outputs: Outputs) -> None:
     """Write the answer everywhere it was asked for."""
     for path, write in _files(Path(result.run), outputs).items():
         write(path, result)
-    if outputs.github:
-        append_summary(summary_path(), result)
+    if outputs.github and is_job():
+        write_to_job(result)
         for command in annotations(result):
             typer.echo(command, err=True)
     if outputs.shown:
         show_gate(result, as_json=outputs.json)
+    if outputs.github and not is_job():
+        typer.echo(f"\n{preview(result)}", err=outputs.json)
 
 
 def _files(run: Path, outputs: Outputs) -> dict[Path, Callable[[Path, GateResult], None]]:

@@ -28,16 +28,18 @@ class GatedCompare:
 
     path: Path
     baseline: Path | None
+    without_baseline: bool
     gate: GateFile
 
     @classmethod
-    def open(cls, path: Path, baseline: Path | None) -> "GatedCompare":
+    def open(cls, path: Path, baseline: Path | None, *, without_baseline: bool) -> "GatedCompare":
         """Read the gate file.
 
         Raises:
             UsageError: it cannot be used, or asks for a baseline that is not given.
         """
-        return cls(path, baseline, open_gate(path, baseline, "--gate"))
+        gate = open_gate(path, baseline, "--gate", without_baseline=without_baseline)
+        return cls(path, baseline, without_baseline, gate)
 
     def settings_to_start(
         self, settings: CompareSettings, recorded: RunDirectory | None, console: Console
@@ -66,7 +68,8 @@ class GatedCompare:
             MismatchProbeError: nothing can be decided, or an extension failed; what was computed is kept.
         """
         while True:
-            result = judge_run(run.path, self.path, self.baseline, Outputs(shown=False))
+            outputs = Outputs(shown=False)
+            result = judge_run(run.path, self.path, self.baseline, outputs, without_baseline=self.without_baseline)
             settings = run.read_manifest().settings
             wanted = None if result.look is None else self._wanted(result.look, settings)
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:

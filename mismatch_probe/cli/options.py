@@ -77,6 +77,9 @@ Run = Annotated[Path | None, typer.Option(help="Run of `compare` to take the set
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")]
+WithoutBaseline = Annotated[
+    bool, typer.Option("--without-baseline", help="Leave out the checks that compare with a baseline, and say so.")
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 

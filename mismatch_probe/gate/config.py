@@ -234,3 +234,7 @@ class GateFile(Settings):
     settings: GateSettings
     checks: tuple[Check, ...]
     filed: tuple[FiledCheck, ...] = ()
+
+    def without_regressions(self) -> Self:
+        """Without the checks that compare with a baseline."""
+        return self.model_copy(update={"checks": tuple(check for check in self.checks if check.max_regression is None)})

@@ -5,6 +5,7 @@ from rich.console import Console
 from mismatch_probe.gate.checks_table import checks_table
 from mismatch_probe.gate.floor import Floor
 from mismatch_probe.gate.result import GateResult
+from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.screen import print_line, print_table
 from mismatch_probe.report.view import Table
@@ -16,7 +17,7 @@ def render_gate(result: GateResult, console: Console) -> None:
     """One row a check, a sentence for each that is not kept, and the answer last, where the eye stops."""
     if result.checks:
         print_table(console, checks_table(result.checks))
-    for line in (*_sentences(result), *result.notes):
+    for line in (*_sentences(result), *no_baseline(result), *result.notes):
         print_line(console, line)
     if result.answer != "error":
         print_line(console, result.sentence, _STYLES[result.answer])

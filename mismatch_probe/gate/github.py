@@ -1,40 +1,40 @@
-"""GitHub Actions: a job summary, and an annotation for each check that is not kept."""
+"""GitHub Actions: a job summary, the outputs of the step, and an annotation for each check that is not kept."""
 
 import os
 from pathlib import Path
+from typing import Final
 
-from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.checks_table import limit_text
 from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import storage_errors
 
-SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+OUTPUT: Final = "GITHUB_OUTPUT"
 
 
-def summary_path() -> Path:
-    """Where the job summary goes.
-
-    Raises:
-        UsageError: this is no GitHub job.
-    """
-    path = os.environ.get(SUMMARY_VARIABLE)
-    if not path:
-        raise UsageError(
-            f"--github writes to the file that {SUMMARY_VARIABLE} names, and it is not set; use --markdown"
-        )
-    return Path(path)
+def is_job() -> bool:
+    """Whether a step of a job runs here."""
+    return bool(os.environ.get(SUMMARY))
 
 
-def append_summary(path: Path, result: GateResult) -> None:
-    """Add the result to the job summary, which other steps write to as well.
+def write_to_job(result: GateResult) -> None:
+    """Add the result to the job's summary and to the step's outputs, which others write to as well.
 
     Raises:
         StorageError: the disk refused.
     """
-    with storage_errors(path), path.open("a", encoding="utf-8") as summary:
-        summary.write(render_markdown(result) + "\n")
+    for variable, text in _texts(result).items():
+        if path := os.environ.get(variable):
+            with storage_errors(Path(path)), Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
+def preview(result: GateResult) -> str:
+    """What a job would get, for where none runs."""
+    parts = [f"{variable}:\n{text}" for variable, text in _texts(result).items()]
+    return "\n".join(["Not in a GitHub job, which would get this.\n", *parts, "Annotations:", *annotations(result)])
 
 
 def annotations(result: GateResult) -> list[str]:
@@ -42,10 +42,22 @@ def annotations(result: GateResult) -> list[str]:
     if result.answer == "error":
         return [_command("error", "gate: nothing was decided", result.sentence)]
     return [
-        _command(_severity(check, result), f"gate: {limit_text(check)} ({check.pair})", check.sentence)
-        for check in result.checks
-        if check.answer != "pass"
+        *(_command("warning", "gate: no baseline", f"not judged: {left_out}") for left_out in result.left_out),
+        *(
+            _command(_severity(check, result), f"gate: {limit_text(check)} ({check.pair})", check.sentence)
+            for check in result.checks
+            if check.answer != "pass"
+        ),
     ]
+
+
+def _texts(result: GateResult) -> dict[str, str]:
+    """What each variable's file gets."""
+    outputs = {"answer": result.answer, "exit-code": int(result.exit_code)}
+    return {
+        SUMMARY: render_markdown(result) + "\n",
+        OUTPUT: "".join(f"{name}={value}\n" for name, value in outputs.items()),
+    }
 
 
 def _severity(check: CheckResult, result: GateResult) -> str:

@@ -10,6 +10,7 @@ from mismatch_probe.gate.config import Check, FiledCheck, GateFile, GateSettings
 from mismatch_probe.gate.filed_metrics import FILED_METRICS
 from mismatch_probe.gate.metric_names import AGGREGATES, full_name, known_metrics
 from mismatch_probe.gate.presets import PRESETS
+from mismatch_probe.reading import is_there
 
 _Kind = TypeVar("_Kind", Check, FiledCheck)
 
@@ -20,6 +21,11 @@ def load_gate(path: Path, flag: str = "--config") -> GateFile:
     Raises:
         UsageError: the file cannot be read, a key or a metric is unknown, a limit cannot be decided, or none is given.
     """
+    if not is_there(path):
+        raise UsageError(
+            f"{flag} {path} does not exist; `mismatch-probe init gate` writes one to edit, or write these two lines for "
+            'the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
+        )
     return parse_gate(read_settings_file(path, flag=flag), str(path))
 
 

@@ -4,6 +4,7 @@ import re
 
 from mismatch_probe.gate.checks_table import checks_table
 from mismatch_probe.gate.result import GateResult
+from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.inert import plain
 from mismatch_probe.report.screen import Write, in_full
 from mismatch_probe.report.view import Badge, Cell, Table
@@ -35,6 +36,7 @@ def render_markdown(result: GateResult) -> str:
     lines = [f"### {_MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
     if result.checks:
         lines += [*markdown_table(checks_table(result.checks), _written), ""]
+    lines += [f"- {_WARNED} {escaped(sentence)}" for sentence in no_baseline(result)]
     lines += [f"- {escaped(note)}" for note in (*_basis(result), *result.notes)]
     sources = dict.fromkeys(check.source for check in result.checks if check.source)
     lines += [f"- source of limits: {escaped(source)}" for source in sources]

@@ -67,7 +67,10 @@ class Look(Record):
 
 
 class GateResult(Record):
-    """The answer of a gate; `error` means that nothing was decided, and is never a pass."""
+    """The answer of a gate; `error` means that nothing was decided, and is never a pass.
+
+    left_out: checks that compare with a baseline, where there is none yet.
+    """
 
     schema_version: int = 1
     tool_version: str
@@ -85,4 +88,5 @@ class GateResult(Record):
     look: Look | None = None
     checks: list[CheckResult] = []
     notes: list[str] = []
+    left_out: list[str] = []
     versions: dict[str, str] = {}

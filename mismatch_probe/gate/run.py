@@ -25,22 +25,30 @@ from mismatch_probe.records.run_directory import RunDirectory
 
 
 def run_gate(
-    run_path: Path, gate_path: Path, baseline_path: Path | None = None, earlier: GateResult | None = None
+    run_path: Path,
+    gate_path: Path,
+    baseline_path: Path | None = None,
+    earlier: GateResult | None = None,
+    *,
+    without_baseline: bool = False,
 ) -> GateResult:
     """Hold a run against a gate file; `earlier` is the last answer about this run.
+
+    without_baseline: checks that compare with a baseline are left out, and said to be.
 
     Raises:
         UsageError: the gate file, the baseline or the floor cannot be used with this run.
         BrokenRecord: data is missing, damaged, not finite, or not what it says it is.
     """
-    gate = open_gate(gate_path, baseline_path)
+    whole = open_gate(gate_path, baseline_path, without_baseline=without_baseline)
+    gate = whole.without_regressions() if without_baseline else whole
     run = open_run(run_path, "the run")
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
     decided = filed_results(gate.filed, run_path, run.manifest)
     decision = decide(gate, Measurer(evidence_of(run, baseline)), decided)
-    gate_key = content_key(gate.model_dump(mode="json"))
+    gate_key = content_key(whole.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
         answer=decision.answer,
@@ -57,23 +65,37 @@ def run_gate(
         look=decision.look,
         checks=decision.checks,
         notes=[*_notes(gate, run, baseline), *_edited(gate_key, earlier)],
+        left_out=[str(check) for check in whole.checks if check not in gate.checks],
         versions=run.manifest.versions,
     )
 
 
-def open_gate(gate_path: Path, baseline_path: Path | None, flag: str = "--config") -> GateFile:
+def open_gate(
+    gate_path: Path, baseline_path: Path | None, flag: str = "--config", *, without_baseline: bool = False
+) -> GateFile:
     """The gate file that `flag` named, with what it needs beside it; found out before a run is read, or made.
 
     Raises:
-        UsageError: the file cannot be used, or compares with a baseline that is not given.
+        UsageError: the file cannot be used, or compares with a baseline that is not given; or does nothing else where
+            it is to be used without one.
         RunDirectoryError: the baseline is no run.
     """
     gate = load_gate(gate_path, flag)
     regression = next((check for check in gate.checks if check.kind == "max_regression"), None)
     if baseline_path is not None:
+        if without_baseline:
+            raise UsageError("--without-baseline leaves out what --baseline is for; give one of them")
         RunDirectory(baseline_path).read_manifest()
-    elif regression is not None:
-        raise UsageError(f"the check {regression} compares with a baseline, and none is given; add --baseline RUN")
+    elif regression is not None and not without_baseline:
+        raise UsageError(
+            f"the check {regression} compares with a baseline, and none is given; add --baseline RUN, or "
+            "--without-baseline until there is one"
+        )
+    if without_baseline and not (gate.without_regressions().checks or gate.filed):
+        raise UsageError(
+            f"every check of {gate_path} compares with a baseline, so without one nothing is left; add a check with max "
+            "or min, or make a baseline and give it with --baseline"
+        )
     return gate
 
 

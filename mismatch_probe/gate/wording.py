@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from mismatch_probe.command_line import command_line
 from mismatch_probe.gate.measure import Measurement
-from mismatch_probe.gate.result import Answer, Look
+from mismatch_probe.gate.result import Answer, GateResult, Look
 from mismatch_probe.notation import write_number
 
 _DIGITS = 3
@@ -33,6 +34,17 @@ def check_sentence(
     advice = _advice(measurement, low, high) if prompts.are_enough else ""
     measured = f"{_measured(measurement)}{_range(measurement, low, high)}"
     return f"{measured}; {_judged(measurement, answer, look, prompts)}{advice}"
+
+
+def no_baseline(result: GateResult) -> list[str]:
+    """What is not judged until there is a baseline, and how to make one; empty where nothing is left out."""
+    if not result.left_out:
+        return []
+    make = command_line("compare", "--model", result.model or "MODEL", "--num-prompts", "1024", "--out", "baseline")
+    return [
+        f"no baseline yet, so {' and '.join(result.left_out)} was not judged: make one from the state you trust, with "
+        f"the settings of this run ({make}), and give it with --baseline"
+    ]
 
 
 def _measured(measurement: Measurement) -> str:

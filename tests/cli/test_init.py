@@ -1,5 +1,6 @@
 """`init` writes files that work, over nothing; every command's help ends with an example that can be given."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.examples import EXAMPLES
 from mismatch_probe.cli.init import STARTERS, starter_path
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.gate.load import load_gate
 from tests.command_line import probe
 
 
@@ -47,9 +49,12 @@ def test_a_file_is_not_written_where_nothing_says_which(tmp_path: Path) -> None:
 
 def test_a_gate_without_its_file_says_how_to_write_one(tmp_path: Path) -> None:
     missing = tmp_path / "mismatch.toml"
-    assert (
-        "`mismatch-probe init` lists files" in probe("gate", tmp_path, "--config", missing, code=ExitCode.USAGE).stderr
-    )
+    said = probe("gate", tmp_path, "--config", missing, code=ExitCode.USAGE).stderr
+    assert "`mismatch-probe init gate` writes one" in said
+    lines = re.search(r"(\[gate\]) and (preset = .*)", said)
+    assert lines is not None
+    missing.write_text("\n".join(lines.groups()))
+    assert [check.metric for check in load_gate(missing).checks] == ["token_mult_prob_error", "kl_k3"]
 
 
 def test_every_command_has_an_example_that_it_would_take() -> None:

@@ -24,12 +24,13 @@ SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24
 def probe(words: list[str], folder: Path) -> str:
     """What a command says to people; it must succeed."""
     with chdir(folder):
-        return command_line.probe(*words, code=ExitCode.PASS).stderr
+        answer = command_line.probe(*words, code=ExitCode.PASS)
+        return answer.stderr + answer.stdout
 
 
 def advised(said: str) -> list[list[str]]:
     """The commands that stand in the advice, as a shell takes them apart."""
-    commands = [shlex.split(advice[1]) for advice in re.finditer(r"^  (mismatch-probe .*)", said, re.MULTILINE)]
+    commands = [shlex.split(advice[1]) for advice in re.finditer(r"^ +(mismatch-probe .*)", said, re.MULTILINE)]
     return [command[1:] for command in commands]
 
 

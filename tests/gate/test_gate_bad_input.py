@@ -308,14 +308,6 @@ def test_prompts_with_other_token_ids_are_not_the_baselines(
     assert (ended.code, "32 of 32 prompts have other token ids" in ended.stderr) == (ExitCode.USAGE, True)
 
 
-def test_annotations_outside_a_github_job(
-    command_line: CommandLine, small: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    ended = command_line("gate", small.path, "--config", gate_file(tmp_path, GATE + GOOD), "--github")
-    assert (ended.code, "use --markdown" in ended.stderr) == (ExitCode.USAGE, True)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -176,23 +176,6 @@ def test_junit_has_a_case_a_check_and_shows_what_is_open_as_an_error(
     assert [case.find("error") is not None for case in suite.iter("testcase")] == [True]
 
 
-def test_github_gets_a_summary_and_annotations_without_a_token_of_the_model(
-    command_line: CommandLine, worse: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    warned = check(metric="kl_k2", max=1e-9, level="warn")
-    config = gate_file(tmp_path, "[gate]" + BROKEN + warned)
-    ended = command_line("gate", worse.path, "--config", config, "--github")
-    assert "::error title=gate%3A abs_logprob_diff max 0.0001 (bf16/bf16)::" in ended.stderr
-    assert "::warning title=" in ended.stderr
-    text = summary.read_text()
-    assert text.startswith("before\n")
-    assert "mismatch-probe gate: fail" in text
-    assert "script" not in text + ended.stderr
-
-
 def test_markdown_cannot_be_written_to_by_a_hostile_name(
     command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
 ) -> None:
