@@ -15,6 +15,7 @@ from mismatch_probe.gate.load import load_gate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
 FILES = sorted(FOLDER.rglob("*.yml"))
+NAMES = ("gate", "baseline")
 
 
 def scripts(node: Any) -> list[str]:
@@ -30,7 +31,7 @@ def scripts(node: Any) -> list[str]:
 def calls(script: str) -> list[list[str]]:
     """The words after each `mismatch-probe`, up to the end of its command."""
     joined = re.sub(r"\$\{\w+:\+(.*?)\}", r"\1", script.replace("\\\n", " "))
-    found = re.findall(r"(?:^|\s)mismatch-probe (.*?)(?=$|\|\||2>)", joined, flags=re.MULTILINE)
+    found = re.findall(r"^\s*mismatch-probe (.*?)(?=$|\|)", joined, flags=re.MULTILINE)
     return [shlex.split(words) for words in found]
 
 
@@ -69,6 +70,22 @@ def test_a_ci_file_parses_and_calls_only_what_exists(path: Path) -> None:
 def test_no_script_pastes_an_input_into_the_shell(path: Path) -> None:
     for script in scripts(yaml.safe_load(path.read_text())):
         assert "${{" not in script
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_every_action_of_others_is_pinned_to_a_commit(path: Path) -> None:
+    used = re.findall(r"uses: (\S+)", path.read_text())
+    assert [name for name in used if not name.startswith("./") and not re.search(r"@[0-9a-f]{40}$", name)] == []
+
+
+def test_a_workflow_may_do_no_more_than_it_does() -> None:
+    permissions = {
+        name: yaml.safe_load((FOLDER / "github" / f"{name}.yml").read_text())["permissions"] for name in NAMES
+    }
+    assert permissions == {
+        "gate": {"contents": "read", "pull-requests": "write"},
+        "baseline": {"contents": "write"},
+    }
 
 
 def test_the_action_describes_every_input_it_reads() -> None:
