@@ -93,8 +93,8 @@ def open_gate(
         )
     if without_baseline and not (gate.without_regressions().checks or gate.filed):
         raise UsageError(
-            f"every check of {gate_path} compares with a baseline, so without one nothing is left; add a check with max "
-            "or min, or make a baseline and give it with --baseline"
+            f"every check of {gate_path} compares with a baseline, so without one nothing is left; add a check with "
+            "max or min, or make a baseline and give it with --baseline"
         )
     return gate
 
