@@ -81,6 +81,8 @@ def _torch_as_it_was() -> Iterator[None]:
         yield
     torch.set_num_threads = set_num_threads
     torch.accelerator.synchronize, torch.accelerator.empty_cache = accelerator
+    if len(gc.get_objects()) > _MANY_OBJECTS:
+        _freeze_what_stays()
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +95,10 @@ def is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
-LONGEST: Final = ("test_killed", "test_training_faults", "test_train_command", "test_compare", "test_sides_end_to_end")
+LONGEST: Final = (
+    *("test_killed", "test_server_end_to_end", "test_training_faults", "test_train_command", "test_compare"),
+    "test_sides_end_to_end",
+)
 """Files of more than half a minute of processor time."""
 
 
@@ -113,7 +118,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where no test is slow no job starts an engine, and the servers import none."""
     gc.enable()
-    _freeze_imports()
+    _freeze_what_stays()
     if not any(map(is_slow, session.items)):
         preloads.STAGES["engine"] = []
 
@@ -121,20 +126,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup() -> None:
     """vLLM is imported by the first test that starts an engine in this process."""
     if len(sys.modules) > _num_frozen_modules + _MANY_MODULES:
-        _freeze_imports()
+        _freeze_what_stays()
 
 
 _MANY_MODULES: Final = 500
+_MANY_OBJECTS: Final = 50_000
 _num_frozen_modules = 0
 
 
-def _freeze_imports() -> None:
-    """Leave what imports made, a million objects, out of the collections that closed scorers and engines ask for."""
+def _freeze_what_stays() -> None:
+    """Leave what imports made, a million objects, and what a file of tests left out of the collections to come.
+
+    Closed scorers and engines ask for one each.
+    """
     global _num_frozen_modules
     gc.collect()
     gc.freeze()
     _num_frozen_modules = len(sys.modules)
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
