@@ -93,7 +93,7 @@ def gives_settings(*groups: Flags) -> Callable[[Command], Command]:
         @wraps(command)
         def called(context: typer.Context, **values: Any) -> ExitCode:
             return command(
-                _given(flags, context), **{name: value for name, value in values.items() if name not in flags}
+                given_by(flags, context), **{name: value for name, value in values.items() if name not in flags}
             )
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -114,8 +114,9 @@ def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> in
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
 
 
-def _given(flags: Flags, context: typer.Context) -> dict[str, Any]:
-    """
+def given_by(flags: Flags, context: typer.Context) -> dict[str, Any]:
+    """The settings that a parsed command line gives, as a file would hold them.
+
     Raises:
         UsageError: a word is neither a flag nor an engine argument.
     """

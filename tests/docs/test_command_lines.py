@@ -14,10 +14,15 @@ import pytest
 import typer
 
 from mismatch_probe.cli.commands import app
+from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.init import STARTERS, starter_path
-from mismatch_probe.cli.options import vllm_flags
+from mismatch_probe.cli.options import given_by
 from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR
-from mismatch_probe.config.side_text import parse_side
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.headroom import HeadroomSettings
+from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.nested import nested
+from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
 from tests.docs.command_lines import CommandLine, command_lines, lines_of, mentions
@@ -53,8 +58,15 @@ def named(line: CommandLine) -> str:
     return f"{line.page}: {line.text}"
 
 
+SETTINGS = {"compare": CompareSettings, "train": TrainSettings, "headroom": HeadroomSettings}
+"""What the flags of a command are held against before it looks at any file."""
+
+
+_SIDES = ("dtype", "train_dtype", "infer_dtype", "train", "infer")
+
+
 def accept(words: list[str]) -> None:
-    """Have the real program take words apart, sides and engine arguments included, and do nothing.
+    """Have the real program take words apart, hold them against its settings, and do nothing.
 
     Raises:
         TYPER_ERROR, UsageError: it does not accept them.
@@ -64,11 +76,11 @@ def accept(words: list[str]) -> None:
     while hasattr(command, "commands"):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, rest, parent=context)
-    vllm_flags(context.args)
-    for role in ("train", "infer"):
-        sides = context.params.get(role) or ()
-        for side in [sides] if isinstance(sides, str) else sides:
-            parse_side(role, side)
+    values = given_by(getattr(command.callback, "flags", {}), context)
+    if name == "compare":
+        values |= nested(side_values(*(context.params[each] for each in _SIDES)))
+    if name in SETTINGS and "model" in values:
+        parse_settings(SETTINGS[name], values)
 
 
 @pytest.mark.parametrize("line", [*OURS, *mentions()], ids=named)
@@ -85,6 +97,9 @@ def test_the_program_accepts_the_line(line: CommandLine) -> None:
         "mismatch-probe report",
         "mismatch-probe gate run --config",
         "mismatch-probe train --steps many",
+        "mismatch-probe train --model demo --train-dtype bf17",
+        "mismatch-probe compare --model demo --dtype bf17",
+        "mismatch-probe score RUN --model demo --no-engin",
     ],
 )
 def test_a_line_that_the_program_does_not_accept_is_seen(text: str) -> None:
