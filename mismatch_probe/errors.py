@@ -69,6 +69,10 @@ class EngineError(MismatchProbeError, RuntimeError):
     """An inference engine or the training path could not start or did not deliver what was asked."""
 
 
+class RankLost(EngineError):
+    """Another process that holds a part of the same model is gone; why is for that process, or its parent, to say."""
+
+
 class RoutingUnseen(EngineError):
     """Which experts a side chooses cannot be read there: it has none, or computes where nothing can look."""
 

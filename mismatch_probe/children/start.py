@@ -4,9 +4,9 @@ import os
 import select
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -21,6 +21,7 @@ from mismatch_probe.records.regular_files import open_to_append, read_regular_te
 
 _GRACE_SECONDS: Final = 10.0
 _LOG_LINES: Final = 3
+_READ_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Job:
     """A function as `MODULE:NAME`, called as `function(send, *arguments)`; arguments and answers are JSON.
 
     preload: the imports that it is forked from. log: where its output goes, kept only for its failure when None.
-    when_killed: what to do about want of memory.
+    when_killed: what to do about want of memory. environment: variables that it has besides this process's.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Job:
     preload: Preload
     when_killed: str
     log: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> Any:
@@ -54,20 +56,29 @@ def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> A
 @contextmanager
 def started(job: Job) -> Iterator[Callable[..., Any]]:
     """A job that runs beside the body, and what waits for its result as `run` does; it ends with the body."""
+    with running(job) as process:
+        yield process.result
+
+
+@contextmanager
+def running(job: Job) -> Iterator["Process"]:
+    """A job that runs beside the body and ends with it."""
     with _log_of(job) as log:
-        process = _Process(job, log)
+        process = Process(job, log)
         try:
-            yield process.result
+            yield process
         finally:
             process.stop()
 
 
-class _Process:
+class Process:
+    """A started job: what it sends, and how it ended."""
+
     def __init__(self, job: Job, log: IO[bytes]) -> None:
         self._job = job
         self._log = log
         self._code: int | None = None
-        environment = {**os.environ, shared_memory.VARIABLE: shared_memory.new_token()}
+        environment = {**os.environ, **job.environment, shared_memory.VARIABLE: shared_memory.new_token()}
         asked = Request(job.name, job.function, job.arguments, environment, str(Path.cwd()))
         messages, messages_there = os.pipe()
         status, status_there = os.pipe()
@@ -76,27 +87,50 @@ class _Process:
         finally:
             os.close(messages_there)
             os.close(status_there)
-        self._messages = os.fdopen(messages, encoding="utf-8")
+        self._messages = messages
+        self._unread = b""
         self._status = status
         self._pid: int | None = None
+        self._failure: dict[str, str] | None = None
+        self._result: Any = None
 
     def result(self, on_message: Callable[[Any], None] = lambda message: None) -> Any:
-        failure = result = None
-        for line in self._messages:
-            kind, content = read(line)
+        """Hear it to its end; returns and raises as `outcome`."""
+        while self.hear(on_message):
+            pass
+        return self.outcome()
+
+    def fileno(self) -> int:
+        """What can be read from when there is something to hear."""
+        return self._messages
+
+    def hear(self, on_message: Callable[[Any], None]) -> bool:
+        """Wait for the next words and take them; False when it will say no more."""
+        read_now = os.read(self._messages, _READ_BYTES)
+        *lines, self._unread = (self._unread + read_now).split(b"\n")
+        for line in lines:
+            kind, content = read(line.decode())
             if kind == MESSAGE:
                 on_message(content)
             elif kind == RESULT:
-                result = content
+                self._result = content
             elif kind == FAILURE:
-                failure = content
+                self._failure = content
+        return bool(read_now)
+
+    def outcome(self) -> Any:
+        """What the function returned, once there is nothing more to hear.
+
+        Raises:
+            MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
+        """
         self._pid = self._pid or read_number(self._status)
         self._wait(None)
-        if failure is not None:
-            raise as_exception(failure)
+        if self._failure is not None:
+            raise as_exception(self._failure)
         if self._code != 0:
             raise self._died()
-        return result
+        return self._result
 
     def stop(self) -> None:
         """End it if it runs. One that waits for the server's imports ends as it starts: nobody hears its status."""
@@ -107,7 +141,7 @@ class _Process:
             if not self._wait(_GRACE_SECONDS):
                 self._signal(signal.SIGKILL)
                 self._wait(None)
-        self._messages.close()
+        os.close(self._messages)
         os.close(self._status)
 
     def _wait(self, seconds: float | None) -> bool:

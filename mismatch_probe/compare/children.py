@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
+from mismatch_probe.children.ranks import Place
 from mismatch_probe.compare.events import AnyEvent, parse
-from mismatch_probe.compare.plan import TRAINING_PATH, PlannedJob, make_plan
+from mismatch_probe.compare.over_ranks import run_over_ranks
+from mismatch_probe.compare.plan import PlannedJob, make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 
 _WHEN_KILLED: Final = "lower --max-new-tokens, training.batch_tokens or the engine's cache, then continue with --resume"
@@ -27,10 +29,13 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
         when_killed=_WHEN_KILLED,
         log=run.log_path(job.name),
     )
-    start.run(child, lambda message: on_event(parse(message)))
+    if job.num_ranks:
+        run_over_ranks(child, job.num_ranks, lambda message: on_event(parse(message)))
+    else:
+        start.run(child, lambda message: on_event(parse(message)))
 
 
-def run_recorded(events: Send, run_path: str, job_name: str) -> None:
+def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, Any] | None = None) -> None:
     """Run a job of the run in `run_path` until every stage of it is recorded: what the child process does.
 
     Raises:
@@ -39,10 +44,13 @@ def run_recorded(events: Send, run_path: str, job_name: str) -> None:
     run = RunDirectory(Path(run_path))
     manifest = run.read_manifest()
     job = make_plan(manifest.settings).job(job_name)
-    if job_name == TRAINING_PATH:
-        from mismatch_probe.compare.scoring_job import run_scoring
+    if job.process == "training":
+        from mismatch_probe.compare.scoring_job import run_scoring, run_scoring_over_ranks
 
-        run_scoring(run, manifest, job, events)
+        if place is None:
+            run_scoring(run, manifest, job, events)
+        else:
+            run_scoring_over_ranks(run, manifest, job, events, Place.from_json(place))
     else:
         from mismatch_probe.compare.engine_job import run_engine
 

@@ -7,7 +7,7 @@ from mismatch_probe.compare.addition import manifest_with, pairs_to_add
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.nested import differences
-from mismatch_probe.config.spelling import with_one_spelling
+from mismatch_probe.config.spelling import with_one_spelling, with_ranks_of
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.grounds import decisive
@@ -26,20 +26,25 @@ _HARMLESS_SETTINGS: Final = (
     "kv_cache_memory_bytes",
     "max_model_len",
     "num_kv_blocks",
+    "ranks",
     "standing_answer.",
 )
 """Beginnings of effective settings that follow free memory or a part's own prompts, say who chose another setting, are
-measured anew, or are held to elsewhere.
+measured anew, are held to elsewhere, or say how many ranks hold a model.
 """
+_OF_RANKS: Final = "ranks"
+_OF_A_RANK: Final = "num_threads"
+"""Ranks on a CPU share its threads, and passes are planned without either."""
 
 
 def as_recorded_now(manifest: Manifest, now: Manifest) -> Manifest:
     """The manifest with its settings as a run records them now.
 
     Earlier runs kept the text of a flag among their engine arguments and every spelling of a folder, and did not ask
-    for the experts of any response. A reference gives the same bits layer by layer, so a run may go on either way.
+    for the experts of any response. A reference gives the same bits layer by layer and over ranks, and pi over another
+    number of ranks, so a run may go on either way.
     """
-    settings = with_one_spelling(with_typed_engines(manifest.settings))
+    settings = with_ranks_of(now.settings, with_one_spelling(with_typed_engines(manifest.settings)))
     if settings.experts.num_sequences is None:
         settings = settings.model_copy(update={"experts": now.settings.experts})
     reference = settings.reference.model_copy(update={"by_layer": now.settings.reference.by_layer})
@@ -115,7 +120,10 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
         RunDirectoryError: in something that can change a number.
     """
     changes = _changes(first, later)
-    refused = [change for name, change in changes.items() if not name.startswith(_HARMLESS_SETTINGS)]
+    harmless: tuple[str, ...] = _HARMLESS_SETTINGS
+    if any(name.startswith(_OF_RANKS) for name in changes):
+        harmless += (_OF_A_RANK,)
+    refused = [change for name, change in changes.items() if not name.startswith(harmless)]
     if refused:
         raise RunDirectoryError(
             f"{stage} began with {', '.join(refused)}: go on where it runs as it did, or give another --out"

@@ -22,6 +22,7 @@ from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.records.tables import FULL_VOCABULARY
 from mismatch_probe.stats.full_vocabulary import divergences
 from mismatch_probe.stats.sequences import is_missing
+from mismatch_probe.training_path.ranks.scorer import RanksScorer
 from mismatch_probe.training_path.scorer import Scorer
 
 _SEQUENCES_PER_BATCH: Final = 16
@@ -32,7 +33,7 @@ def compare_distributions(
     manifest: Manifest,
     stage: FullVocabularyStage,
     sequences: Sequence[TokenSequence],
-    scorer: Scorer,
+    scorer: Scorer | RanksScorer,
     events: Send,
 ) -> None:
     """pi's distributions against the recorded ones, reduced to three numbers a position.
@@ -60,7 +61,9 @@ def compare_distributions(
     )
 
 
-def _compared(recorded: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer) -> dict[str, list[float]]:
+def _compared(
+    recorded: pa.Table, of_id: dict[str, TokenSequence], scorer: Scorer | RanksScorer
+) -> dict[str, list[float]]:
     """The row of one response."""
     sequence = of_id[recorded["id"][0].as_py()]
     positions = recorded["position"].to_pylist()

@@ -36,6 +36,7 @@ def checked_inputs(
         "trust_remote_code": settings.model.trust_remote_code,
         "attention": settings.training.attention,
         "device": settings.training.device,
+        "tensor_parallel": _degrees(settings),
         "chat_template": settings.prompts.chat_template,
         "vocabulary": vocabulary,
         "context_length": context_length,
@@ -51,15 +52,25 @@ def checked_inputs(
     return Inputs([EncodedPrompt(**prompt) for prompt in answer["prompts"]], answer["attention"])
 
 
+def _degrees(settings: CompareSettings) -> list[int]:
+    """The degrees of tensor parallelism in which sides compute the run's checkpoint."""
+    of_checkpoint = [side.training for side in settings.train_sides if side.model == settings.model]
+    return sorted({training.tensor_parallel for training in of_checkpoint if training is not None})
+
+
 def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
     """What `checked_inputs` asks for, as JSON values."""
     from mismatch_probe.training_path.fit import require_fit
-    from mismatch_probe.training_path.loading import choose_attention, choose_device
+    from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
+    from mismatch_probe.training_path.ranks.sharding import require_divisible
 
     choose_device(asked["device"])
     folder, trust_remote_code = Path(asked["folder"]), asked["trust_remote_code"]
     attention = choose_attention(folder, asked["attention"], trust_remote_code=trust_remote_code)
     require_fit(folder, trust_remote_code=trust_remote_code)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    for degree in asked["tensor_parallel"]:
+        require_divisible(folder, config, degree)
     given = [Prompt(**prompt) for prompt in json.loads(prompts)]
     tokenizer = tokenizer_for(given, asked["folder"], trust_remote_code=trust_remote_code)
     encoded = encode_prompts(given, tokenizer, asked["chat_template"], asked["vocabulary"], asked["context_length"])

@@ -29,7 +29,7 @@ from mismatch_probe.provenance.keys import sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 
 TRAINING_PATH: Final = "training-path"
-"""The job that scores; every other one is an engine's."""
+"""The jobs that score begin with it; every other one is an engine's."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,15 @@ class PlannedJob:
     @property
     def process(self) -> Process:
         """What it holds in this machine's memory; a server is only asked."""
-        if self.name == TRAINING_PATH:
+        if self.name.startswith(TRAINING_PATH):
             return "training"
         engine = self.stages[0].side.engine
         return "server" if engine is not None and engine.is_remote else "engine"
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes hold its models together; 0 where it is one process."""
+        return self.stages[0].side.num_ranks if self.stages else 0
 
     @property
     def starts_engine(self) -> bool:
@@ -104,10 +109,17 @@ def make_plan(settings: CompareSettings) -> Plan:
         if settings.full_vocabulary.positions and mu.is_computed_here:
             stages += (DistributionsStage(mu),)
         jobs.append(PlannedJob(mu.job, stages))
-    jobs.append(PlannedJob(TRAINING_PATH, tuple(_training_stages(settings))))
+    jobs += _training_jobs(_training_stages(settings))
     plan = Plan(tuple(jobs))
     _require_a_leg_each(plan)
     return plan
+
+
+def _training_jobs(stages: Sequence[TrainingStage]) -> Iterator[PlannedJob]:
+    """One process for what one process holds, and one set of ranks for each number of them."""
+    for num_ranks in sorted({stage.side.num_ranks for stage in stages}):
+        name = f"{TRAINING_PATH}-ranks-{num_ranks}" if num_ranks else TRAINING_PATH
+        yield PlannedJob(name, tuple(stage for stage in stages if stage.side.num_ranks == num_ranks))
 
 
 def _training_stages(settings: CompareSettings) -> list[TrainingStage]:

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mismatch_probe.children.messages import Send
+from mismatch_probe.children.ranks import Place
 from mismatch_probe.compare.addition import is_recorded, samplers_left
 from mismatch_probe.compare.batches import run_scores, skip
 from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
@@ -28,6 +29,8 @@ from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
 from mismatch_probe.training_path.loading import load_config, sdpa_leaves_out
+from mismatch_probe.training_path.ranks.group import join
+from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss
 from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.training_path.weight_cast import held_weights, measure_weight_cast
 
@@ -49,6 +52,18 @@ def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: 
     ]
     for side, stages in groupby(pending, key=lambda stage: stage.model):
         scoring.run(side, list(stages))
+
+
+def run_scoring_over_ranks(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: Place) -> None:
+    """The same as the first of several ranks that hold each model together; the others are in `ranks.scorer.follow`.
+
+    Raises:
+        RankLost: another rank is gone.
+        EngineError, StorageError: as `run_scoring`.
+    """
+    join(place)
+    run_scoring(run, manifest, job, events)
+    dismiss()
 
 
 class _Scoring:
@@ -92,13 +107,14 @@ class _Scoring:
                 else:
                     self._score(stage, scorer)
 
-    def _load(self, side: Side, stages: list[TrainingStage]) -> Scorer:
+    def _load(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None
-        if side.role == "ref":
+        if side.role == "ref" and not side.num_ranks:
             why = why_layered(self._run, self._manifest, side, stages)
             if why is not None:
                 return load_layered(self._manifest, side, why)
-        return Scorer.load(
+        load = RanksScorer if side.num_ranks else Scorer.load
+        return load(
             self._manifest.identity_of(side).folder,
             side.dtype,
             side.training,
@@ -108,7 +124,7 @@ class _Scoring:
             trust_remote_code=side.model.trust_remote_code,
         )
 
-    def _score(self, stage: ScoreStage | FloorStage, scorer: Scorer) -> None:
+    def _score(self, stage: ScoreStage | FloorStage, scorer: Scorer | RanksScorer) -> None:
         """All responses, or for a floor a few of each sampler, each in a pass of its own."""
         settings, double = self._manifest.settings, stage.side.dtype == Dtype.FP64
         left = samplers_left(self._run, stage)
@@ -129,7 +145,7 @@ class _Scoring:
         batches = fixed_batches(len(chosen), 1)
         run_scores(self._run, stage, chosen, batches, scorer.score_batch, self._events, double=double)
 
-    def _routing(self, stage: RoutingStage, scorer: Scorer) -> None:
+    def _routing(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
         """The experts of the tokens whose engine told its own; skipped where there are none."""
         left = samplers_left(self._run, stage)
         records = {mu.sampler: self._manifest.stages[mu.stage("routing")] for mu in stage.engines}

@@ -50,6 +50,7 @@ def check_sides(settings: CompareSettings) -> None:
     for pi in settings.train_sides:
         assert pi.training is not None
         _check_training(pi.dtype, pi.training)
+        _check_ranks(pi.training)
 
 
 def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
@@ -74,6 +75,21 @@ def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
         )
     if training.precision == "fsdp" and training.device_map is not None:
         raise UsageError("training.precision = fsdp places the weights itself; leave training.device_map unset")
+
+
+def _check_ranks(training: TrainingPathSettings) -> None:
+    if training.num_ranks is None:
+        return
+    if training.device_map is not None:
+        raise UsageError("ranks place the weights themselves; leave training.device_map unset, or ranks")
+    if training.adapter is not None:
+        raise UsageError(
+            "an adapter cannot be computed over ranks; give a checkpoint that it is merged into, or leave ranks unset"
+        )
+    if training.tensor_parallel > 1 and training.precision == "fsdp":
+        raise UsageError("precision = fsdp divides no product; leave tensor_parallel unset, or set precision = weights")
+    if training.lm_head_dtype is not None and training.precision != "fsdp":
+        raise UsageError("over ranks lm_head_dtype goes with precision = fsdp alone; set that, or leave it unset")
 
 
 def _device_type(name: str) -> str:

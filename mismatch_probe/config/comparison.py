@@ -126,7 +126,9 @@ class CompareSettings(Settings):
         first = next(side for side in (*self.train_sides, pi) if side.has_weights_of(pi))
         assert first.training is not None
         adapter = first.training.model_dump(include={"adapter", "adapter_merged"})
-        training = self.training.model_copy(update=adapter)
+        ranks = max((side.num_ranks for side in self.train_sides if side.has_weights_of(pi)), default=0)
+        ranks = 0 if self.reference.by_layer else ranks
+        training = self.training.model_copy(update={**adapter, "ranks": ranks or None, "tensor_parallel": 1})
         name: str = dtype
         if (pi.model, pi.adapter) != (self.model, self.training.adapter):
             name += f"-of-{first.name}"

@@ -14,7 +14,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.side_text import write_side
 from mismatch_probe.config.sides import DeclaredSide
-from mismatch_probe.config.spelling import same_side
+from mismatch_probe.config.spelling import same_side, with_ranks_of
 from mismatch_probe.errors import UsageError
 
 _PLAIN_WORD: Final = re.compile(r"[\w+-]*")
@@ -62,7 +62,7 @@ def going_on_comparing(
     now = parse_settings(CompareSettings, merged(before, given))
     _require_same_sides(run, as_recorded(recorded), as_recorded(now))
     going_on(run, recorded.model_dump(mode="json"), given)
-    grown = recorded.with_more(now.pairs, now.infer, now.train)
+    grown = with_ranks_of(now, recorded.with_more(now.pairs, now.infer, now.train))
     return now.model_copy(update={"pairs": grown.pairs, "infer": grown.infer, "train": grown.train})
 
 

@@ -93,6 +93,7 @@ def localize_values(run: CompareSettings) -> dict[str, Any]:
     """
     values = run.model_dump(mode="json", include={"model", "prompts", "engine", "training", "confidence"})
     values["prompts"]["num_prompts"] = min(run.prompts.num_prompts or DEFAULT_NUM_PROMPTS, DEFAULT_NUM_PROMPTS)
+    values["training"]["ranks"] = None
     values["training"]["batch_tokens"] = min(run.training.batch_tokens, DEFAULT_BATCH_TOKENS)
     values["sampling"] = run.sampling.model_dump(include={"max_new_tokens", "seed", "ignore_eos"})
     if len(run.pairs) == 1 and not (run.train or run.infer):
@@ -128,6 +129,7 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
     assert pi.training is not None
     assert mu.engine is not None
     own = {"training": pi.training.model_dump(mode="json"), "engine": mu.engine.model_dump(mode="json")}
+    own["training"]["ranks"] = None
     own["training"]["batch_tokens"] = min(pi.training.batch_tokens, DEFAULT_BATCH_TOKENS)
     names: dict[str, Any] = {} if there[text] == (pi.dtype, mu.dtype) else {"pair": there[text]}
     return {**localize_values(run), **own, "train_dtype": pi.dtype, "infer_dtype": mu.dtype, **names}

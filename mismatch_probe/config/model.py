@@ -113,6 +113,8 @@ class TrainingPathSettings(Settings):
     FSDP2's MixedPrecisionPolicy(param_dtype=dtype) over FP32 parameters. attention: unset, SDPA, and eager attention
     where SDPA would leave out a part of the architecture; a run records which. adapter: the folder of a LoRA adapter,
     computed beside the weights, or with `adapter_merged` added to them in FP32 before they are brought to the dtype.
+    ranks: how many processes hold the model, each a part of every weight (FSDP2), which changes no arithmetic; unset,
+    one process holds all. tensor_parallel: how many of them divide each product, which makes it another pi.
     """
 
     precision: Precision = "weights"
@@ -124,6 +126,22 @@ class TrainingPathSettings(Settings):
     batch_tokens: Count = 16384
     adapter: str | None = None
     adapter_merged: bool = False
+    ranks: Count | None = None
+    tensor_parallel: Count = 1
+
+    @property
+    def num_ranks(self) -> int | None:
+        """How many processes hold the model; None where one holds it all, and no process group is needed."""
+        return self.ranks or (self.tensor_parallel if self.tensor_parallel > 1 else None)
+
+    @model_validator(mode="after")
+    def _ranks_are_divided(self) -> "TrainingPathSettings":
+        if self.num_ranks is not None and self.num_ranks % self.tensor_parallel:
+            raise ValueError(
+                f"{self.num_ranks} ranks cannot be divided into groups of tensor_parallel = {self.tensor_parallel}; "
+                "make ranks a multiple of it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _merges_an_adapter(self) -> "TrainingPathSettings":

@@ -17,6 +17,7 @@ _JSON_BEGINS: Final = ("{", "[", '"')
 _SECOND_SETTING: Final = re.compile(r"\s\w+=")
 _KINDS: Final[dict[str, type[DeclaredSide]]] = {"infer": InferSide, "train": TrainSide}
 _OTHER: Final = {"infer": "train", "train": "infer"}
+_NUMBERS: Final = ("ranks", "tensor_parallel")
 _NO_SETTINGS: Final = {
     "name": "the side's name stands before the colon",
     "args": "each of the engine's arguments stands by its own name",
@@ -46,7 +47,7 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
         if key in others - own:
             raise UsageError(f"{said}: {key} is a setting of the other side; give it to --{_OTHER[kind]}")
         if key in own:
-            side[key] = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+            side[key] = _typed(key, value)
         elif kind == "infer":
             args[key] = value
         else:
@@ -56,6 +57,15 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
         side = {"name": name, "dtype": _dtype_in(name, said, rest), **side}
     parse_settings(_KINDS[kind], side, said)
     return side | ({"args": args} if args else {})
+
+
+def _typed(key: str, value: Any) -> Any:
+    """What stands for true, false or a number, where the setting is one; any other text stays text."""
+    if not isinstance(value, str):
+        return value
+    if key in _NUMBERS and value.isdecimal():
+        return int(value)
+    return {"true": True, "false": False}.get(value, value)
 
 
 def _dtype_in(name: str, said: str, rest: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mismatch_probe.config.model import (
     Attention,
+    Count,
     DtypeField,
     EngineSettings,
     ModelSettings,
@@ -121,6 +122,8 @@ class TrainSide(DeclaredSide):
     log_softmax_dtype: DtypeField | None = None
     lm_head_dtype: DtypeField | None = None
     adapter_merged: bool | None = None
+    ranks: Count | None = None
+    tensor_parallel: Count | None = None
 
     def over(self, training: TrainingPathSettings) -> TrainingPathSettings:
         """The run's settings of the training path with this side's own.
@@ -154,6 +157,11 @@ class Side:
         """The folder of the LoRA adapter that it computes with."""
         settings = self.engine or self.training
         return None if settings is None else settings.adapter
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes hold its model over ranks; 0 where one process holds it all."""
+        return 0 if self.training is None else self.training.num_ranks or 0
 
     @property
     def is_computed_here(self) -> bool:
@@ -199,7 +207,10 @@ class Side:
         return replace(self, training=self.training.model_copy(update={"attention": attention}))
 
     def differs_from(self, other: "Side") -> list[str]:
-        """Settings, besides name and dtype, that are others than `other`'s, each as `name = value`."""
+        """Settings, besides name and dtype, that are others than `other`'s, each as `name = value`.
+
+        How many ranks hold a model is none: that changes no arithmetic.
+        """
         mine, theirs = self._settings(), other._settings()
         is_asked = self.engine is not None and self.engine.is_remote
         more = () if is_asked else (key for key in theirs if key not in mine)
@@ -208,7 +219,7 @@ class Side:
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"checkpoint": self.model.path}
         if self.training is not None:
-            settings |= self.training.model_dump(mode="json")
+            settings |= self.training.model_dump(mode="json", exclude={"ranks"})
         if self.engine is not None and self.engine.is_remote:
             settings |= {"adapter": self.engine.adapter, "url": self.engine.args["url"]}
         elif self.engine is not None:

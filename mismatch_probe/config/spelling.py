@@ -1,7 +1,9 @@
-"""One spelling for a folder that settings name several times: `x`, `./x`, `x/`, its whole path, a link to it."""
+"""What says the same in other words: a folder as `x`, `./x`, `x/`, its whole path, a link to it; a number of ranks."""
+
+from typing import Any
 
 from mismatch_probe.config.comparison import CompareSettings, Declared
-from mismatch_probe.config.sides import DeclaredSide
+from mismatch_probe.config.sides import DeclaredSide, TrainSide
 from mismatch_probe.reading import Unreadable, expanded
 
 
@@ -39,7 +41,18 @@ def with_one_spelling(settings: CompareSettings) -> CompareSettings:
 
 
 def same_side(first: DeclaredSide, second: DeclaredSide) -> bool:
-    """Whether two declarations say the same, however they spell its folders."""
+    """Whether two declarations say the same, however they spell its folders and however many ranks hold its model."""
     if not all(same_folder(getattr(first, name), getattr(second, name)) for name in ("checkpoint", "adapter")):
         return False
-    return first.model_copy(update={"checkpoint": second.checkpoint, "adapter": second.adapter}) == second
+    alike: dict[str, Any] = {"checkpoint": second.checkpoint, "adapter": second.adapter}
+    if isinstance(second, TrainSide):
+        alike["ranks"] = second.ranks
+    return first.model_copy(update=alike) == second
+
+
+def with_ranks_of(now: CompareSettings, settings: CompareSettings) -> CompareSettings:
+    """The settings with each model held by as many ranks as `now` says, where that knows the side."""
+    ranks = {side.name: side.ranks for side in now.train}
+    train = tuple(side.model_copy(update={"ranks": ranks.get(side.name, side.ranks)}) for side in settings.train)
+    training = settings.training.model_copy(update={"ranks": now.training.ranks})
+    return settings.model_copy(update={"train": train, "training": training})

@@ -1,7 +1,7 @@
 """From a checkpoint's folder to a causal language model, or one sentence why not."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -87,10 +87,12 @@ def load_model(
     device_map: str | None,
     trust_remote_code: bool,
     expanded: bool = False,
+    sharding: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """The checkpoint's causal language model in evaluation mode, its parameters cast to `dtype` as they are read.
 
     Without `attention` it is the one that `choose_attention` names. expanded: with no weight quantised, on any device.
+    sharding: what has each rank read a part (`ranks.sharding.loading_arguments`).
 
     Raises:
         UsageError: the folder holds no causal language model, or files that are broken or incomplete, or quantised
@@ -112,10 +114,11 @@ def load_model(
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention,
-                device_map=device_map or ({"": device} if device.type == "cuda" else None),
+                device_map=device_map or ({"": device} if device.type == "cuda" and not sharding else None),
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
+                **(sharding or {}),
             )
     except OutOfMemory:
         raise

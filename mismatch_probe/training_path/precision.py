@@ -19,9 +19,17 @@ from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
-from mismatch_probe.training_path.loading import load_model
+from mismatch_probe.training_path.loading import load_config, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.products import is_16_bit
+from mismatch_probe.training_path.ranks.sharding import (
+    is_sharded_after_loading,
+    keep_own_module,
+    loading_arguments,
+    require_divisible,
+    require_group,
+    require_sharded,
+)
 
 
 def load_training_model(
@@ -43,7 +51,9 @@ def load_training_model(
     if settings.lm_head_dtype is not None:
         _compute_head_in(model, torch_dtype(settings.lm_head_dtype))
     if settings.precision == "fsdp":
-        _shard(model, target, device)
+        _shard(model, MixedPrecisionPolicy(param_dtype=target, reduce_dtype=torch.float32), device)
+    elif is_sharded_after_loading(model.config, settings):
+        _shard(model, MixedPrecisionPolicy(), device)
     autocast_dtype = target if settings.precision == "autocast" and dtype.is_16_bit else None
     return model, Arithmetic(dtype, model.device.type, autocast_dtype, is_reference=False)
 
@@ -59,14 +69,20 @@ def load_reference_model(
 ) -> tuple[PreTrainedModel, Arithmetic, AttentionChoice]:
     """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`."""
     target = torch_dtype(dtype)
-    at_load = target if rounded_to is None else torch_dtype(rounded_to)
+    rounded = None if rounded_to is None else torch_dtype(rounded_to)
+    at_load = target if rounded is None or settings.num_ranks else rounded
     model = _load(folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True)
+    if rounded is not None and settings.num_ranks:
+        _round_in_place(model, rounded)
     use_reference_kernels(model)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(target)
+        if parameter.dtype != target:
+            parameter.data = parameter.data.to(target)
     for buffer in model.buffers():
         if is_16_bit(buffer):
             buffer.data = buffer.data.to(target)
+    if is_sharded_after_loading(model.config, settings):
+        _shard(model, MixedPrecisionPolicy(), device)
     arithmetic = Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
     advice = "use a smaller model, or a training.device with more memory"
     with memory_errors_named("trying the reference's attention on a short probe", advice):
@@ -86,15 +102,22 @@ def _load(
 ) -> PreTrainedModel:
     """The checkpoint with its parameters in `dtype`, and the adapter beside them; merged, both are rounded once."""
     adapter = None if settings.adapter is None else read_adapter(Path(settings.adapter))
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    require_group(settings)
+    require_divisible(folder, config, settings.tensor_parallel)
     model = load_model(
         folder,
         dtype=torch.promote_types(dtype, torch.float32) if settings.adapter_merged else dtype,
         attention=attention,
-        device=device,
+        device=torch.device("cpu") if is_sharded_after_loading(config, settings) else device,
         device_map=settings.device_map,
         trust_remote_code=trust_remote_code,
         expanded=expanded,
+        sharding=loading_arguments(config, settings),
     )
+    if not is_sharded_after_loading(config, settings):
+        require_sharded(model, settings)
+    keep_own_module(model)
     if adapter is not None:
         add_adapter(model, adapter)
     if settings.adapter_merged:
@@ -109,6 +132,15 @@ def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for name, parameter in model.named_parameters():
         if not any(part in name for part in kept):
             parameter.data = parameter.data.to(dtype)
+
+
+def _round_in_place(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give parameters the values that they have after loading in `dtype`, in the format and place that they are in."""
+    kept: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not any(part in name for part in kept):
+                parameter.copy_(parameter.to(dtype))
 
 
 class HeadInDtype(torch.nn.Module):
@@ -138,7 +170,7 @@ def _compute_head_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.set_output_embeddings(HeadInDtype(head, dtype))
 
 
-def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+def _shard(model: PreTrainedModel, policy: MixedPrecisionPolicy, device: torch.device) -> None:
     """FSDP2 over every decoder layer and the rest, in the process group at hand or one of this process alone."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -147,7 +179,6 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         atexit.register(leave_process_group)
     sharding: dict[str, Any] = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),))}
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in undivided_modules(model):
         fully_shard(layer, mp_policy=policy, **sharding)
     head = model.get_output_embeddings()

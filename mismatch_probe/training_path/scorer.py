@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
@@ -28,6 +28,10 @@ from mismatch_probe.training_path.logprobs import TokenScores, log_distributions
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, describe_model
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
+from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path.ranks.sharding import held_share
+from mismatch_probe.training_path.ranks.shares import Shares
+from mismatch_probe.training_path.ranks.whole_pass import WholePass, whole_pass
 from mismatch_probe.training_path.short_pass import short_pass
 from mismatch_probe.training_path.streams import Item, Result, in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
@@ -49,8 +53,9 @@ class Scorer(Closing):
         temperature: float,
         weights_dtype: Dtype,
         attention_choice: AttentionChoice | None = None,
+        whole: WholePass | None = None,
     ) -> None:
-        """`attention_choice` is the reference's.
+        """`attention_choice` is the reference's; `whole` the short pass of the model that is not held by ranks.
 
         Raises:
             EngineError: the model's log-probs cannot be computed in chunks.
@@ -69,15 +74,18 @@ class Scorer(Closing):
         is_double = arithmetic.dtype == Dtype.FP64
         self._log_softmax_dtype = torch.float64 if is_double else torch_dtype(settings.log_softmax_dtype)
         on_cpu = arithmetic.device_type == "cpu"
-        self._can_stream = on_cpu and settings.precision != "fsdp" and settings.device_map is None
+        self._shares = None if settings.num_ranks is None else Shares.of_settings(settings)
+        self._can_stream = on_cpu and settings.precision != "fsdp" and settings.device_map is None and not self._shares
         cached = max(1, _CPU_PASS_TOKENS * 2 // arithmetic.dtype.num_bytes)
         self._pass_tokens = min(cached, settings.batch_tokens) if on_cpu else settings.batch_tokens
         self._description = describe_model(model)
         expanded = not getattr(model, "is_quantized", False)
         self._quantized = quantized_facts(folder, None, weights_dtype, expanded=expanded)
         advice = "use a smaller model, or a training.device with more memory"
+        self._held_share = None if self._shares is None else held_share(model)
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
             self._short_pass = short_pass(model, self._head)
+            self._against_whole = None if whole is None else whole.compared(model, arithmetic.dtype, settings)
 
     @classmethod
     def load(
@@ -93,7 +101,7 @@ class Scorer(Closing):
     ) -> Self:
         """pi in `dtype` under `settings`, or with `reference` the reference in `dtype` (fp32 or fp64) arithmetic.
 
-        The reference takes device, device_map, batch_tokens and the adapter from `settings` and nothing else;
+        The reference takes device, device_map, ranks, batch_tokens and the adapter from `settings` and nothing else;
         `rounded_to` has it compute on the weights rounded to that format. `checkpoint` is a folder.
 
         Raises:
@@ -106,7 +114,7 @@ class Scorer(Closing):
         if not folder.is_dir():
             raise UsageError(f"checkpoint {checkpoint} is not a folder; give --model a checkpoint's folder or a hub id")
         device = choose_device(settings.device)
-        attention_choice = None
+        attention_choice = whole = None
         if reference:
             if dtype.is_16_bit:
                 raise UsageError(f"a reference in {dtype} would carry the error it is to measure; use fp32 or fp64")
@@ -116,18 +124,25 @@ class Scorer(Closing):
                 batch_tokens=settings.batch_tokens,
                 adapter=settings.adapter,
                 adapter_merged=settings.adapter_merged,
+                ranks=settings.ranks,
             )
-            model, arithmetic, attention_choice = load_reference_model(
-                folder, dtype, settings, device, rounded_to=rounded_to, trust_remote_code=trust_remote_code
+            load_reference = partial(
+                load_reference_model,
+                *(folder, dtype),
+                device=device,
+                rounded_to=rounded_to,
+                trust_remote_code=trust_remote_code,
             )
+            whole = whole_pass(folder, settings, device, lambda settings: load_reference(settings=settings)[:2])
+            model, arithmetic, attention_choice = load_reference(settings=settings)
         elif rounded_to is not None:
             raise UsageError(
                 f"weights rounded to {rounded_to} are for the reference; pi's weights follow its own dtype"
             )
         else:
-            model, arithmetic = load_training_model(
-                folder, dtype, settings, device, trust_remote_code=trust_remote_code
-            )
+            load = partial(load_training_model, folder, dtype, device=device, trust_remote_code=trust_remote_code)
+            whole = whole_pass(folder, settings, device, lambda settings: load(settings=settings))
+            model, arithmetic = load(settings=settings)
         weights_dtype = rounded_to or dtype
         return cls(
             folder,
@@ -137,6 +152,7 @@ class Scorer(Closing):
             temperature=temperature,
             weights_dtype=weights_dtype,
             attention_choice=attention_choice,
+            whole=whole,
         )
 
     def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
@@ -153,12 +169,17 @@ class Scorer(Closing):
         """
         if not batch:
             return []
-        passes = self._passes(batch)
 
         def score(model: PreTrainedModel, rows: list[int]) -> list[ScoredSequence]:
-            return self._score_pass(ChunkedHead(model), [batch[row] for row in rows], pad_id)
+            return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], pad_id)
 
-        return in_order(passes, self._of_each(passes, score))
+        passes = self._passes(batch)
+        scored = in_order(passes, self._of_each(passes, score))
+        padded = [row for rows in passes for row in rows if batch[row].num_tokens < batch[rows[0]].num_tokens]
+        again = [row for row in padded if not np.isfinite(scored[row].logprobs).all()]
+        for row, (alone,) in zip(again, self._of_each([[row] for row in again], score), strict=True):
+            scored[row] = alone
+        return scored
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
@@ -218,6 +239,17 @@ class Scorer(Closing):
             "chunked_head_difference": self._short_pass.head_difference,
             "pass_tokens": self._pass_tokens,
             "passes_at_once": self._num_streams,
+            "tensor_parallel": self._settings.tensor_parallel,
+            "ranks": None if self._shares is None else self._over_ranks(),
+        }
+
+    def _over_ranks(self) -> dict[str, Any]:
+        """How the model is held; nothing in it changes a number."""
+        assert self._shares is not None
+        return {
+            "ranks": group.size(),
+            "held_share": self._held_share,
+            "against_whole": None if self._against_whole is None else self._against_whole.as_dict(),
         }
 
     @property
@@ -242,7 +274,10 @@ class Scorer(Closing):
         return plan_passes([sequence.num_tokens for sequence in batch], self._pass_tokens, self._num_streams)
 
     def _of_each(self, passes: Sequence[Item], work: Callable[[PreTrainedModel, Item], Result]) -> list[Result]:
-        """`work(model, pass)` of each, in order, in this scorer's arithmetic; on a CPU several at once."""
+        """`work(model, pass)` of each, in order, in this scorer's arithmetic; on a CPU several at once.
+
+        Over ranks each computes its share of them.
+        """
 
         def in_arithmetic(model: PreTrainedModel, item: Item) -> Result:
             with self._arithmetic.active_in_thread():
@@ -251,16 +286,9 @@ class Scorer(Closing):
         with self._arithmetic.flags_set():
             if self._can_stream:
                 return in_streams(self._model, passes, in_arithmetic)
+            if self._shares is not None:
+                return self._shares.worked_through(passes, partial(in_arithmetic, self._model))
             return [in_arithmetic(self._model, item) for item in passes]
-
-    def _score_pass(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
-        """Rows that share a pass, and again alone those that padding may have reached."""
-        longest = max(sequence.num_tokens for sequence in sequences)
-        scores = self._score_padded(head, sequences, pad_id)
-        for row, sequence in enumerate(sequences):
-            if sequence.num_tokens < longest and not np.isfinite(scores[row].logprobs).all():
-                scores[row] = self._score_padded(head, [sequence], pad_id)[0]
-        return scores
 
     def _score_padded(self, head: ChunkedHead, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
         padded = pad_batch(sequences, vocab_size=self._vocab_size, pad_id=pad_id)

@@ -1,5 +1,7 @@
 """What one side would refuse only after the other has worked."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,3 +50,22 @@ def test_a_device_map_that_is_none_is_refused_before_anything_is_sampled() -> No
         check_map(usable)
     with pytest.raises(UsageError, match=r"training\.device_map 'banana'.*auto"):
         check_map("banana")
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"ranks": 2, "device_map": "auto"}, "ranks place the weights themselves"),
+        ({"tensor_parallel": 2, "adapter": "adapters/last"}, "an adapter cannot be computed over ranks"),
+        ({"tensor_parallel": 2, "precision": "fsdp"}, "precision = fsdp divides no product"),
+        ({"ranks": 2, "lm_head_dtype": "fp32"}, "lm_head_dtype goes with precision = fsdp alone"),
+    ],
+)
+def test_what_ranks_cannot_hold_is_refused_before_anything_is_sampled(training: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_sides(parse_settings(CompareSettings, {"model": {"path": "demo"}, "training": training}))
+
+
+def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 ranks cannot be divided into groups of tensor_parallel = 2"):
+        parse_settings(CompareSettings, {"model": {"path": "demo"}, "training": {"ranks": 3, "tensor_parallel": 2}})

@@ -1,0 +1,110 @@
+"""The process group of the ranks that hold a model: joined, spoken over, and left."""
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from mismatch_probe.children.ranks import Place
+from mismatch_probe.errors import RankLost
+
+T = TypeVar("T")
+
+_PATIENCE: Final = timedelta(minutes=30)
+"""How long a rank waits for another that neither answers nor is seen to be gone: loading can take that long."""
+_GONE: Final = (
+    "Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
+    "failed to recv", "failed to send", "remote process exited", "Connection was likely closed", "NCCL error",
+)  # fmt: skip
+
+
+def join(place: Place) -> None:
+    """Form the group, and take this rank's share of the processor.
+
+    Objects go over gloo, tensors of a GPU over NCCL.
+
+    Raises:
+        RankLost: another rank did not come.
+    """
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_ranks))
+    with lost_ranks_named():
+        dist.init_process_group(
+            backend, store=_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
+        )
+    atexit.register(leave)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def size() -> int:
+    """How many ranks there are; 1 where there is no group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def from_first(said: T | None) -> T:
+    """What the first rank says, on every rank; the others give None."""
+    if size() == 1:
+        return cast(T, said)
+    box: list[Any] = [said]
+    with lost_ranks_named():
+        dist.broadcast_object_list(box, src=0)
+    return cast(T, box[0])
+
+
+def of_every_rank(own: T) -> list[T]:
+    """What every rank says, in their order, on every rank."""
+    if size() == 1:
+        return [own]
+    parts: list[Any] = [None] * size()
+    with lost_ranks_named():
+        dist.all_gather_object(parts, own)
+    return parts
+
+
+@contextmanager
+def lost_ranks_named() -> Iterator[None]:
+    """
+    Raises:
+        RankLost: what the body did failed because another rank is gone.
+    """
+    try:
+        yield
+    except dist.DistError as error:
+        raise _lost(error) from error
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _GONE):
+            raise
+        raise _lost(error) from error
+
+
+def _lost(error: BaseException) -> RankLost:
+    return RankLost(
+        f"another rank that holds a part of the model is gone or does not answer ({str(error).splitlines()[0]}); "
+        "see the logs of the ranks, then continue with --resume"
+    )
+
+
+def _store(place: Place) -> Store:
+    kind, _, where = place.meeting.partition(":")
+    if kind == "file":
+        return FileStore(where, place.ranks)
+    address, _, name = where.partition("/")
+    host, _, port = address.rpartition(":")
+    return PrefixStore(name, TCPStore(host, int(port), is_master=False, timeout=_PATIENCE))

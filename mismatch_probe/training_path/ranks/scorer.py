@@ -1,0 +1,98 @@
+"""A scorer whose model ranks hold together: the first rank says what to do, and every rank does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mismatch_probe.children.messages import Send
+from mismatch_probe.children.ranks import Place
+from mismatch_probe.closing import Closing
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.routing import SequenceRouting
+from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
+from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path.scorer import Scorer
+
+_LOAD: Final = "load"
+_CLOSE: Final = "close"
+_END: Final = "end"
+
+
+@dataclass(frozen=True)
+class _Order:
+    what: str
+    arguments: tuple[Any, ...] = ()
+    named: dict[str, Any] | None = None
+
+
+class RanksScorer(Closing):
+    """As `Scorer`, on the first rank; the others are in `follow`. All must have joined the group."""
+
+    def __init__(self, checkpoint: str | Path, dtype: Dtype, settings: TrainingPathSettings, **named: Any) -> None:
+        """Arguments and errors are those of `Scorer.load`."""
+        load = _Order(_LOAD, (checkpoint, dtype, settings), named)
+        group.from_first(load)
+        self._scorer = Scorer.load(*load.arguments, **named)
+
+    def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
+        scored: list[ScoredSequence] = self._on_every_rank("score_batch", batch)
+        return scored
+
+    def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
+        log_probs: FloatArray = self._on_every_rank("distributions", sequence, positions)
+        return log_probs
+
+    def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
+        routing: list[SequenceRouting] = self._on_every_rank("routing", sequences)
+        return routing
+
+    def effective_settings(self) -> dict[str, Any]:
+        return self._scorer.effective_settings()
+
+    def __exit__(self, *error: object) -> None:
+        """Where something failed no order reaches the others, who may be in the middle of one: they end with this."""
+        if error[0] is None:
+            self.close()
+
+    def close(self) -> None:
+        group.from_first(_Order(_CLOSE))
+        self._scorer.close()
+
+    def _on_every_rank(self, what: str, *arguments: Any) -> Any:
+        group.from_first(_Order(what, arguments))
+        with group.lost_ranks_named():
+            return getattr(self._scorer, what)(*arguments)
+
+
+def follow(send: Send, place: dict[str, Any]) -> None:
+    """What every rank but the first does, until that one says that it is done.
+
+    Raises:
+        RankLost: another rank is gone.
+        MismatchProbeError: an order could not be carried out here.
+    """
+    group.join(Place.from_json(place))
+    scorer: Scorer | None = None
+    while True:
+        order: _Order | None = group.from_first(None)
+        assert order is not None
+        if order.what == _END:
+            group.leave()
+            return
+        if order.what == _LOAD:
+            scorer = Scorer.load(*order.arguments, **(order.named or {}))
+        elif order.what == _CLOSE:
+            assert scorer is not None
+            scorer.close()
+            scorer = None
+        else:
+            with group.lost_ranks_named():
+                getattr(scorer, order.what)(*order.arguments)
+
+
+def dismiss() -> None:
+    """The first rank is done: let the others go."""
+    group.from_first(_Order(_END))
+    group.leave()

@@ -1,0 +1,143 @@
+"""Which part of a model each rank holds: asked of transformers, and found to be so afterwards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.training_path.ranks import group
+
+_DIVIDED: Final = {
+    "num_attention_heads": "attention heads",
+    "num_key_value_heads": "key and value heads",
+    "intermediate_size": "numbers in an MLP",
+    "moe_intermediate_size": "numbers in an expert",
+    "vocab_size": "tokens in the vocabulary",
+}
+"""What tensor parallelism divides among ranks, as configs call it."""
+
+
+def require_group(settings: TrainingPathSettings) -> None:
+    """
+    Raises:
+        UsageError: the settings ask for ranks, and this process is none of so many.
+    """
+    if settings.num_ranks is not None and settings.num_ranks != group.size():
+        raise UsageError(
+            f"the training path is to run over {settings.num_ranks} ranks, and this command runs it on {group.size()}; "
+            "use `compare`, or leave ranks and tensor_parallel unset"
+        )
+
+
+def require_divisible(folder: Path, config: PreTrainedConfig, tensor_parallel: int) -> None:
+    """
+    Raises:
+        UsageError: the model cannot be divided by so many ranks in each product.
+    """
+    if tensor_parallel == 1:
+        return
+    text = config.get_text_config()
+    for name, what in _DIVIDED.items():
+        number = getattr(text, name, None)
+        if isinstance(number, int) and number % tensor_parallel:
+            raise UsageError(
+                f"{folder} has {number} {what} ({name}), which tensor_parallel = {tensor_parallel} does not divide; "
+                "give a number that does, or ranks without tensor_parallel (FSDP2), which divides any model"
+            )
+    if not text.base_model_tp_plan:
+        raise UsageError(
+            f"transformers {transformers.__version__} has no tensor-parallel plan for {text.model_type} models; give "
+            "ranks without tensor_parallel (FSDP2)"
+        )
+
+
+def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) -> dict[str, Any]:
+    """What `from_pretrained` is told so that each rank reads its own part alone; nothing where it is to read all.
+
+    Raises:
+        EngineError: this version of transformers has no way to be told.
+    """
+    ranks, divided = settings.num_ranks or 1, settings.tensor_parallel
+    if ranks == 1 or is_sharded_after_loading(config, settings):
+        return {}
+    made = getattr(transformers, "DistributedConfig", None)
+    if made is not None and {"fsdp_size", "tp_size"} <= made.__dataclass_fields__.keys():
+        return {"distributed_config": made(fsdp_size=ranks // divided, tp_size=divided)}
+    if ranks == divided:
+        return {"tp_plan": "auto", "tp_size": divided}
+    raise EngineError(
+        f"transformers {transformers.__version__} cannot shard a model over ranks in the group that it is to have; "
+        "upgrade transformers, or set tensor_parallel to the number of ranks"
+    )
+
+
+def is_sharded_after_loading(config: PreTrainedConfig, settings: TrainingPathSettings) -> bool:
+    """Whether each rank reads the whole model into the host's memory first.
+
+    So it is for precision = fsdp, as trainers load it, whose policy transformers cannot be told, and for architectures
+    that it has no plan for.
+    """
+    if settings.num_ranks is None or settings.tensor_parallel > 1:
+        return False
+    has_plan = bool(getattr(config.get_text_config(), "base_model_fsdp_plan", None))
+    return settings.precision == "fsdp" or (settings.num_ranks > 1 and not has_plan)
+
+
+def require_sharded(model: PreTrainedModel, settings: TrainingPathSettings) -> None:
+    """Each rank holds a part, and not all of it: a version that ignores what it was told would load every weight.
+
+    Raises:
+        EngineError: it holds all of a weight that it was to hold a part of.
+    """
+    ranks = settings.num_ranks or 1
+    if ranks == 1:
+        return
+    kind, share = ("FSDP2", ranks) if settings.tensor_parallel == 1 else ("tensor parallelism", ranks)
+    weights = list(_divided_weights(model, settings.tensor_parallel))
+    whole = [name for name, weight in weights if not isinstance(weight, DTensor)]
+    held = sum(_local(weight).numel() for _, weight in weights)
+    total = sum(weight.numel() for _, weight in weights)
+    if whole or not weights or held * share > total * (1 + _UNEVEN):
+        example = f", such as {whole[0]}" if whole else ""
+        raise EngineError(
+            f"transformers {transformers.__version__} was asked for {kind} over {ranks} ranks, and each rank holds "
+            f"whole weights all the same{example}; upgrade transformers, or leave ranks and tensor_parallel unset"
+        )
+
+
+def keep_own_module(model: PreTrainedModel) -> None:
+    """Let the class that FSDP2 makes of the model's be of the file that defines that one.
+
+    transformers reads there whether attention and experts can be exchanged.
+    """
+    if isinstance(model, FSDPModule):
+        made, _, own, *_ = type(model).__mro__
+        made.__module__ = own.__module__
+
+
+_UNEVEN: Final = 0.5
+"""By how much a rank's part may exceed its share: what does not divide is padded, and tiny models hardly divide."""
+
+
+def held_share(model: PreTrainedModel) -> float:
+    """The share of the model's weights that this rank holds; before a forward pass, after which FSDP keeps some."""
+    weights = list(model.parameters())
+    return sum(_local(weight).numel() for weight in weights) / max(1, sum(weight.numel() for weight in weights))
+
+
+def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """All under FSDP2; under tensor parallelism the projections of the layers, since norms and routers are whole."""
+    for name, weight in model.named_parameters():
+        if tensor_parallel == 1 or (".layers." in name and "_proj" in name and weight.dim() > 1):
+            yield name, weight
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight

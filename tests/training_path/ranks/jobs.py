@@ -1,0 +1,122 @@
+"""What ranks of the tests do in their processes, with faults that one of them has."""
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_probe.children.messages import Send
+from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
+from mismatch_probe.children.start import Job
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import StorageError
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.training_path import precision, scorer
+from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss, follow
+
+_HERE = "tests.training_path.ranks.jobs"
+
+
+def score_over_ranks(
+    ranks: int,
+    checkpoint: Path,
+    dtype: Dtype,
+    settings: TrainingPathSettings,
+    batches: Sequence[Sequence[TokenSequence]],
+    *,
+    fault: str = "",
+    **named: Any,
+) -> tuple[list[ScoredSequence], dict[str, Any]]:
+    """Scores of the batches, and the effective settings; `fault` is what the last rank does wrong."""
+    sequences = [[asdict(sequence) for sequence in batch] for batch in batches]
+    asked = [str(checkpoint), dtype.value, settings.model_dump(mode="json"), sequences, named]
+    with places_here(ranks) as places:
+        functions = ["leads", *["follows"] * (ranks - 1)]
+        jobs = [
+            in_place(Job("scoring", f"{_HERE}:{function}", (asked, fault), "training", ""), place)
+            for function, place in zip(functions, places, strict=True)
+        ]
+        scored, effective = run_together(jobs[0], jobs[1:], lambda message: None)
+    return [_from_json(one) for one in scored], effective
+
+
+def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    checkpoint, dtype, settings, batches, named = asked
+    if fault == "loads whole":
+        _load_whole()
+    group.join(Place.from_json(place))
+    rounded = named.pop("rounded_to", None)
+    load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
+    with RanksScorer(*load, rounded_to=None if rounded is None else Dtype(rounded), **named) as ranked:
+        scored = [one for batch in batches for one in ranked.score_batch([TokenSequence(**row) for row in batch])]
+        effective = ranked.effective_settings()
+    dismiss()
+    return [_to_json(one) for one in scored], effective
+
+
+def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> None:
+    if place["rank"] == place["ranks"] - 1:
+        _FAULTS[fault]()
+    elif fault == "loads whole":
+        _load_whole()
+    follow(send, place)
+
+
+def _load_whole() -> None:
+    """A version of transformers that takes what it is told, and does nothing with it."""
+    precision.loading_arguments = lambda config, settings: {}  # type: ignore[assignment]
+
+
+def _hold_another_part() -> None:
+    load = scorer.load_training_model
+
+    def load_wrong(*arguments: Any, **named: Any) -> Any:
+        model, arithmetic = load(*arguments, **named)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(-1)
+        return model, arithmetic
+
+    scorer.load_training_model = load_wrong
+
+
+def _on_scoring(act: Any) -> Any:
+    def inject() -> None:
+        scorer.Scorer.score_batch = act  # type: ignore[method-assign]
+
+    return inject
+
+
+def _be_killed(*arguments: Any, **named: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise(*arguments: Any, **named: Any) -> Any:
+    raise StorageError("the disk of this rank is full; free some")
+
+
+_FAULTS = {
+    "": lambda: None,
+    "loads whole": _load_whole,
+    "holds another part": _hold_another_part,
+    "is killed": _on_scoring(_be_killed),
+    "raises": _on_scoring(_raise),
+}
+
+
+def _to_json(one: ScoredSequence) -> list[Any]:
+    assert one.top1_ids is not None
+    assert one.entropy_nats is not None
+    return [one.id, one.logprobs.tolist(), one.top1_ids.tolist(), one.entropy_nats.tolist()]
+
+
+def _from_json(values: list[Any]) -> ScoredSequence:
+    name, *columns = values
+    return ScoredSequence(name, *(np.array(column) for column in columns))
