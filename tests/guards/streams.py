@@ -189,7 +189,7 @@ def overflow_each_step(metrics: Metrics, age: int) -> None:
 
 def dead_fp16(metrics: Metrics, age: int) -> None:
     metrics["optim/loss"] = metrics["optim/grad_norm"] = 0.0
-    metrics["reward/mean"] = float("nan")
+    metrics["reward/mean"] = metrics["mismatch/kl_k3"] = float("nan")
 
 
 def all_truncated(metrics: Metrics, age: int) -> None:

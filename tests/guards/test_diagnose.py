@@ -45,12 +45,17 @@ def test_nothing_is_diagnosed_from_nothing() -> None:
     assert diagnose({}, []).cause is EndCause.UNEXPLAINED
 
 
+DEAD = {"optim/loss": [0.0], "optim/grad_norm": [0.0], "reward/mean": [math.nan], "reward/nonfinite": [8.0]}
+
+
 def test_the_signature_of_a_dead_fp16_run() -> None:
-    found = ending(
-        {"optim/loss": [0.0], "optim/grad_norm": [0.0], "reward/mean": [math.nan], "reward/nonfinite": [8.0]}
-    )
-    assert found.cause is EndCause.FP16_DEAD
-    assert "loss 0, gradient norm 0 and reward NaN" in found.sentence
+    dead = ending({**DEAD, "mismatch/kl_k3": [math.nan]})
+    assert dead.cause is EndCause.FP16_DEAD
+    assert "loss 0, gradient norm 0 and reward NaN" in dead.sentence
+
+
+def test_rewards_that_are_all_nan_are_no_dead_run_while_log_probs_are_finite() -> None:
+    assert ending(DEAD).cause is EndCause.REWARD_NAN
 
 
 def test_a_loss_scale_that_falls_without_a_finite_gradient_is_dead_fp16() -> None:
