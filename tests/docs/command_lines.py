@@ -1,10 +1,11 @@
-"""The command lines of the documents: found, joined over lines, and taken apart."""
+"""The command lines of the documents and of the help: found, joined over lines, and taken apart."""
 
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mismatch_probe.cli.examples import EXAMPLES
 from tests.docs.pages import Page, pages
 
 NEEDS_GPU = "needs a GPU"
@@ -38,7 +39,8 @@ class CommandLine:
 
 
 def command_lines() -> list[CommandLine]:
-    return [line for page in pages() for line in lines_of(page)]
+    of_help = [CommandLine(f"help of {name}", f"mismatch-probe {words}") for name, words in EXAMPLES.items()]
+    return [*(line for page in pages() for line in lines_of(page)), *of_help]
 
 
 def lines_of(page: Page) -> Iterator[CommandLine]:
