@@ -41,6 +41,12 @@ class GatedCompare:
         gate = open_gate(path, baseline, "--gate", without_baseline=without_baseline)
         return cls(path, baseline, without_baseline, gate)
 
+    @property
+    def flags(self) -> list[object]:
+        """Those that gave it."""
+        baseline = ["--without-baseline"] if self.without_baseline else []
+        return ["--gate", self.path, *(baseline if self.baseline is None else ["--baseline", self.baseline])]
+
     def settings_to_start(
         self, settings: CompareSettings, recorded: RunDirectory | None, console: Console
     ) -> CompareSettings:

@@ -4,7 +4,7 @@ meanwhile is on stderr, and with --json the result as people read it too.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -88,8 +88,11 @@ def can_go_on(
     *,
     is_new: bool,
     kept: str = "What was computed is kept.",
+    given: Sequence[object] = (),
 ) -> Iterator[None]:
     """Where what computes `run` ends early, the command that goes on with its `settings` is told after what was `kept`.
+
+    given: flags that no run records, to be given again.
 
     A new run that a wrong flag ended before its first result is removed instead, so that the same command can be given
     again, mended.
@@ -103,7 +106,7 @@ def can_go_on(
             run.discard_without_results()
         raise
     except (KeyboardInterrupt, MismatchProbeError):
-        how = command_line(command, "--resume", "--out", run.path, *code_flags(settings))
+        how = command_line(command, "--resume", "--out", run.path, *code_flags(settings), *given)
         console.print(f"{kept} Continue with: {how}", soft_wrap=True, highlight=False)
         raise
 

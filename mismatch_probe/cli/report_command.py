@@ -6,7 +6,11 @@ from pathlib import Path
 from mismatch_probe.cli.output import print_outcome, results
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.headroom.console import render_headroom
+from mismatch_probe.localize.console import render_localization
 from mismatch_probe.records.findings import Findings
+from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.findings import write_findings_report
@@ -44,8 +48,16 @@ def report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> 
         StorageError: the disk refused the write.
     """
     findings = Findings(folder)
-    path = write_findings_report(findings, plotly_js)
-    print_outcome(results(as_json=json_output), path, findings.documents()[0], as_json=json_output)
+    path, document, console = (
+        write_findings_report(findings, plotly_js),
+        findings.documents()[0],
+        results(as_json=json_output),
+    )
+    if isinstance(document, Headroom):
+        render_headroom(document, console)
+    elif isinstance(document, Localization):
+        render_localization(document, console)
+    print_outcome(console, path, document, as_json=json_output)
 
 
 def report_training(

@@ -14,11 +14,11 @@ from mismatch_probe.report.findings.localize import (
     modules_table,
     routers_table,
 )
-from mismatch_probe.report.screen import print_advice, print_line, print_titled, without_intervals
+from mismatch_probe.report.screen import print_line, print_titled, without_intervals
 from mismatch_probe.report.view import Table
 
 _MOST_BLOCKS = 40
-_BAR = 11
+_BAR = 9
 
 
 def render_localization(localization: Localization, console: Console) -> None:
@@ -35,7 +35,6 @@ def render_localization(localization: Localization, console: Console) -> None:
             print_line(console, f"Not tried: {what}: {why}.", "dim")
     if localization.routers:
         print_titled(console, routers_table(localization))
-    print_advice(console, best_part(localization))
     print_line(
         console,
         f"{localization.looked_into_sequences} of {localization.num_sequences} responses looked into, "
@@ -54,6 +53,8 @@ def _headline(localization: Localization, console: Console) -> None:
             print_line(console, f"  engine: {', '.join(suspect.infer_names)}")
     if not localization.suspects:
         print_line(console, localize_headline(localization), "bold")
+    for sentence in best_part(localization):
+        print_line(console, sentence, "bold")
     print_line(
         console,
         f"Token KL (k3) {write_estimate(localization.kl_k3)}, mean abs(d) {write_estimate(localization.mean_abs_diff)}",

@@ -84,13 +84,19 @@ def show(console: Console, table: rich_table.Table) -> None:
 def drawn(console: Console, table: Table, write: Write = in_full, **layout: Any) -> rich_table.Table:
     """A table of the page as one of the terminal; `write` says how a cell is written."""
     box, between = (SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
-    drawn_table = rich_table.Table(*table.columns, box=box, pad_edge=False, padding=(0, between, 0, 0), **layout)
-    for column in drawn_table.columns:
+    drawn_table = rich_table.Table(
+        *table.columns, box=box, pad_edge=False, show_edge=False, padding=(0, between, 0, 0), **layout
+    )
+    for column, header in zip(drawn_table.columns, table.columns, strict=True):
         column.overflow = "fold"
+        column.min_width = max(map(len, header.split()), default=0)
     drawn_table.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
     for row in table.rows:
         styles = (_STYLES[cell.kind] if isinstance(cell, Badge) else "" for cell in row)
         drawn_table.add_row(*(Text(write(cell), style) for cell, style in zip(row, styles, strict=True)))
+    if console.measure(drawn_table).minimum + len(table.columns) > console.width:
+        for column in drawn_table.columns:  # rich gives such columns up to one more than there is
+            column.min_width = None
     return drawn_table
 
 

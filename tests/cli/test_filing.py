@@ -75,6 +75,7 @@ def test_a_folder_of_its_own_has_a_page_that_can_be_made_again(tmp_path: Path, c
     model = make_checkpoint(tmp_path / "tiny")
     ended = command_line("headroom", "--model", model, "--weights-only", "--out", out)
     assert ended.code == 0, ended.stderr
+    assert command_line("report", out).stdout == ended.stdout
     page = (out / "report.html").read_bytes()
     (out / "report.html").unlink()
     again = command_line("report", out, "--json")
@@ -89,6 +90,7 @@ def test_a_localization_is_rendered_again_from_its_file(tmp_path: Path, command_
     assert ended.code == 0
     validate("localize", ended.document)
     assert "20 times the error" in (tmp_path / "report.html").read_text()
+    assert "20 times the error" in command_line("report", tmp_path).stdout
     refused = command_line("report", tmp_path, "--recompute")
     assert (refused.code, "--recompute is for comparisons" in refused.stderr) == (2, True)
 

@@ -57,6 +57,21 @@ def test_an_interrupt_is_one_sentence(
     assert not (tmp_path / "new").exists()
 
 
+def test_what_goes_on_from_an_interrupted_gate_is_judged_by_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mismatch_probe.cli.compare_command.execute", interrupted)
+    gate, run = tmp_path / "gate.toml", tmp_path / "run"
+    gate.write_text('[gate]\npreset = "nemo-rl"\n')
+    model = make_checkpoint(tmp_path / "model")
+    answer = probe("compare", "--model", model, "--gate", gate, "--without-baseline", "--out", run)
+    assert answer.returncode == ExitCode.INTERRUPTED
+    assert f"compare --resume --out {run} --gate {gate} --without-baseline\n" in answer.stderr
+
+
 _SAYS_WHEN_IT_HEEDS = """
 from mismatch_probe.cli import app
 heed = app.heed_interrupts

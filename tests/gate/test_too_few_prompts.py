@@ -34,7 +34,9 @@ def started(folder: Path, source: str, samples: int, **gate: int) -> tuple[int |
     config = gate_file(folder, GATE.format(**gate) + GOOD)
     said = io.StringIO()
     console = Console(file=said, width=1000)
-    settings = GatedCompare.open(config, None).settings_to_start(parse_settings(CompareSettings, values), None, console)
+    settings = GatedCompare.open(config, None, without_baseline=False).settings_to_start(
+        parse_settings(CompareSettings, values), None, console
+    )
     return settings.prompts.num_prompts, said.getvalue()
 
 
