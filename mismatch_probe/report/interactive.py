@@ -41,13 +41,14 @@ class Scripts:
 
 
 @cache
-def scripts(plotly_js: PlotlyJs) -> Scripts:
-    """The same installed plotly gives the same bytes."""
+def scripts(plotly_js: PlotlyJs, *, draws: bool = True) -> Scripts:
+    """The same installed plotly gives the same bytes; a page that draws nothing has none of it."""
     from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-    own = "".join(
-        files("mismatch_probe.report").joinpath("templates", name).read_text("utf-8") for name in _OWN_SCRIPTS
-    )
+    templates = files("mismatch_probe.report").joinpath("templates")
+    own = "".join(templates.joinpath(name).read_text(encoding="utf-8") for name in _OWN_SCRIPTS)
+    if not draws:
+        return Scripts(f"'{_digest(own)}'", Markup(own))
     source: str = get_plotlyjs()
     integrity = _digest(source)
     if plotly_js is PlotlyJs.CDN:

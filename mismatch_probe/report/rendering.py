@@ -27,7 +27,11 @@ def rendered_page(plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Se
         _environment()
         .get_template("report.html.j2")
         .render(
-            scripts=scripts(plotly_js), figures=packed_figures(panels), overview=overview, sections=sections, **values
+            scripts=scripts(plotly_js, draws=bool(panels)),
+            figures=packed_figures(panels) if panels else "",
+            overview=overview,
+            sections=sections,
+            **values,
         )
     )
 

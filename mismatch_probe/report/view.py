@@ -47,12 +47,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Heading:
-    """Names a drawing: `description` is what a screen reader says for it, `reading` tells everyone how to read it."""
+    """Names a drawing: `description` is what a screen reader says for it, `reading` tells everyone how to read it,
+    `log_reading` how to read its axes while they are logarithmic.
+    """
 
     anchor: str
     title: str
     description: str
     reading: str = ""
+    log_reading: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Every metric of every pair, with its interval and its N."""
 
+from collections.abc import Collection
+
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
@@ -15,7 +17,10 @@ def dtypes(summary: Summary) -> Section:
     blocks: list[Block] = [_side_by_side(summary)]
     if any(pair.settings_told_apart for pair in summary.pairs):
         blocks.append(_settings(summary))
-    blocks += [_every_metric(pair) for pair in summary.pairs]
+    explained = set(HEADLINE_METRICS)
+    for pair in summary.pairs:
+        blocks.append(_every_metric(pair, explained))
+        explained |= set(pair.metrics)
     missing = {f"{name}: {why}" for pair in summary.pairs for name, why in pair.metrics_unavailable.items()}
     if missing:
         blocks.append(Note("Metrics that could not be had:", sorted(missing)))
@@ -56,13 +61,15 @@ def _settings(summary: Summary) -> Table:
     return Table("What each side's own settings change", columns, rows, text_columns=frozenset({1, 2, 3}), stacked=True)
 
 
-def _every_metric(pair: PairSummary) -> Table:
+def _every_metric(pair: PairSummary, explained: Collection[str]) -> Table:
+    """With the meaning of those that nothing above has `explained`."""
     rows: list[list[Cell]] = []
     for name, estimate in pair.metrics.items():
         written = write_estimate(estimate)
         prompts = ABSENT if estimate.num_prompts is None else write_count(estimate.num_prompts)
         sizes = [prompts, write_count(estimate.num_sequences), write_count(estimate.num_tokens)]
-        rows.append([metric_name(name), written.value, written.interval or ABSENT, *sizes, f"{estimate.by}s"])
+        shown = Markup("<code>{}</code>").format(name) if name in explained else metric_name(name)
+        rows.append([shown, written.value, written.interval or ABSENT, *sizes, f"{estimate.by}s"])
     return Table(
         f"Every metric of {pair_label(pair)}",
         ["metric", "value", "interval", "prompts", "responses", "tokens", "averages over"],

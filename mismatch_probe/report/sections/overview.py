@@ -11,7 +11,7 @@ from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.answer import short_answer
 from mismatch_probe.report.figures import length as length_figures
-from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, words_inside
+from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
@@ -24,6 +24,8 @@ from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
 _ROOM = 6.0
+_TOP = -0.75
+"""Of the axis of rows."""
 
 
 def overview(summary: Summary, manifest: Manifest) -> Overview:
@@ -84,8 +86,8 @@ def _figure(summary: Summary) -> Figure:
         "overview-kl",
         "How far apart: KL per token",
         kl,
-        "Each step of the axis is a power of ten; the bar is the interval. The dotted line is the band of NeMo-RL, "
-        "KL below 1e-3.",
+        "The bar is the interval. The dotted line is the band of NeMo-RL, KL below 1e-3.",
+        "Each step of the axis is a power of ten.",
     )
     panels = [_divergence(heading, summary.pairs, "kl_k3", style_of)]
     if shown:
@@ -133,14 +135,27 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, sty
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
         figure.update_xaxes(range=[math.log10(left), math.log10(right)], title_text=f"{metric}, nats per token")
-        figure.update_yaxes(range=[len(shown) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
+        figure.update_yaxes(range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
         limit_line(figure, KL_LIMIT, upright=True)
-        place = math.log(KL_LIMIT / left) / math.log(right / left)
-        words_inside(figure, f"{KL_LIMIT_NAME} {KL_LIMIT:g}", place, 1.0, right=place > 0.5)
+        _name_of_limit(figure, is_left_of_it=left * right < KL_LIMIT**2)
         for row, (pair, estimate) in enumerate(shown):
             _interval_row(figure, row, pair, estimate, left, style_of(pair))
 
     return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
+
+
+def _name_of_limit(figure: go.Figure, *, is_left_of_it: bool) -> None:
+    """Beside the line, whatever the scale."""
+    figure.add_scatter(
+        x=[KL_LIMIT],
+        y=[_TOP],
+        mode="text",
+        text=[said(f"{KL_LIMIT_NAME} {KL_LIMIT:g}")],
+        textposition="top left" if is_left_of_it else "top right",
+        textfont={"size": 11, "color": color("muted")},
+        cliponaxis=False,
+        hoverinfo="skip",
+    )
 
 
 def _interval_row(

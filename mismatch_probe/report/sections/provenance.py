@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -21,11 +21,14 @@ from mismatch_probe.report.view import Block, Cell, Command, Note, Section, Tabl
 _VALUE_CHARACTERS = 300
 _ABSENT = "—"
 
+Side = tuple[str, dict[str, Any]]
+"""A stage, and the settings that it reported."""
+
 
 def settings(summary: Summary, manifest: Manifest) -> Section:
     blocks: list[Block] = [_preflight(summary)] if summary.preflight else []
     blocks += server_tables(manifest)
-    blocks += [_both_sides(pair, manifest) for pair in summary.pairs]
+    blocks += _of_pairs(summary, manifest)
     blocks.append(key_values("Settings of the run, resolved", manifest.settings.model_dump(mode="json"), folded=True))
     return Section(
         "settings",
@@ -92,24 +95,55 @@ def _preflight(summary: Summary) -> Table:
     return Table("What the settings alone say", columns, rows, text_columns=frozenset({1, 2, 3, 4, 5}), stacked=True)
 
 
-def _both_sides(pair: PairSummary, manifest: Manifest) -> Block:
-    """Effective settings of the engine and of the training path in one table."""
+def _of_pairs(summary: Summary, manifest: Manifest) -> list[Block]:
+    """The effective settings of the first pair, and of every other what it has otherwise."""
+    first, *others = summary.pairs
+    of_first = _effective(first, manifest)
+    blocks = [both_sides(pair_label(first), *of_first)]
+    for pair in others:
+        engine, path = _effective(pair, manifest)
+        if all(side[1] for side in (*of_first, engine, path)):
+            blocks.append(_set_otherwise(pair_label(first), of_first, pair_label(pair), (engine, path)))
+        else:
+            blocks.append(both_sides(pair_label(pair), engine, path))
+    return blocks
+
+
+def _effective(pair: PairSummary, manifest: Manifest) -> tuple[Side, Side]:
+    """The stage of the engine and that of the training path, each with what it reported."""
     settings = manifest.settings
     stages = settings.mu(pair.infer).stage("sample"), settings.pi(pair.train).stage("score")
     mu, pi = (manifest.stages[stage].effective_settings if stage in manifest.stages else {} for stage in stages)
-    return both_sides(pair_label(pair), (stages[0], mu), (stages[1], pi))
+    return (stages[0], mu), (stages[1], pi)
 
 
-def both_sides(label: str, engine: tuple[str, dict[str, Any]], path: tuple[str, dict[str, Any]]) -> Block:
+def both_sides(label: str, engine: Side, path: Side) -> Block:
     """A name and the effective settings of the engine and of the training path, side by side."""
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     if not mu and not pi:
         return Note(f"{label}: neither side reported its settings.")
     shared = [name for name in mu if name in pi]
     names = shared + [name for name in (*pi, *mu) if name not in shared]
+    return _side_by_side(f"{label}: effective settings", names, engine, path)
+
+
+def _set_otherwise(first: str, of_first: tuple[Side, Side], label: str, sides: tuple[Side, Side]) -> Block:
+    """What a pair has otherwise than the first one, of which everything is told."""
+    before, now = ([dict(flat(side[1])) for side in pair] for pair in (of_first, sides))
+    names = dict.fromkeys(name for side in (*now, *before) for name in side)
+    changed = [
+        name for name in names if any(old.get(name) != new.get(name) for old, new in zip(before, now, strict=True))
+    ]
+    if not changed:
+        return Note(f"{label}: the same effective settings as {first}.")
+    return _side_by_side(f"{label}: effective settings that are not those of {first}", changed, *sides)
+
+
+def _side_by_side(caption: str, names: Sequence[str], engine: Side, path: Side) -> Table:
+    mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     rows = [[Markup("<code>{}</code>").format(visible(name)), *_two(mu.get(name), pi.get(name))] for name in names]
     return Table(
-        f"{label}: effective settings",
+        caption,
         ["setting", f"inference engine (mu), {engine[0]}", f"training path (pi), {path[0]}"],
         rows,
         text_columns=frozenset({1, 2}),

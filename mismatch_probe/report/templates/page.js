@@ -62,7 +62,23 @@
     const isNew = !plot.dataset.drawn;
     plot.dataset.drawn = "yes";
     window.Plotly.react(drawing, data, layout, CONFIG);
-    if (isNew) drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
+    oneStop([...drawing.querySelectorAll(".modebar-btn")]);
+    if (!isNew) return;
+    drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
+    drawing.addEventListener("keydown", stepThroughButtons);
+  }
+
+  // The buttons of a drawing are one stop of the tab key; arrow keys lead from one to the next.
+  function oneStop(buttons) {
+    for (const [number, button] of buttons.entries()) button.tabIndex = number ? -1 : 0;
+  }
+  function stepThroughButtons(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const button = event.target.closest(".modebar-btn");
+    if (!step || !button) return;
+    const buttons = [...event.currentTarget.querySelectorAll(".modebar-btn")];
+    buttons.at((buttons.indexOf(button) + step) % buttons.length).focus();
+    event.preventDefault();
   }
 
   function newDrawing() {
@@ -123,6 +139,7 @@
     button.hidden = false;
     button.addEventListener("click", () => {
       linear.has(plot) ? linear.delete(plot) : linear.add(plot);
+      plot.parentElement.dataset.scale = linear.has(plot) ? "linear" : "log";
       button.setAttribute("aria-pressed", String(linear.has(plot)));
       if (plot.dataset.drawn) draw(plot);
     });
