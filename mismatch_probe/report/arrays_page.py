@@ -1,7 +1,6 @@
 """The page of a comparison of arrays, of which there is no run: the sections that need none."""
 
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
@@ -24,5 +23,5 @@ def render_arrays(summary: Summary) -> str:
         overview=overview_of(summary, []),
         sections=[section for section in sections if section is not None],
         sources=["arrays"],
-        summary_json=inert_json({}),
+        embedded={},
     )

@@ -1,7 +1,6 @@
-"""Text written by a model or a stranger, as HTML and JSON that a page may hold; what a terminal may show is `inert`."""
+"""Text written by a model or a stranger, as HTML that a page may hold; what a terminal may show is `inert`."""
 
-import json
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup, escape
 
@@ -19,11 +18,3 @@ def visible(text: str) -> Markup:
         else:
             pieces.append(str(escape(character)))
     return Markup("".join(pieces))
-
-
-def inert_json(document: Any) -> Markup:
-    """A JSON document that may stand inside `<script type="application/json">`: pure ASCII without `<`, `>` or `&`."""
-    text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

@@ -54,17 +54,27 @@ def scripts(plotly_js: PlotlyJs, *, draws: bool = True) -> Scripts:
     if plotly_js is PlotlyJs.CDN:
         url = _CDN.format(version=get_plotlyjs_version())
         return Scripts(f"'{_digest(own)}' {url}", Markup(own), url=url, integrity=integrity)
-    return Scripts(f"'{_digest(own)}' '{integrity}'", Markup(own), packed=_packed(source))
+    return Scripts(f"'{_digest(own)}' '{integrity}'", Markup(own), packed=packed(source))
 
 
 def packed_figures(panels: Iterable[Panel]) -> Markup:
     """The specifications of a page's drawings by their anchors, with the theme that they share."""
     figures: dict[str, Any] = {panel.heading.anchor: panel.specification for panel in panels}
-    return _packed(json.dumps({"theme": theme(), "figures": figures}, allow_nan=False, separators=(",", ":")))
+    return packed_json({"theme": theme(), "figures": figures})
 
 
-def _packed(text: str) -> Markup:
-    return Markup(base64.b64encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii"))
+def packed_json(document: Any) -> Markup:
+    return packed(json.dumps(document, allow_nan=False, separators=(",", ":")))
+
+
+def packed(text: str) -> Markup:
+    """Compressed by gzip, in base 85 with a comma for its `<`: what may stand in a script, and `unpacked` may read."""
+    encoded = base64.b85encode(gzip.compress(text.encode("utf-8"), mtime=0)).decode("ascii")
+    return Markup(encoded.replace("<", ","))
+
+
+def unpacked(text: str) -> str:
+    return gzip.decompress(base64.b85decode(text.encode().replace(b",", b"<"))).decode("utf-8")
 
 
 def _digest(script: str) -> str:

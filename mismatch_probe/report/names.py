@@ -17,7 +17,7 @@ def verdict_words(verdict: Verdict) -> str:
     return verdict.kind if verdict.code == verdict.kind else f"{verdict.kind}: {verdict.code.replace('_', ' ')}"
 
 
-DETAILED_PAIRS = 4
+DETAILED_PAIRS = 3
 """A page of more pairs than this draws coarser maps, and has the numbers of curves for the first ones only."""
 MORE_PAIRS_NOTE = (
     f"The numbers of curves stand here for the first {DETAILED_PAIRS} pairs; summary.json holds those of all."

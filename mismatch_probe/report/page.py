@@ -11,7 +11,6 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.findings import findings_section
-from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
@@ -81,7 +80,7 @@ def render_html(
         overview=overview(summary, manifest),
         sections=[section for section in sections if section is not None],
         sources=["summary.json", "manifest.json", *map(file_name, findings)],
-        summary_json=inert_json(_embedded(summary)),
+        embedded=_embedded(summary),
     )
 
 

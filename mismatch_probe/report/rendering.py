@@ -11,7 +11,7 @@ from markupsafe import Markup
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.interactive import PlotlyJs, packed_figures, scripts
+from mismatch_probe.report.interactive import PlotlyJs, packed_figures, packed_json, scripts
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Section
 
@@ -19,8 +19,10 @@ _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
 
 
-def rendered_page(plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Section], **values: Any) -> str:
-    """A page; the same values give the same bytes."""
+def rendered_page(
+    plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Section], embedded: Any, **values: Any
+) -> str:
+    """A page in which the JSON document `embedded` lies too; the same values give the same bytes."""
     blocks = [overview.figure, *(block for section in sections for block in section.blocks)]
     panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.panels]
     return (
@@ -29,6 +31,7 @@ def rendered_page(plotly_js: PlotlyJs, overview: Overview, sections: Sequence[Se
         .render(
             scripts=scripts(plotly_js, draws=bool(panels)),
             figures=packed_figures(panels) if panels else "",
+            embedded=packed_json(embedded),
             overview=overview,
             sections=sections,
             **values,

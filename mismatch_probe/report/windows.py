@@ -5,7 +5,7 @@ from typing import Final
 
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary, TokenInContext
 
-_MOST_TOKENS: Final = 3000
+_MOST_TOKENS: Final = 2400
 _FEWEST_A_PAIR: Final = 64
 _LONGEST: Final = 256
 """Tokens of a page, of a pair at least, and of a response at most."""

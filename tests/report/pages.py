@@ -1,14 +1,14 @@
 """What a page holds, read as a browser would."""
 
-import base64
-import gzip
 import json
 import re
 from typing import Any
 
+from mismatch_probe.report.interactive import unpacked
+
 Figure = dict[str, Any]
 
-SCRIPTS = {"summary": "application/json", "figures": "text/plain", "plotlyjs": "text/plain", None: None}
+SCRIPTS = {"summary": "text/plain", "figures": "text/plain", "plotlyjs": "text/plain", None: None}
 """The scripts of a page by id, with their types: three hold data, the last is the page's own."""
 
 
@@ -23,7 +23,14 @@ def drawings(page: str) -> dict[str, Figure]:
     """Plotly's specifications of a page's drawings, by anchor."""
     packed = re.search(r'<script type="text/plain" id="figures">([^<]*)</script>', page)
     assert packed is not None
-    return json.loads(gzip.decompress(base64.b64decode(packed[1])))["figures"]  # type: ignore[no-any-return]
+    return json.loads(unpacked(packed[1]))["figures"]  # type: ignore[no-any-return]
+
+
+def embedded(page: str) -> Any:
+    """The summary that a page carries."""
+    text = re.search(r'<script type="text/plain" id="summary">([^<]*)</script>', page)
+    assert text is not None
+    return json.loads(unpacked(text[1]))
 
 
 def traces(drawing: Figure, **like: Any) -> list[dict[str, Any]]:

@@ -102,6 +102,36 @@ def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
         report.wait(f"{kind} === '{wanted}'")
 
 
+def test_what_a_caption_says_of_a_logarithmic_axis_goes_with_it(report: Tab) -> None:
+    caption = "document.querySelector('#overview-kl .reading').innerText"
+    assert "power of ten" in report.run(caption)
+    report.run("document.querySelector('#overview-kl .scale').click()")
+    assert "power of ten" not in report.run(caption)
+    assert "The dotted line is the band" in report.run(caption)
+    report.run("document.querySelector('#overview-kl .scale').click()")
+
+
+def test_the_name_of_a_limit_stands_beside_its_line_on_either_axis(report: Tab) -> None:
+    drawing = plot("overview-kl")
+    name = f"[...{drawing}.querySelectorAll('.textpoint text')].find((text) => text.textContent.includes('limit'))"
+    line = f"{drawing}.querySelector('.shapelayer path')"
+    for _ in range(2):
+        report.run("document.querySelector('#overview-kl .scale').click()")
+        text, path = (
+            report.run(f"(({{left, right}}) => [left, right])({each}.getBoundingClientRect())") for each in (name, line)
+        )
+        assert min(abs(end - path[0]) for end in text) < 12
+
+
+def test_the_buttons_of_a_drawing_are_one_stop_and_arrows_lead_through_them(report: Tab) -> None:
+    buttons = f"[...{plot('length-position')}.querySelectorAll('.modebar-btn')]"
+    assert report.run(f"{buttons}.filter((button) => button.tabIndex >= 0).length") == 1
+    report.run(f"{buttons}[0].focus()")
+    for key, number in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
+        report.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        assert report.run(f"{buttons}.indexOf(document.activeElement)") == number
+
+
 def test_a_linear_axis_has_ticks_that_can_be_counted(report: Tab) -> None:
     """Steps of a power of ten, kept on a linear axis, would be a tick a token."""
     turned = "document.querySelectorAll('.scale').forEach((button) => button.click())"

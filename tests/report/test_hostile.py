@@ -7,7 +7,8 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import shortened
-from mismatch_probe.report.hostile import inert_json, visible
+from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.interactive import packed_json, unpacked
 from mismatch_probe.report.page import render_html
 from tests.report import samples
 from tests.report.pages import SCRIPTS, drawings, words
@@ -88,12 +89,12 @@ def test_marks_piled_on_a_letter_cannot_paint_over_other_lines() -> None:
     assert len(visible(PAYLOADS["many marks"])) < 5
 
 
-def test_embedded_json_survives_and_holds_no_markup() -> None:
+def test_what_is_packed_survives_and_holds_no_markup() -> None:
     document = {"text": "".join(PAYLOADS.values())}
-    text = inert_json(document)
-    assert json.loads(text) == document
+    text = packed_json(document)
+    assert json.loads(unpacked(text)) == document
     assert text.isascii()
-    assert not set("<>&") & set(text)
+    assert not set("<\"'/") & set(text)
 
 
 def test_text_is_cut_from_the_side_asked_for() -> None:

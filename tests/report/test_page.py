@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,13 +16,15 @@ from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html, write_report
+from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.corrections import STYLES
+from mismatch_probe.report.sections.overview import overview
+from mismatch_probe.report.view import Overview
 from tests.report import samples
-from tests.report.pages import SCRIPTS, drawings, scripts_of, traces, words
+from tests.report.pages import SCRIPTS, drawings, embedded, scripts_of, traces, words
 
 MOST_BYTES = 2_500_000
-MOST_BYTES_OF_MANY_PAIRS = 3_200_000
-"""plotly.js takes 2 MB of each."""
+"""plotly.js takes 1.84 MB of it."""
 VOID = {"meta", "br", "img", "hr", "link", "input", "wbr"}
 SECTIONS = (
     *("answer", "verdicts", "dtypes", "scatter", "length", "errors", "vocabulary", "confidence", "corrections"),
@@ -113,6 +114,23 @@ def test_nothing_is_loaded_and_nothing_runs_but_the_page_and_plotly(page: str, s
     )
 
 
+@pytest.mark.parametrize("plotly_js", list(PlotlyJs))
+def test_a_page_without_a_drawing_has_nothing_to_draw_with(plotly_js: PlotlyJs) -> None:
+    page = rendered_page(plotly_js, overview=undrawn_overview(), sections=[], embedded={}, tool_version="", sources=[])
+    structure = parsed(page)
+    own = digest(re.findall(r"<script>(.*?)</script>", page, re.S)[0])
+    assert f"script-src '{own}'; style-src" in policy_of(structure)
+    assert "summary" in structure.ids
+    assert not {"figures", "plotlyjs"} & set(structure.ids)
+    assert "http" not in page.replace("http-equiv", "")
+    assert "drawn by JavaScript" not in page
+    assert len(page) < 60_000
+
+
+def undrawn_overview() -> Overview:
+    return replace(overview(samples.undrawn(samples.summary()), samples.manifest()), figure=None)
+
+
 def test_a_page_for_a_repository_fetches_one_checked_version_of_plotly_and_is_small() -> None:
     page = render_html(samples.summary(), samples.manifest(), plotly_js=PlotlyJs.CDN)
     url = f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"
@@ -179,10 +197,7 @@ def test_the_page_of_three_dtypes_is_small(page: str) -> None:
 
 
 def test_the_summary_is_embedded(page: str) -> None:
-    text = re.search(r'<script type="application/json" id="summary">(.*?)</script>', page, re.DOTALL)
-    assert text is not None
-    embedded = json.loads(text[1])
-    assert embedded["pairs"][0]["metrics"]["kl_k3"]["value"] == pytest.approx(
+    assert embedded(page)["pairs"][0]["metrics"]["kl_k3"]["value"] == pytest.approx(
         samples.summary().pairs[0].metrics["kl_k3"].value, rel=1e-8
     )
 
@@ -203,6 +218,13 @@ def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text
     command = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
     assert f"<li>See: <code>{command.strip()}</code></li>" in page
     assert "<li><code><span>&lt;script&gt;</span></code> is text</li>" in page
+
+
+def test_settings_of_another_pair_are_told_where_they_are_not_those_of_the_first(page: str) -> None:
+    tables = re.findall(r"<caption>([^<]*effective settings[^<]*)</caption>.*?<tbody>(.*?)</tbody>", page, re.S)
+    first, *others = ((html.unescape(caption), re.findall(r"<code>(\w+)</code>", body)) for caption, body in tables)
+    assert {"dtype", "rope_theta", "temperature"} <= set(first[1])
+    assert others == [("FP16: effective settings that are not those of BF16", ["dtype"])]
 
 
 def test_settings_that_differ_between_the_sides_are_marked(page: str) -> None:
@@ -319,11 +341,16 @@ def _section(page: str, anchor: str) -> str:
 @pytest.mark.slow
 def test_the_page_of_the_largest_run_stays_small() -> None:
     pairs: samples.Pairs = tuple((train, infer) for train in Dtype for infer in Dtype)
-    hostile = "\u202e</script><script>" * 100
-    simulation = samples.Simulation(num_responses=24, longest=32_768, hostile=hostile)
-    summary = samples.summary(pairs, simulation)
+    summary = samples.summary(pairs, samples.Simulation(num_responses=24, longest=32_768))
     assert sum(pair.counts.num_tokens for pair in summary.pairs) > 2_000_000
-    assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES_OF_MANY_PAIRS
+    assert len(render_html(summary, samples.manifest(pairs)).encode()) <= MOST_BYTES
+
+
+def test_endless_text_of_a_model_makes_no_large_page() -> None:
+    hostile = "\u202e</script><script>" * 100
+    pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
+    summary = samples.summary(pairs, samples.Simulation(hostile=hostile))
+    assert len(render_html(summary, samples.manifest(pairs, hostile)).encode()) <= MOST_BYTES
 
 
 def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -> None:

@@ -19,7 +19,6 @@ from mismatch_probe.report.findings.explain import (
 )
 from mismatch_probe.report.findings.headroom import headroom_overview, headroom_sections
 from mismatch_probe.report.findings.localize import localize_key, localize_label, localize_overview, localize_sections
-from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.provenance import key_values
@@ -54,7 +53,7 @@ def render_document(document: Headroom | Localization, plotly_js: PlotlyJs = Plo
         overview=answer.overview,
         sections=[*answer.sections, made(document)],
         sources=[file_name(document)],
-        summary_json=inert_json(document.model_dump(mode="json")),
+        embedded=document.model_dump(mode="json"),
     )
 
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from mismatch_probe.notation import write_count, write_estimate, write_number
+from mismatch_probe.notation import write_count, write_estimate, write_number, write_range
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as length_drawing
 from mismatch_probe.report.figures.canvas import LEAST_SPAN, band, hover_estimate, line, logarithmic, panel, titles
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_key, pair_label, pair_styles
-from mismatch_probe.report.sections.length import bins_table
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve
 
@@ -77,7 +76,7 @@ def _by_position(by: str, separated: Separated) -> Figure:
             f"confidence-{by}-{pair_key(pair)}", title, f"One line for each of {len(curves)} bins of {words}."
         )
         panels.append(length_drawing.draw_by_confidence(heading, curves))
-        tables += [bins_table(f"{title}: {_range(curve)}", "tokens", curve.abs_diff_by_position) for curve in curves]
+        tables.append(_positions(title, curves))
     widest = max((curves for _, curves in separated), key=len)
     key = [(_range(curve), length_drawing.confidence_style(curve, widest)) for curve in widest]
     return Figure(
@@ -89,6 +88,16 @@ def _by_position(by: str, separated: Separated) -> Figure:
         key=key,
         dense=True,
     )
+
+
+def _positions(title: str, curves: Sequence[ConfidenceCurve]) -> Table:
+    """Mean |d| of each stretch of positions, a column for each bin of confidence."""
+    means = [{(bin_.low, write_range(bin_)): bin_.mean for bin_ in curve.abs_diff_by_position} for curve in curves]
+    stretches = sorted({stretch for of_curve in means for stretch in of_curve})
+    rows: list[list[Cell]] = [
+        [stretch[1], *(write_estimate(of_curve.get(stretch)) for of_curve in means)] for stretch in stretches
+    ]
+    return Table(f"{title}: mean |d| by position", ["tokens", *map(_range, curves)], rows)
 
 
 def _range(curve: ConfidenceCurve) -> str:

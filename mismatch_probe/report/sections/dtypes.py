@@ -8,7 +8,7 @@ from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, write_count, write_estimate
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
+from mismatch_probe.report.names import DETAILED_PAIRS, HEADLINE_METRICS, metric_aggregate, metric_meaning, pair_label
 from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Block, Cell, Note, Section, Table
 
@@ -18,9 +18,11 @@ def dtypes(summary: Summary) -> Section:
     if any(pair.settings_told_apart for pair in summary.pairs):
         blocks.append(_settings(summary))
     explained = set(HEADLINE_METRICS)
-    for pair in summary.pairs:
+    for pair in summary.pairs[:DETAILED_PAIRS]:
         blocks.append(_every_metric(pair, explained))
         explained |= set(pair.metrics)
+    if len(summary.pairs) > DETAILED_PAIRS:
+        blocks.append(Note(f"Every metric stands here for the first {DETAILED_PAIRS} pairs; summary.json holds all."))
     missing = {f"{name}: {why}" for pair in summary.pairs for name, why in pair.metrics_unavailable.items()}
     if missing:
         blocks.append(Note("Metrics that could not be had:", sorted(missing)))

@@ -16,7 +16,7 @@ from mismatch_probe.report.windows import Window, windows
 
 _STEPS: Final = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Nats from which the next stronger colour begins: about a factor of three a step, the same on every page."""
-_TOKEN_CHARACTERS, _ID_CHARACTERS = 40, 48
+_TOKEN_CHARACTERS, _ID_CHARACTERS = 20, 48
 
 
 def responses(summary: Summary) -> Section | None:

@@ -14,9 +14,25 @@
   };
 
   async function unpacked(id) {
-    const packed = document.getElementById(id).textContent;
-    const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+    const bytes = fromBase85(document.getElementById(id).textContent);
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  // Five characters are four bytes; what is missing of the last five is missing of the bytes.
+  const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
+  function fromBase85(text) {
+    const values = new Uint8Array(128);
+    for (let digit = 0; digit < DIGITS.length; digit++) values[DIGITS.charCodeAt(digit)] = digit;
+    const groups = Math.ceil(text.length / 5);
+    const bytes = new DataView(new ArrayBuffer(4 * groups));
+    for (let group = 0; group < groups; group++) {
+      let number = 0;
+      for (let place = 5 * group; place < 5 * group + 5; place++) {
+        number = 85 * number + (place < text.length ? values[text.charCodeAt(place)] : 84);
+      }
+      bytes.setUint32(4 * group, number);
+    }
+    return new Uint8Array(bytes.buffer, 0, 4 * groups - (5 * groups - text.length));
   }
 
   // What draws is unpacked once, when the first drawing comes into view.
@@ -211,6 +227,15 @@
       heading.append(button);
       button.addEventListener("click", () => sort(table, column, heading));
     });
+  }
+
+  // On a narrow screen a row of these is a card, each of whose cells bears the name of its column.
+  for (const table of document.querySelectorAll("table.stacked")) {
+    const names = [...table.tHead.rows[0].cells].map((heading) => heading.textContent);
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, column) => column && (cell.dataset.label = names[column]));
+    }
+    table.classList.add("labelled");
   }
 
   // The section in view is marked in the contents.

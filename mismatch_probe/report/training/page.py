@@ -5,7 +5,6 @@ from pathlib import Path
 
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
-from mismatch_probe.report.hostile import inert_json
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.training.course import Course, read_courses
@@ -56,5 +55,5 @@ def render_training(runs: Sequence[tuple[Course, TrainingSummary]], plotly_js: P
             reproduce(courses),
         ],
         sources=_SOURCES,
-        summary_json=inert_json([summary.model_dump(mode="json") for _, summary in runs]),
+        embedded=[summary.model_dump(mode="json") for _, summary in runs],
     )

@@ -1,6 +1,5 @@
 """The page of a training run: the answer first, every curve with its numbers, nothing that runs or loads."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from mismatch_probe.report.training.course import read_courses
 from mismatch_probe.report.training.overview import overview
 from mismatch_probe.report.training.summarise import summarise_course
 from mismatch_probe.report.view import Overview
-from tests.report.pages import SCRIPTS, drawings, scripts_of, traces, words
+from tests.report.pages import SCRIPTS, drawings, embedded, scripts_of, traces, words
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not
 from tests.report.test_page import parsed
@@ -170,13 +169,13 @@ def test_skipped_updates_are_marked_and_counted(collapsed: str, clean: str) -> N
     [skipped] = traces(drawing(collapsed, "gradient"), marker__color="var(--fig-mask)")
     assert skipped["x"] == [20, 21]
     assert traces(drawing(clean, "gradient"), marker__color="var(--fig-mask)") == []
-    assert summary_of(collapsed)[0]["skipped_updates"] == 2
+    assert embedded(collapsed)[0]["skipped_updates"] == 2
 
 
 def test_values_that_are_not_finite_are_named(collapsed: str, clean: str) -> None:
     assert "Crosses at the top: not finite." in collapsed
     assert "Crosses at the top" not in clean
-    assert summary_of(collapsed)[0]["metrics"]["reward/mean"]["nonfinite_steps"] == 1
+    assert embedded(collapsed)[0]["metrics"]["reward/mean"]["nonfinite_steps"] == 1
 
 
 def test_what_never_changes_is_told_in_words(clean: str) -> None:
@@ -334,8 +333,8 @@ def test_what_a_stranger_wrote_stays_text(tmp_path: Path) -> None:
 def test_the_summary_is_embedded_and_is_the_one_of_json(tmp_path: Path) -> None:
     directory = training_run(tmp_path / "run", COLLAPSE)
     [written] = write_training_report([directory], directory.report_path)
-    [embedded] = summary_of(directory.report_path.read_text(encoding="utf-8"))
-    assert TrainingSummary.model_validate(embedded) == written == summarise_training(directory)
+    [summary] = embedded(directory.report_path.read_text(encoding="utf-8"))
+    assert TrainingSummary.model_validate(summary) == written == summarise_training(directory)
 
 
 def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
@@ -346,10 +345,3 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
     assert len(page.encode()) < 2_500_000
-
-
-def summary_of(page: str) -> list[dict[str, object]]:
-    found = re.search(r'<script type="application/json" id="summary">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    embedded: list[dict[str, object]] = json.loads(found[1])
-    return embedded
