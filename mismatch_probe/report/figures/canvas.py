@@ -27,7 +27,7 @@ _TWO_AND_FIVE = "D2"
 _HOVER_CHARACTERS = 60
 _NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_DIGITS = 7
+_DIGITS = 5
 
 
 def panel(heading: Heading, draw: Callable[[go.Figure], object], height: int = WIDE) -> Panel:
@@ -257,11 +257,13 @@ def _whole_stretches(low: Values, high: Values) -> list[tuple[int, int]]:
 
 
 def _short(value: Any) -> Any:
-    """Numbers to seven digits; what is not finite is a gap."""
+    """Whole numbers as they are, others to five digits; what is not finite is a gap."""
     if isinstance(value, dict):
         return {name: _short(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_short(inner) for inner in value]
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() else float(f"{value:.{_DIGITS}g}")
     return value
