@@ -36,7 +36,7 @@ documents: $(READY)
 	$(BIN)/python -m pytest -q -m "not slow" tests/docs
 
 docs: $(DOCS_VENV)/.ready ## Make the site of the documents in build/docs; broken links fail
-	$(DOCS_VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/docs
+	$(DOCS_VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --fresh-env docs build/docs
 	@echo "The site: build/docs/index.html"
 
 $(DOCS_VENV)/.ready: requirements/docs.lock
