@@ -71,7 +71,7 @@ def _time(outlook: Outlook) -> list[str]:
 
 
 def _memory(outlook: Outlook) -> list[str]:
-    lines = []
+    lines = [f"{stage}: layer by layer, since {why}" for stage, why in outlook.by_layer.items()]
     for memory in outlook.memory:
         needs = f"{memory.process} needs about {write_size(memory.peak_bytes)} of {write_size(memory.available_bytes)}"
         lines.append(f"memory: {needs} ({memory.device})")

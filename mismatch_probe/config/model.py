@@ -41,6 +41,10 @@ EngineName = Literal["vllm", "server"]
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
+WEIGHTS_SHARE: Final = 0.9
+"""Of the free memory, what weights may take; the rest is for a pass over some responses."""
+HIDDEN_SHARE: Final = 0.25
+"""Of the host's free memory, what hidden states between two layers may take; more of them stand on disk."""
 
 
 class Settings(BaseModel):
@@ -160,6 +164,10 @@ class ReferenceSettings(Settings):
     dtype: ReferenceDtypeField = Dtype.FP32
     rounded_weights: bool = True
     by_layer: bool | None = None
+
+    def holds_one_layer(self, weight_bytes: int, free_bytes: int) -> bool:
+        """Whether a reference whose weights take so much is computed layer by layer, on a device with so much free."""
+        return weight_bytes > WEIGHTS_SHARE * free_bytes if self.by_layer is None else self.by_layer
 
 
 class FloorSettings(Settings):

@@ -273,10 +273,14 @@ class Scorer(Closing):
         """The rows of a batch that share a pass."""
         return plan_passes([sequence.num_tokens for sequence in batch], self._pass_tokens, self._num_streams)
 
-    def _of_each(self, passes: Sequence[Item], work: Callable[[PreTrainedModel, Item], Result]) -> list[Result]:
-        """`work(model, pass)` of each, in order, in this scorer's arithmetic; on a CPU several at once.
-
-        Over ranks each computes its share of them.
+    def _of_each(
+        self,
+        passes: Sequence[Item],
+        work: Callable[[PreTrainedModel, Item], Result],
+        common: Sequence[torch.nn.Module] = (),
+    ) -> list[Result]:
+        """`work(model, pass)` of each, in order, in this scorer's arithmetic; on a CPU several at once, each on a model
+        of its own but for the modules in `common`. Over ranks each computes its share of them.
         """
 
         def in_arithmetic(model: PreTrainedModel, item: Item) -> Result:
@@ -285,7 +289,7 @@ class Scorer(Closing):
 
         with self._arithmetic.flags_set():
             if self._can_stream:
-                return in_streams(self._model, passes, in_arithmetic)
+                return in_streams(self._model, passes, in_arithmetic, common)
             if self._shares is not None:
                 return self._shares.worked_through(passes, partial(in_arithmetic, self._model))
             return [in_arithmetic(self._model, item) for item in passes]

@@ -6,7 +6,7 @@ which stream takes it or when.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Final, TypeVar
@@ -27,18 +27,22 @@ def most_streams() -> int:
 
 
 def in_streams(
-    model: PreTrainedModel, items: Sequence[Item], work: Callable[[PreTrainedModel, Item], Result]
+    model: PreTrainedModel,
+    items: Sequence[Item],
+    work: Callable[[PreTrainedModel, Item], Result],
+    common: Iterable[torch.nn.Module] = (),
 ) -> list[Result]:
     """`work(model, item)` of each item, in order; raises what `work` raises.
 
     Item i goes to stream i modulo their number. Every stream but the first has a copy of `model` that shares its
-    weights, made for this call, so that a forward that keeps something in its modules keeps it to itself.
+    weights, made for this call, so that a forward that keeps something in its modules keeps it to itself. The modules
+    in `common` are not copied.
     """
     num_threads = torch.get_num_threads()
     num_streams = min(most_streams(), len(items))
     if num_streams <= 1:
         return [work(model, item) for item in items]
-    models = [model, *(_sharing_weights(model) for _ in range(num_streams - 1))]
+    models = [model, *(_sharing_weights(model, common) for _ in range(num_streams - 1))]
 
     def stream(number: int) -> list[Result]:
         torch.set_num_threads(num_threads // num_streams)
@@ -52,6 +56,6 @@ def in_streams(
     return [shares[index % num_streams][index // num_streams] for index in range(len(items))]
 
 
-def _sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+def _sharing_weights(model: PreTrainedModel, common: Iterable[torch.nn.Module]) -> PreTrainedModel:
+    shared: dict[int, object] = {id(kept): kept for kept in chain(model.parameters(), model.buffers(), common)}
     return copy.deepcopy(model, shared)

@@ -4,9 +4,11 @@ It takes a second or two, in a job of its own. The made-up weights of the layer 
 checkpoint takes no more memory than a small one.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from mismatch_probe.children.messages import Send
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
+from mismatch_probe.training_path.by_layer.free_memory import free_memory
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
 
@@ -30,28 +33,35 @@ _ATTENTION_TOKENS: Final = 512
 _MOST_WEIGHTS: Final = 2**25
 """Elements of a made-up weight; wider matrices are no faster."""
 _READ_BYTES: Final = 2**27
+_DISK_BYTES: Final = 2**26
+_DISK_CHUNK_BYTES: Final = 2**22
 _SMALL_OPERATIONS: Final = 200
 
 
 def measure(
-    send: Send, widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str
+    send: Send, widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str, weight_file: str
 ) -> dict[str, Any]:
     """The values of a `compare.cost.rates.Calibration` for each process (`engine`, `training`) and dtype asked for.
+
+    weight_file: of the checkpoint, which is read where it lies.
 
     Raises:
         UsageError: there is no such device.
         OutOfMemory: a device is full.
     """
     with memory_errors_named("measuring how fast this machine is", "free some and try again"):
-        return _measured(widths, asked, training_device)
+        return _measured(widths, asked, training_device, Path(weight_file))
 
 
-def _measured(widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str) -> dict[str, Any]:
+def _measured(
+    widths: Mapping[str, int], asked: Sequence[tuple[str, str]], training_device: str, weight_file: Path
+) -> dict[str, Any]:
     devices = {
         "training": choose_device(training_device),
         "engine": torch.device("cuda" if torch.cuda.is_available() else "cpu"),
     }
     reads = {device: _read_bytes_per_second(device) for device in dict.fromkeys(devices.values())}
+    from_disk = _disk_bytes_per_second(weight_file)
     rates = []
     for process, name in asked:
         dtype, device = Dtype.parse(name), devices[process]
@@ -61,12 +71,14 @@ def _measured(widths: Mapping[str, int], asked: Sequence[tuple[str, str]], train
                 "dtype": dtype,
                 "device": str(device),
                 "memory_bytes_per_second": reads[device],
+                "disk_bytes_per_second": from_disk,
                 **_rates(process, dtype, device, widths),
             }
         )
     return {
         "rates": rates,
         "device_memory_bytes": {str(device): _memory_bytes(device) for device in reads},
+        "free_memory_bytes": {str(device): free_memory(device) for device in {*reads, torch.device("cpu")}},
     }
 
 
@@ -153,6 +165,17 @@ def _attention_flops_per_second(widths: Mapping[str, int], dtype: torch.dtype, d
 def _read_bytes_per_second(device: torch.device) -> float:
     buffer = torch.ones(_READ_BYTES // 4, device=device)
     return _READ_BYTES / _seconds(buffer.sum, device)
+
+
+def _disk_bytes_per_second(path: Path) -> float:
+    """Of the beginning of a file, which the system is asked to forget before."""
+    with path.open("rb", buffering=0) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, _DISK_BYTES, os.POSIX_FADV_DONTNEED)
+        before, read = time.perf_counter(), 0
+        while read < _DISK_BYTES and (chunk := file.read(_DISK_CHUNK_BYTES)):
+            read += len(chunk)
+        return read / (time.perf_counter() - before)
 
 
 def _operation_seconds(dtype: torch.dtype, device: torch.device) -> float:

@@ -1,5 +1,6 @@
 """What a checkpoint computes for a token, from its config and the headers of its weights; nothing is guessed."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ KNOWN: Final = (
 _WINDOW_IN_EVERY_LAYER: Final = ("mistral", "mixtral", "phi3", "starcoder2")
 """Where the config names a window and no `layer_types`; elsewhere all layers then count as full attention."""
 _EXPERTS: Final = ".experts."
+_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NO_LAYER: Final = ("embed_tokens.weight", "lm_head.weight")
 _NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
 
@@ -52,7 +54,8 @@ class Architecture:
 
     intermediate_size: what a token passes through in a layer, of a mixture in all the experts that it is routed to.
     windows: for each layer how many tokens back attention sees, None for all. parameters: all that are stored.
-    token_parameters: those of the layers' matrices that a token is multiplied with.
+    token_parameters: those of the layers' matrices that a token is multiplied with. layer_parameters: of the largest
+    layer. outside_parameters: of what no layer holds.
     """
 
     hidden_size: int
@@ -64,6 +67,8 @@ class Architecture:
     windows: tuple[int | None, ...]
     parameters: int
     token_parameters: int
+    layer_parameters: int
+    outside_parameters: int
 
     @property
     def num_layers(self) -> int:
@@ -120,6 +125,7 @@ def architecture_of(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     if text_config(dict(config)) is not config and config.get("text_config"):
         raise UnknownArchitecture("the model does more than read text")
     heads = _count(config, "num_attention_heads")
+    parts = _parameters_by_layer(shapes)
     hidden_size = _count(config, "hidden_size")
     return Architecture(
         hidden_size=hidden_size,
@@ -131,7 +137,18 @@ def architecture_of(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
         windows=_windows(config),
         parameters=sum(prod(shape) for shape in shapes.values()),
         token_parameters=_token_parameters(config, shapes),
+        layer_parameters=max((size for layer, size in parts.items() if layer is not None), default=0),
+        outside_parameters=parts[None],
     )
+
+
+def _parameters_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Counter[int | None]:
+    """Of each layer by its number; None is what no layer holds."""
+    parts: Counter[int | None] = Counter()
+    for name, shape in shapes.items():
+        layer = _LAYER.search(name)
+        parts[None if layer is None else int(layer[1])] += prod(shape)
+    return parts
 
 
 def _intermediate_size(config: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mismatch_probe.compare.cost.architecture import UnknownArchitecture
+from mismatch_probe.compare.cost.by_layer import with_stages_by_layer
 from mismatch_probe.compare.cost.earlier import Measured, earlier_runs
 from mismatch_probe.compare.cost.forecast import Starting
 from mismatch_probe.compare.cost.outlook import expected_workload, measure_for, read_architectures
@@ -174,5 +175,6 @@ def run_clock(
     clock = RunClock(left, workload, measured)
     if ready_seconds is None or clock.left() is not None or any(what_of(stage).process == "server" for stage in left):
         return clock
-    calibration = measure_for(own, left, settings.training.device)
+    calibration = measure_for(preparation, own, left)
+    workload = with_stages_by_layer(workload, left, calibration)
     return RunClock(left, workload, measured, calibration, Starting.here(calibration, ready_seconds))

@@ -1,6 +1,6 @@
 """What stages of earlier runs really took on this machine, and how long responses were."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeGuard
 
@@ -123,7 +123,8 @@ def _read(run: RunDirectory, recorded: Manifest, architecture: Architecture, res
     prompts = _list_lengths(run.prompts_path, "prompt_token_ids").tolist()
     paths = (recorded.settings.model.path, *recorded.checkpoints)
     architectures = dict.fromkeys(paths, architecture)
-    workload = workload_of(recorded, architectures, prompts, responses)
+    layered = frozenset(name for name, stage in recorded.stages.items() if stage.effective_settings.get("by_layer"))
+    workload = replace(workload_of(recorded, architectures, prompts, responses), by_layer=layered)
     stages = []
     for stage in make_plan(recorded.settings).stages:
         record = recorded.stages.get(stage.name)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.pace import FROM_RATES, Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
-from mismatch_probe.compare.cost.stage_work import Workload, loads_model, what_of, work_of
+from mismatch_probe.compare.cost.stage_work import Workload, loading_work, loads_model, what_of, work_of
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
@@ -23,8 +23,6 @@ the same kind, Python at work.
 """
 _SAME_MACHINE: Final = 1.5
 """Between this much faster and slower, what was just timed happens again."""
-_READS_OF_WEIGHTS: Final = 3
-"""Times that the weights are read or written while they are loaded."""
 _SUMMARY_OPERATIONS: Final = 5e5
 _SUMMARY_TOKEN_OPERATIONS: Final = 0.4
 """Of the statistics and the page: for a pair, and for each of its response tokens."""
@@ -79,9 +77,7 @@ class Starting:
         if stage.side.engine is not None and self._compiles(stage.side.engine):
             return None
         what = what_of(stage)
-        weight_bytes = workload.architecture_of(stage.side).parameters * what.dtype.num_bytes
-        rates = pace.rates_of(what.process, what.dtype)
-        reading = rates.seconds(Work(memory_bytes=_READS_OF_WEIGHTS * weight_bytes))
+        reading = pace.rates_of(what.process, what.dtype).seconds(loading_work(stage, workload))
         return Span.within(_share(stage.side) * self.ready_seconds + reading, FROM_RATES)
 
     def _compiles(self, engine: EngineSettings) -> bool:

@@ -7,15 +7,16 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.rates import Calibration
-from mismatch_probe.compare.cost.stage_work import Workload, engine_number, what_of
+from mismatch_probe.compare.cost.stage_work import Workload, engine_number, hidden_bytes, what_of
 from mismatch_probe.compare.plan import Plan, PlannedJob
-from mismatch_probe.compare.stages import FloorStage, Stage
+from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
 from mismatch_probe.compare.subsample import LONGEST_REPEATED
+from mismatch_probe.config.model import WEIGHTS_SHARE
 from mismatch_probe.engines.vllm.memory import kv_cache_bytes, memory_defaults, replay_tokens
 
 _GPU_SHARE: Final = 0.9
 """vLLM's default of `gpu_memory_utilization`."""
-_LIBRARY_BYTES: Final = 2**30
+LIBRARY_BYTES: Final = 2**30
 """What a process on a CPU holds at least: libraries, their code and their workspaces."""
 _LOGIT_BYTES: Final = 12
 _LIVE_WIDTHS: Final = 8
@@ -62,7 +63,9 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
     device = calibration.rates_of(what.process, what.dtype).device
     on_cpu = device == "cpu"
     needs = {
-        stage.name: (_scoring_bytes if engine is None else _engine_bytes)(stage, workload, on_cpu)
+        stage.name: _scoring_bytes(stage, workload, calibration.free_memory_bytes.get(device), on_cpu)
+        if engine is None
+        else _engine_bytes(stage, workload, on_cpu)
         for stage in job.stages
     }
     worst = max(needs, key=lambda name: needs[name])
@@ -73,7 +76,7 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
         process=job.name,
         stage=worst,
         device=device,
-        peak_bytes=int(needs[worst]) + (_LIBRARY_BYTES if on_cpu else 0),
+        peak_bytes=int(needs[worst]) + (LIBRARY_BYTES if on_cpu else 0),
         available_bytes=int(share * calibration.device_memory_bytes[device]),
     )
 
@@ -99,7 +102,7 @@ def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
     return architecture.parameters * itemsize / ranks + max(cache, one_sequence) + logits
 
 
-def _scoring_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
+def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_cpu: bool) -> float:
     """Weights, the activations of the passes that run at once, the head's chunks, and scores that are written out."""
     assert stage.side.training is not None
     architecture, dtype = workload.architecture_of(stage.side), stage.side.dtype
@@ -114,4 +117,15 @@ def _scoring_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:
     if isinstance(stage, FloorStage) and stage.attention == "eager":
         repeated = min(longest, LONGEST_REPEATED)
         scores = repeated**2 * architecture.num_heads * 4 * _LIVE_SCORES
-    return architecture.parameters * itemsize + activations + scores + head
+    return _weight_bytes(stage, workload, free_bytes, itemsize, on_cpu) + activations + scores + head
+
+
+def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, itemsize: int, on_cpu: bool) -> float:
+    """Of the whole model, or of what no layer holds and one layer, of two where the next is read beside it."""
+    architecture = workload.architecture_of(stage.side)
+    if stage.name not in workload.by_layer or not isinstance(stage, ScoreStage):
+        return architecture.parameters * itemsize
+    outside, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
+    reads_ahead = free_bytes is None or outside + 2 * layer <= WEIGHTS_SHARE * free_bytes
+    hidden = hidden_bytes(stage, workload) if on_cpu and not workload.hidden_on_disk else 0
+    return outside + (2 if reads_ahead else 1) * layer + hidden

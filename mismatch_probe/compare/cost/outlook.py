@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.children.start import Job, run
 from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
+from mismatch_probe.compare.cost.by_layer import stages_by_layer, with_stages_by_layer
 from mismatch_probe.compare.cost.earlier import EarlierRun, earlier_runs
 from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
 from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
@@ -17,6 +18,7 @@ from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.records.manifest import Manifest
 
 MAX_NEW_TOKENS = "max_new_tokens"
@@ -25,6 +27,7 @@ MAX_NEW_TOKENS = "max_new_tokens"
 class Outlook(BaseModel):
     """response_tokens: of a response on average, as counted here; response_tokens_from: the earlier run that tells it,
     or `max_new_tokens` where none does. earlier_runs: whose measured stages went into `time`. rates: measured now.
+    by_layer: the stages that will hold one layer of the weights at a time, and why.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,6 +38,7 @@ class Outlook(BaseModel):
     rates: list[Rates]
     time: Forecast
     memory: list[ProcessMemory]
+    by_layer: dict[str, str] = {}
 
 
 def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_seconds: float) -> Outlook:
@@ -52,7 +56,8 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     earlier = earlier_runs(runs, manifest, own)
     workload = expected_workload(preparation, architectures, earlier)
     plan = make_plan(settings)
-    calibration = measure_for(own, plan.stages, settings.training.device)
+    calibration = measure_for(preparation, own, plan.stages)
+    workload = with_stages_by_layer(workload, plan.stages, calibration)
     pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
     starting = Starting.here(calibration, ready_seconds)
     left: list[Stage] = [stage for stage in plan.stages if stage.name not in done]
@@ -63,6 +68,7 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
         rates=calibration.rates,
         time=forecast(left, workload, pace, starting),
         memory=process_memory(plan, workload, calibration),
+        by_layer=stages_by_layer(plan.stages, workload, calibration),
     )
 
 
@@ -89,20 +95,24 @@ def expected_workload(
     return workload_of(manifest, architectures, lengths, next(known, at_the_limit))
 
 
-def measure_for(architecture: Architecture, stages: Sequence[Stage], training_device: str) -> Calibration:
+def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
     """Rates of what the stages run in; nothing here tells of a server. Raises as `measure_rates`."""
     asked = dict.fromkeys((what.process, what.dtype) for what in map(what_of, stages) if what.process != "server")
-    return measure_rates(architecture, list(asked), training_device)
+    manifest = preparation.manifest
+    device, folder = manifest.settings.training.device, Path(manifest.model.folder)
+    return measure_rates(architecture, list(asked), device, folder)
 
 
 def measure_rates(
-    architecture: Architecture, asked: Sequence[tuple[Process, Dtype]], training_device: str
+    architecture: Architecture, asked: Sequence[tuple[Process, Dtype]], training_device: str, folder: Path
 ) -> Calibration:
-    """Rates of each process and dtype; the engine's are those of the GPU where PyTorch sees one.
+    """Rates of each process and dtype, and of reading a checkpoint's folder; the engine's are those of the GPU where
+    PyTorch sees one.
 
     Raises:
         MismatchProbeError: the device cannot be used, or the job died.
     """
+    largest = max(weight_files(folder), key=lambda path: path.stat().st_size)
     widths = {
         "hidden": architecture.hidden_size,
         "queries": architecture.num_heads * architecture.head_dim,
@@ -114,7 +124,7 @@ def measure_rates(
     job = Job(
         name="measuring how fast this machine is",
         function="mismatch_probe.training_path.timing:measure",
-        arguments=(widths, [list(work) for work in asked], training_device),
+        arguments=(widths, [list(work) for work in asked], training_device, str(largest)),
         preload="training",
         when_killed="free some and try again",
     )

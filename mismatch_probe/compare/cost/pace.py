@@ -35,6 +35,7 @@ def _in_proportion(process: Process, dtype: Dtype) -> Rates:
         attention_flops_per_second=1e11,
         memory_bytes_per_second=1e10,
         operation_seconds=2e-6,
+        disk_bytes_per_second=1e9,
     )
 
 

@@ -14,13 +14,14 @@ Process = Literal["engine", "training", "server"]
 @dataclass(frozen=True)
 class Work:
     """What is to be done, as sums: floating-point operations in products with weights and in attention, bytes read from
-    memory that no product waits for, and small operations that the host hands out one by one.
+    memory that no product waits for, small operations that the host hands out one by one, and bytes read from disk.
     """
 
     matrix_flops: float = 0.0
     attention_flops: float = 0.0
     memory_bytes: float = 0.0
     operations: float = 0.0
+    disk_bytes: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*map(add, astuple(self), astuple(other)))
@@ -45,6 +46,7 @@ class Rates(BaseModel):
     attention_flops_per_second: float
     memory_bytes_per_second: float
     operation_seconds: float
+    disk_bytes_per_second: float
 
     def seconds(self, work: Work) -> float:
         """One after the other: what overlaps on a device makes this an upper estimate."""
@@ -53,16 +55,20 @@ class Rates(BaseModel):
             + work.attention_flops / self.attention_flops_per_second
             + work.memory_bytes / self.memory_bytes_per_second
             + work.operations * self.operation_seconds
+            + work.disk_bytes / self.disk_bytes_per_second
         )
 
 
 class Calibration(BaseModel):
-    """What was measured of a machine, and the memory of each device, all of it."""
+    """What was measured of a machine, and the memory of each device: all of it, and what was free (of the host at
+    least, which is `cpu`).
+    """
 
     model_config = ConfigDict(frozen=True)
 
     rates: list[Rates]
     device_memory_bytes: dict[str, int]
+    free_memory_bytes: dict[str, int]
 
     def has(self, process: Process, dtype: Dtype) -> bool:
         return any((rate.process, rate.dtype) == (process, dtype) for rate in self.rates)

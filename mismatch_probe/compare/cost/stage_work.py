@@ -49,6 +49,9 @@ _KINDS: Final[dict[type[Stage], Kind]] = {
 }
 _ENGINE_SEQUENCES: Final = 256
 """vLLM's default of `max_num_seqs`."""
+_READS_OF_WEIGHTS: Final = 3
+"""Times that the weights are read or written while they are loaded."""
+_TRIES: Final = 3
 _STEP_OPERATIONS: Final = 6000
 _STEP_LAYER_OPERATIONS: Final = 60
 _PASS_OPERATIONS: Final = 2000
@@ -92,7 +95,8 @@ class What:
 @dataclass(frozen=True)
 class Workload:
     """A comparison by its sizes: the tokens of each prompt, the architecture of each checkpoint by the path that sides
-    name, and the dtype in which the run's own weights are stored.
+    name, and the dtype in which the run's own weights are stored. by_layer: the stages that hold one layer at a time.
+    hidden_on_disk: whether hidden states between two layers are too many for memory there.
     """
 
     architectures: Mapping[str, Architecture]
@@ -100,6 +104,8 @@ class Workload:
     prompt_tokens: Sequence[int]
     responses: ResponseLengths
     checkpoint_dtype: Dtype | None = None
+    by_layer: frozenset[str] = frozenset()
+    hidden_on_disk: bool = False
 
     @property
     def pass_tokens(self) -> int:
@@ -168,6 +174,18 @@ def loads_model(stage: Stage) -> bool:
     return isinstance(stage, SampleStage | ScoreStage)
 
 
+def loading_work(stage: Stage, workload: Workload) -> Work:
+    """What loading its model moves. A reference that holds one layer at a time reads the checkpoint for each try: of
+    its attention, of its head, and of the formats that it computes in.
+    """
+    weight_bytes = workload.architecture_of(stage.side).parameters * stage.side.dtype.num_bytes
+    tries = _TRIES if stage.name in workload.by_layer else 0
+    return Work(
+        memory_bytes=_READS_OF_WEIGHTS * weight_bytes * max(tries, 1),
+        disk_bytes=tries * stored_bytes(stage, workload),
+    )
+
+
 def engine_number(side: Side, name: str, otherwise: int) -> int:
     """A number among an engine's arguments."""
     assert side.engine is not None
@@ -197,7 +215,9 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             if stage.side.rounded_to is not None and stage.side.rounded_to == workload.checkpoint_dtype:
                 return Work()
             passes = workload.lengths.sum() / workload.pass_tokens
-            return _passes(architecture, workload.lengths, passes).times(workload.samples * len(stage.samplers))
+            times = workload.samples * len(stage.samplers)
+            work = _passes(architecture, workload.lengths, passes).times(times)
+            return work + _layer_by_layer(stage, workload, architecture, passes * times)
         case FloorStage():
             return _floor(stage, workload, architecture)
         case RoutingStage():
@@ -207,6 +227,31 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             number = min(_positions(workload, architecture), workload.sequences)
             return _passes(architecture, np.resize(workload.lengths, number), number)
     return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))
+
+
+def _layer_by_layer(stage: ScoreStage, workload: Workload, architecture: Architecture, passes: float) -> Work:
+    """What holding one layer at a time takes besides: the checkpoint is read, and each pass goes through the model's
+    own forward once a layer. Hidden states on disk are written and read once a layer.
+    """
+    if stage.name not in workload.by_layer:
+        return Work()
+    hidden = 2 * architecture.num_layers * hidden_bytes(stage, workload) if workload.hidden_on_disk else 0.0
+    return Work(
+        operations=passes * architecture.num_layers * (_PASS_OPERATIONS + architecture.num_layers),
+        disk_bytes=stored_bytes(stage, workload) + hidden,
+    )
+
+
+def stored_bytes(stage: Stage, workload: Workload) -> float:
+    """Of the checkpoint's files; where their dtype is not known, as if it were the stage's own."""
+    stored = workload.checkpoint_dtype or stage.side.dtype
+    return float(workload.architecture_of(stage.side).parameters * stored.num_bytes)
+
+
+def hidden_bytes(stage: ScoreStage, workload: Workload) -> float:
+    """Of all responses of a stage between two layers."""
+    tokens = float(workload.lengths.sum()) * workload.samples * len(stage.samplers)
+    return tokens * workload.architecture_of(stage.side).hidden_size * stage.side.dtype.num_bytes
 
 
 def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:

@@ -153,7 +153,8 @@ class LayeredModel:
         """
         try:
             given = args[0] if args else kwargs["hidden_states"]
-            with memory_errors_named("trying a layer apart from the others", "use a device with more memory"):
+            advice = "use a device with more memory"
+            with memory_errors_named("trying a layer apart", advice), others_handing_on(self.model, number):
                 apart = through_layer(self.model, number, given, self._input_ids)
             same = torch.allclose(apart, output, rtol=0, atol=0, equal_nan=True)
             why = "gives another result apart from the others"
@@ -169,15 +170,30 @@ class LayeredModel:
         self._proven.add(number)
 
 
+@contextmanager
+def others_handing_on(model: PreTrainedModel, number: int) -> Iterator[list[torch.nn.Module]]:
+    """Inside, every layer but this one hands on the hidden states that it is given; they are what is yielded."""
+
+    def handing_on(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+        return given
+
+    others = [layer for place, layer in enumerate(layers_of(model)) if place != number]
+    with ExitStack() as stack:
+        for layer in others:
+            stack.enter_context(forward_exchanged(layer, handing_on))
+        yield others
+
+
 def through_layer(
     model: PreTrainedModel, number: int, hidden_BSD: torch.Tensor | None, input_ids_BS: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states [B, S, D] behind a filled layer from those before it, in a forward in which no other layer
-    computes. None before the first: it takes what the model gives it.
+    """Hidden states [B, S, D] behind a filled layer from those before it, while the others hand on. None before the
+    first: it takes what the model gives it.
     """
     outputs: list[torch.Tensor] = []
-    layers = layers_of(model)
-    own: Forward = type(layers[number]).forward.__get__(layers[number])
+    layer = layers_of(model)[number]
+    own: Forward = type(layer).forward.__get__(layer)
 
     def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
         if hidden_BSD is not None and args:
@@ -190,7 +206,7 @@ def through_layer(
         outputs.append(output)
         return output
 
-    with _layers_exchanged(model, {number: forward}):
+    with forward_exchanged(layer, forward):
         base: Any = model.base_model
         type(base).forward(base, input_ids=input_ids_BS, use_cache=False)
     (output,) = outputs
@@ -199,21 +215,7 @@ def through_layer(
 
 @contextmanager
 def behind_layers(model: PreTrainedModel, hidden_BSD: torch.Tensor) -> Iterator[None]:
-    """Inside, the model's forward computes what stands behind its layers, from these hidden states."""
-    last = len(layers_of(model)) - 1
-    with _layers_exchanged(model, {last: lambda *_args, **_kwargs: hidden_BSD}):
-        yield
-
-
-@contextmanager
-def _layers_exchanged(model: PreTrainedModel, forwards: dict[int, Forward]) -> Iterator[None]:
-    """Layers without a forward in `forwards` hand on the hidden states that they are given."""
-
-    def handing_on(*args: Any, **kwargs: Any) -> torch.Tensor:
-        given: torch.Tensor = args[0] if args else kwargs["hidden_states"]
-        return given
-
-    with ExitStack() as stack:
-        for number, layer in enumerate(layers_of(model)):
-            stack.enter_context(forward_exchanged(layer, forwards.get(number, handing_on)))
+    """Inside, while all but the last layer hand on, a forward computes what stands behind it from these states."""
+    last = layers_of(model)[-1]
+    with forward_exchanged(last, lambda *_args, **_kwargs: hidden_BSD):
         yield

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from mismatch_probe.config.model import ReferenceSettings, TrainingPathSettings
+from mismatch_probe.config.model import HIDDEN_SHARE, WEIGHTS_SHARE, ReferenceSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_size
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
@@ -14,9 +14,6 @@ from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.by_layer.free_memory import free_memory
 from mismatch_probe.training_path.loading import choose_device
 
-_FOR_WEIGHTS: Final = 0.9
-"""Share of the free memory that weights may take; the rest is for a pass over some responses."""
-_FOR_HIDDEN_STATES: Final = 0.25
 _HOST: Final = torch.device("cpu")
 
 
@@ -31,13 +28,13 @@ def why_by_layer(
     Raises:
         UsageError: the files cannot be read, or there is no such device.
     """
-    if reference.by_layer is not None:
-        return "reference.by_layer asks for it" if reference.by_layer else None
+    if reference.by_layer:
+        return "reference.by_layer asks for it"
     if training.adapter is not None or training.device_map is not None or stored_quantization(folder) is not None:
         return None
     device = choose_device(training.device)
     needed, free = weight_bytes(folder, dtype), free_memory(device)
-    if needed <= _FOR_WEIGHTS * free:
+    if not reference.holds_one_layer(needed, free):
         return None
     return f"its weights in {dtype} take {write_size(needed)}, and {write_size(free)} are free ({device})"
 
@@ -51,9 +48,9 @@ def weight_bytes(folder: Path, dtype: Dtype) -> int:
 
 def fits_two_layers(device: torch.device, outside_bytes: int, largest_bytes: int) -> bool:
     """Whether a layer can be read while another computes."""
-    return outside_bytes + 2 * largest_bytes <= _FOR_WEIGHTS * free_memory(device)
+    return outside_bytes + 2 * largest_bytes <= WEIGHTS_SHARE * free_memory(device)
 
 
 def fit_in_memory(hidden_bytes: int) -> bool:
     """Whether the hidden states of so many bytes are kept on the host, or else on disk."""
-    return hidden_bytes <= _FOR_HIDDEN_STATES * free_memory(_HOST)
+    return hidden_bytes <= HIDDEN_SHARE * free_memory(_HOST)

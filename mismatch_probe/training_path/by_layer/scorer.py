@@ -20,7 +20,7 @@ from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import choose_reference_attention
 from mismatch_probe.training_path.batching import PAD_ID, pad_batch
 from mismatch_probe.training_path.by_layer.hidden_states import Hidden, HiddenStates
-from mismatch_probe.training_path.by_layer.model import LayeredModel, behind_layers, through_layer
+from mismatch_probe.training_path.by_layer.model import LayeredModel, behind_layers, others_handing_on, through_layer
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
@@ -92,6 +92,11 @@ class LayerByLayerScorer(Scorer):
         scorer._layered, scorer._why = layered, why
         return scorer
 
+    def close(self) -> None:
+        """Give the memory back, of what no layer holds as well."""
+        del self._layered
+        super().close()
+
     @property
     def hidden_size(self) -> int:
         size: int = self._model.config.get_text_config().hidden_size
@@ -151,7 +156,8 @@ class LayerByLayerScorer(Scorer):
             )
             return behind_BSD.cpu()
 
-        return self._of_each(list(zip(passes, hidden, strict=True)), compute)
+        with others_handing_on(self._model, layer) as others:
+            return self._of_each(list(zip(passes, hidden, strict=True)), compute, others)
 
     def _behind(
         self, batch: list[TokenSequence], passes: list[list[int]], hidden: Sequence[torch.Tensor | None]
@@ -166,7 +172,9 @@ class LayerByLayerScorer(Scorer):
             with behind_layers(model, hidden_BSD.to(self._model.device)):
                 return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], PAD_ID)
 
-        scored = in_order(passes, self._of_each(list(zip(passes, hidden, strict=True)), compute))
+        with others_handing_on(self._model, self._layered.stored.num_layers - 1) as others:
+            each = self._of_each(list(zip(passes, hidden, strict=True)), compute, others)
+        scored = in_order(passes, each)
         for rows in passes:
             longest = max(batch[row].num_tokens for row in rows)
             for row in rows:

@@ -67,8 +67,8 @@ def test_a_forward_pass_takes_what_pytorch_counts(kind: str) -> None:
 
 
 def test_a_causal_kernel_takes_half_and_a_window_less() -> None:
-    full = Architecture(64, 128, 4, 2, 16, 96, (None, None), 0, 0)
-    windowed = Architecture(64, 128, 4, 2, 16, 96, (10, None), 0, 0)
+    full = Architecture(64, 128, 4, 2, 16, 96, (None, None), 0, 0, 0, 0)
+    windowed = Architecture(64, 128, 4, 2, 16, 96, (10, None), 0, 0, 0, 0)
     lengths = np.asarray([100.0])
     pairs = 4 * 4 * 16
     assert full.attention_flops(lengths, causal=True) == pairs * 2 * 100 * 100 / 2

@@ -21,6 +21,8 @@ ARCHITECTURE = Architecture(
     windows=(None, 8),
     parameters=100_000,
     token_parameters=90_000,
+    layer_parameters=45_000,
+    outside_parameters=10_000,
 )
 
 
@@ -62,6 +64,7 @@ def rates(process: Process, dtype: Dtype, speed: float = 1.0) -> Rates:
         attention_flops_per_second=1e9 * speed,
         memory_bytes_per_second=1e9 * speed,
         operation_seconds=1e-6 / speed,
+        disk_bytes_per_second=1e9 * speed,
     )
 
 
@@ -70,4 +73,5 @@ def calibration(speed: float = 1.0, memory_bytes: int = 2**34) -> Calibration:
     return Calibration(
         rates=[rates(process, dtype, speed) for process in both for dtype in Dtype],
         device_memory_bytes={"cpu": memory_bytes},
+        free_memory_bytes={"cpu": memory_bytes},
     )
