@@ -28,7 +28,7 @@ from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.load import parse_gate
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.gate.result import Answer
+from mismatch_probe.records.gate_result import Answer
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair

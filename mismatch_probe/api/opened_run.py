@@ -11,7 +11,6 @@ from mismatch_probe.api.comparison import framed
 from mismatch_probe.compare.pair_data import PairData, RunReader
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import UsageError, did_you_mean
-from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.kinds import COMPARISONS, TRAININGS, kind_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -123,10 +122,11 @@ class ComparisonRun:
 
     def _repr_html_(self) -> str:
         from mismatch_probe.report.advice import with_advice_to_follow
+        from mismatch_probe.report.filed import Filed
         from mismatch_probe.report.page import render_html
 
-        filed = Findings(self.path).documents()
-        return framed(render_html(with_advice_to_follow(self.summary, self.path, filed), self.manifest, filed))
+        filed = Filed.of(self.path)
+        return framed(render_html(with_advice_to_follow(self.summary, self.path, filed.findings), self.manifest, filed))
 
     def _data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)

@@ -12,11 +12,11 @@ from mismatch_probe.cli.schema import SCHEMAS, schema_path
 from mismatch_probe.compare.estimates import DryRun
 from mismatch_probe.difference.result import Difference
 from mismatch_probe.gate.floor import Floor
-from mismatch_probe.gate.result import GateResult
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.evaluation import Evaluation
 from mismatch_probe.records.examination import Examination
 from mismatch_probe.records.explanation import Explanation
+from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.sanity_run import SanityRecord

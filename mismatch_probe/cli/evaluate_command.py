@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_json, results
+from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.clock import run_clock
 from mismatch_probe.compare.side_checks import with_typed_engines
@@ -13,11 +13,12 @@ from mismatch_probe.config.given_now import going_on, going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.evaluate.console import render_evaluation
 from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
 from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
 from mismatch_probe.records.evaluation import EvaluationDirectory
 from mismatch_probe.records.kinds import Kind, to_resume
+from mismatch_probe.report.evaluation import render_evaluation
+from mismatch_probe.report.page import write_report
 
 
 def run_evaluate(
@@ -29,7 +30,6 @@ def run_evaluate(
         MismatchProbeError: anything that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
-    console = narration()
     run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
@@ -41,14 +41,14 @@ def run_evaluate(
     start = resume_evaluation if resume else start_evaluation
     run = start(run.path, preparation)
     with (
-        can_go_on("evaluate", run, asked, console, is_new=not resume),
+        can_go_on("evaluate", run, asked, narration(), is_new=not resume),
         noise_in(run.log_path("evaluate")) as quiet,
         progress_listener(quiet, run, run_clock(preparation.comparison, run)) as listener,
     ):
         evaluation = execute_evaluation(run, preparation, listener)
-    render_evaluation(evaluation, results(as_json=json_output))
-    if json_output:
-        print_json(evaluation)
+    console = results(as_json=json_output)
+    render_evaluation(evaluation, console)
+    print_outcome(console, write_report(run), evaluation, as_json=json_output)
     return ExitCode.PASS
 
 

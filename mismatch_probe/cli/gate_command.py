@@ -1,13 +1,14 @@
 """What `gate` does once its flags are parsed."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from mismatch_probe.cli.output import print_json, results
-from mismatch_probe.errors import MismatchProbeError, UsageError
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, RunDirectoryError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
 from mismatch_probe.gate.floor import write_floor
@@ -16,13 +17,14 @@ from mismatch_probe.gate.junit import write_junit
 from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.markdown import render_markdown
 from mismatch_probe.gate.reading import open_run
-from mismatch_probe.gate.result import GateResult
-from mismatch_probe.gate.run import answer_of, refused, run_gate
+from mismatch_probe.gate.run import refused, run_gate
 from mismatch_probe.reading import is_there
 from mismatch_probe.records.atomic import storage_errors, write_text
 from mismatch_probe.records.documents import write_document
+from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
 from mismatch_probe.records.regular_files import require_regular
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.page import write_report
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,19 @@ def judge_run(
         result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
     except MismatchProbeError as error:
         publish(refused(error, run, gate_file), outputs)
+        with suppress(BrokenRecord, RunDirectoryError):  # the error that is raised says what is wrong with the run
+            _update_page(run)
         raise
     publish(result, outputs)
+    _update_page(run)
     return result
+
+
+def _update_page(run: Path) -> None:
+    """The answer stands on the page of the run, where it has one."""
+    directory = RunDirectory(run)
+    if directory.report_path.exists() and directory.summary_path.exists():
+        write_report(directory)
 
 
 def _require_replaceable(outputs: Outputs, gate_file: Path) -> None:
@@ -105,7 +117,7 @@ def _files(run: Path, outputs: Outputs) -> dict[Path, Callable[[Path, GateResult
     """The files of an answer and what writes each; those of the run directory only where there is a run."""
     files: dict[Path, Callable[[Path, GateResult], None]] = {}
     if RunDirectory(run).is_run:
-        files |= {run / "gate.json": _write_json, run / "junit.xml": write_junit}
+        files |= {run / GATE_FILE: _write_json, run / "junit.xml": write_junit}
     if outputs.junit:
         files[outputs.junit] = write_junit
     if outputs.markdown:

@@ -15,9 +15,9 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.gate.config import GateFile
-from mismatch_probe.gate.result import GateResult, Look
 from mismatch_probe.gate.run import open_gate
 from mismatch_probe.records.findings import Findings, file_name
+from mismatch_probe.records.gate_result import GateResult, Look
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.tasks import num_held
 

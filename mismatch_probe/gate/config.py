@@ -12,8 +12,8 @@ from mismatch_probe.difference.slices import EVERYTHING, Span
 from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
+from mismatch_probe.records.gate_result import Kind
 
-Kind = Literal["max", "min", "max_regression", "equal"]
 KINDS: tuple[Kind, ...] = ("max", "min", "max_regression", "equal")
 SIGNS: dict[Kind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
 

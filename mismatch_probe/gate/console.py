@@ -2,11 +2,11 @@
 
 from rich.console import Console
 
-from mismatch_probe.gate.checks_table import checks_table
 from mismatch_probe.gate.floor import Floor
-from mismatch_probe.gate.result import GateResult
 from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.notation import write_number
+from mismatch_probe.records.gate_result import GateResult
+from mismatch_probe.report.gate import checks_table
 from mismatch_probe.report.screen import print_line, print_table
 from mismatch_probe.report.view import Table
 

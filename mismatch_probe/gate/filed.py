@@ -9,9 +9,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.gate.config import FiledCheck
 from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
-from mismatch_probe.gate.result import CheckResult
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Findings, localize_file
+from mismatch_probe.records.gate_result import CheckResult
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.localize import Localization

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.gate.checks_table import limit_text
 from mismatch_probe.gate.markdown import render_markdown
-from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.gate_result import CheckResult, GateResult
+from mismatch_probe.report.gate import limit_text
 
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 OUTPUT: Final = "GITHUB_OUTPUT"

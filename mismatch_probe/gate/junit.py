@@ -4,9 +4,9 @@ from pathlib import Path
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.inert import plain
 from mismatch_probe.records.atomic import write_bytes
+from mismatch_probe.records.gate_result import CheckResult, GateResult
 
 SUITE = "mismatch-probe gate"
 

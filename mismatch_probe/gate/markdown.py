@@ -2,10 +2,10 @@
 
 import re
 
-from mismatch_probe.gate.checks_table import checks_table
-from mismatch_probe.gate.result import GateResult
 from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.inert import plain
+from mismatch_probe.records.gate_result import GateResult
+from mismatch_probe.report.gate import checks_table
 from mismatch_probe.report.screen import Write, in_full
 from mismatch_probe.report.view import Badge, Cell, Table
 

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mismatch_probe import __version__
 from mismatch_probe.command_line import command_line
 from mismatch_probe.difference.changes import version_changes
@@ -18,9 +16,8 @@ from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.log_notes import what_a_log_lacks
 from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
-from mismatch_probe.gate.result import CheckResult, GateResult
 from mismatch_probe.provenance.keys import content_key
-from mismatch_probe.records.regular_files import read_regular_text
+from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 
 
@@ -97,18 +94,6 @@ def open_gate(
             "max or min, or make a baseline and give it with --baseline"
         )
     return gate
-
-
-def answer_of(run_path: Path) -> GateResult | None:
-    """The last answer about a run; None where none stands, or none that can be read.
-
-    Raises:
-        BrokenRecord: what stands there is a link, a pipe, a socket or a device.
-    """
-    try:
-        return GateResult.model_validate_json(read_regular_text(run_path / "gate.json"))
-    except (OSError, UnicodeDecodeError, ValidationError):
-        return None
 
 
 def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:

@@ -1,14 +1,12 @@
 """A check in a sentence."""
 
-import math
 from dataclasses import dataclass
 
 from mismatch_probe.command_line import command_line
 from mismatch_probe.gate.measure import Measurement
-from mismatch_probe.gate.result import Answer, GateResult, Look
 from mismatch_probe.notation import write_number
-
-_DIGITS = 3
+from mismatch_probe.records.gate_result import Answer, GateResult, Look
+from mismatch_probe.report.gate import change_text, rounded_out
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,6 @@ def _measured(measurement: Measurement) -> str:
     return f"{what} is {write_number(measurement.run.value)}, {change_text(measurement.claim.value)} than {baseline}"
 
 
-def change_text(worse: float) -> str:
-    """`12.3% worse`, `4.0% better`."""
-    return f"{abs(worse):.1%} {'better' if worse < 0 else 'worse'}"
-
-
 def _range(measurement: Measurement, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
@@ -89,11 +82,3 @@ def _advice(measurement: Measurement, low: float | None, high: float | None) -> 
     tightest = rounded_out(bound, up=measurement.check.upper)
     which = "smallest" if measurement.check.upper else "largest"
     return f"; the {which} {measurement.check.kind} that would pass is {tightest:g}"
-
-
-def rounded_out(value: float, *, up: bool) -> float:
-    """`value` to three digits, rounded to the side on which a limit still passes."""
-    if value == 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - _DIGITS + 1)
-    return float(f"{(math.ceil if up else math.floor)(value / unit) * unit:.{_DIGITS}g}")

@@ -1,16 +1,18 @@
 """`report.html`: one file, from the two records of a run."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.findings import Document, Findings, file_name
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
+from mismatch_probe.report.evaluation import evaluation_overview, evaluation_section
+from mismatch_probe.report.filed import NOTHING_FILED, Filed
 from mismatch_probe.report.findings import findings_section
+from mismatch_probe.report.gate import gate_fact, gate_section
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
@@ -39,22 +41,27 @@ def write_report(run: RunDirectory, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Pat
         BrokenRecord: a record cannot be read.
         StorageError: the disk refused the write.
     """
-    findings = Findings(run.path).documents()
-    summary = with_advice_to_follow(run.read_summary(), run.path, findings)
-    write_text(run.report_path, render_html(summary, run.read_manifest(), findings, plotly_js))
+    filed = Filed.of(run.path)
+    summary = with_advice_to_follow(run.read_summary(), run.path, filed.findings)
+    write_text(run.report_path, render_html(summary, run.read_manifest(), filed, plotly_js))
     return run.report_path
 
 
 def render_html(
     summary: Summary,
     manifest: Manifest,
-    findings: Sequence[Document] = (),
+    filed: Filed = NOTHING_FILED,
     plotly_js: PlotlyJs = PlotlyJs.EMBED,
 ) -> str:
-    """The page, with a section for each result of `headroom`, `localize` and `explain` that was filed in the run; the
-    same records give the same bytes.
+    """The page, with a section for each thing that was filed in the run; the same records give the same bytes.
+
+    Where the responses were evaluated, what they earned comes first.
     """
+    evaluation, gate = filed.evaluation, filed.gate
+    top = overview(summary, manifest) if evaluation is None else evaluation_overview(evaluation)
     sections = [
+        None if evaluation is None else evaluation_section(evaluation, summary),
+        None if gate is None else gate_section(gate),
         verdicts(summary),
         dtypes(summary),
         scatter(summary),
@@ -67,7 +74,7 @@ def render_html(
         corrections(summary),
         worst(summary, has_text=manifest.model.has_tokenizer),
         responses(summary),
-        *map(findings_section, findings),
+        *map(findings_section, filed.findings),
         log(manifest),
         counts(summary),
         settings(summary, manifest),
@@ -77,9 +84,9 @@ def render_html(
     return rendered_page(
         plotly_js,
         tool_version=manifest.tool_version,
-        overview=overview(summary, manifest),
+        overview=top if gate is None else replace(top, facts=[gate_fact(gate), *top.facts]),
         sections=[section for section in sections if section is not None],
-        sources=["summary.json", "manifest.json", *map(file_name, findings)],
+        sources=["summary.json", "manifest.json", *filed.names],
         embedded=_embedded(summary),
     )
 

@@ -18,7 +18,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.github import annotations
 from mismatch_probe.gate.junit import write_junit
 from mismatch_probe.gate.markdown import render_markdown
-from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.records.gate_result import CheckResult, GateResult
 from tests.cli.test_bad_input import assert_refused
 from tests.command_line import probe
 from tests.simulated_run import Simulation, simulated_run

@@ -58,7 +58,8 @@ def test_pi_samples_in_a_run_that_is_taken_up_again(run: Path) -> None:
         assert pair["direct"]["accuracy"]["num_sequences"] == 48
         gap = pair["direct"]["gap"]
         assert abs(gap["value"]) < gap["high"] - gap["low"]
-    assert "trained in bf16, deployed in bf16" in answer.stderr
+    assert "trained in BF16, deployed in BF16" in answer.stderr
+    assert 'id="accuracy"' in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_another_reward_marks_the_same_responses(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

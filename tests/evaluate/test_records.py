@@ -13,10 +13,10 @@ from mismatch_probe.config.evaluate import EvaluationSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.evaluate.answers import Marker
-from mismatch_probe.evaluate.console import sentence
 from mismatch_probe.evaluate.run import evaluate_records
 from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.report.evaluation.answer import sentence
 from mismatch_probe.tasks.rewards import Reward
 from tests.simulated_run import Simulation, edit_leg, simulated_prompts, simulated_run
 from tests.tiny_models import byte_tokenizer
@@ -184,6 +184,6 @@ def test_a_sentence_says_what_deployment_loses_or_that_nothing_is_seen(run: Eval
         assert gap is not None
         return sentence(pair.model_copy(update={"gap": replace(gap, value=(low + high) / 2, low=low, high=high)}))
 
-    assert said(0.01, 0.03).endswith("deployment loses 0.0200 of accuracy")
-    assert said(-0.03, -0.01).endswith("deployment gains 0.0200 of accuracy")
+    assert said(0.01, 0.03).endswith("deployment loses 0.0200 of accuracy (0.0100 to 0.0300)")
+    assert said(-0.03, -0.01).endswith("deployment gains 0.0200 of accuracy (0.0100 to 0.0300)")
     assert said(-0.01, 0.03).endswith("no gap seen; one beyond 0.0300 would have been")

@@ -10,12 +10,13 @@ import pytest
 from mismatch_probe.cli import gate_command
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.checks_table import passing_text
 from mismatch_probe.gate.markdown import escaped
-from mismatch_probe.gate.result import CheckResult, GateResult
+from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
+from mismatch_probe.report.gate import passing_text
 from tests.gate.cli import GATE, CommandLine, check, gate_file
+from tests.report import samples
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
 SMALL = Simulation(num_prompts=32, mean_length=20)
@@ -307,3 +308,21 @@ def test_an_unfinished_run_names_the_whole_command_that_continues_it(tmp_path: P
     whole = f"`mismatch-probe compare --resume --out '{run.path}'`"
     ended = command_line("gate", run.path, "--config", config)
     assert (ended.code, whole in ended.stderr) == (4, True), ended.stderr
+
+
+def test_the_answer_stands_on_the_page_of_a_run_that_has_one(
+    command_line: CommandLine, baseline: RunDirectory, tmp_path: Path
+) -> None:
+    """Also where the gate refuses: no older answer stands there."""
+    baseline.write_summary(samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),))))
+    passing = gate_file(tmp_path, "[gate]" + KEPT)
+    assert command_line("gate", baseline.path, "--config", passing).code == ExitCode.PASS
+    assert not baseline.report_path.exists()
+    baseline.report_path.write_text("older")
+    for checks, code, words in (
+        (KEPT, ExitCode.PASS, "gate: pass"),
+        (BROKEN, ExitCode.GATE_FAILED, "gate: fail"),
+        ("", ExitCode.USAGE, "gate: error"),
+    ):
+        assert command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + checks)).code == code
+        assert words in baseline.report_path.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.coverage import DESIGNS
 from benchmarks.gate_power import ANY, PAIRED, Source, gated
-from mismatch_probe.gate.result import Answer
+from mismatch_probe.records.gate_result import Answer
 
 REPEATS = 60
 OVER_LIMIT = (0.95, 1.15, 1.3)

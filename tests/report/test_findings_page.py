@@ -10,6 +10,7 @@ from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.findings import render_document, write_findings_report
 from mismatch_probe.report.findings.interventions import best_part
 from mismatch_probe.report.page import render_html, write_report
@@ -87,7 +88,7 @@ def test_a_run_shows_what_is_filed_in_it_and_nothing_otherwise() -> None:
     summary, manifest = samples.summary(PAIR), samples.manifest(PAIR)
     alone = render_html(summary, manifest)
     assert 'id="headroom"' not in alone
-    page = render_html(summary, manifest, [headroom(), localization(suspect_layer=5), localization(Dtype.FP16)])
+    page = render_html(summary, manifest, Filed([headroom(), localization(suspect_layer=5), localization(Dtype.FP16)]))
     found = checked(page)
     assert {"headroom", "localize-bf16-bf16", "localize-fp16-fp16"} <= set(found.ids)
     assert "<code>headroom.json</code>" in page

@@ -1,11 +1,17 @@
 """`gate.json`: the whole answer, which the console, JUnit, Markdown and GitHub read."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import ValidationError
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.config import Kind
+from mismatch_probe.records.regular_files import read_regular_text
 from mismatch_probe.records.summary import Record
 
+GATE_FILE: Final = "gate.json"
+
+Kind = Literal["max", "min", "max_regression", "equal"]
 Answer = Literal["pass", "fail", "inconclusive"]
 
 
@@ -90,3 +96,15 @@ class GateResult(Record):
     notes: list[str] = []
     left_out: list[str] = []
     versions: dict[str, str] = {}
+
+
+def answer_of(run: Path) -> GateResult | None:
+    """The last answer about a run; None where none stands, or none that can be read.
+
+    Raises:
+        BrokenRecord: what stands there is a link, a pipe, a socket or a device.
+    """
+    try:
+        return GateResult.model_validate_json(read_regular_text(run / GATE_FILE))
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None

@@ -1,0 +1,99 @@
+"""What an evaluation says of deployment: a sentence a pair, and the tables behind it."""
+
+from collections.abc import Iterator
+
+from mismatch_probe.dtypes import side_label, sides_label
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number
+from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
+from mismatch_probe.report.view import Badge, Cell, Table
+from mismatch_probe.stats.results import Estimate
+
+
+def sentence(pair: PairAccuracy) -> str:
+    """What a pair's numbers say of deployment."""
+    name = f"trained in {side_label(pair.train)}, deployed in {side_label(pair.infer)}"
+    if pair.undecided is not None:
+        advice = "" if pair.direct else "; --sample-pi samples from pi itself"
+        return f"{name}: accuracy under pi cannot be told from these responses, {pair.undecided}{advice}"
+    gap = pair.gap
+    if gap is None or gap.low is None or gap.high is None:
+        return f"{name}: all responses earned the same, so they cannot show a gap"
+    if gap.low <= 0 <= gap.high:
+        return f"{name}: no gap seen; one beyond {write_number(max(-gap.low, gap.high))} would have been"
+    verb = "loses" if gap.value > 0 else "gains"
+    least, most = sorted((abs(gap.low), abs(gap.high)))
+    return (
+        f"{name}: deployment {verb} {write_number(abs(gap.value))} of accuracy ({write_number(least)} to "
+        f"{write_number(most)})"
+    )
+
+
+def badge(pair: PairAccuracy) -> Badge:
+    """A loss is what somebody has to act on; what overlaps zero is no loss that was seen."""
+    gap = pair.gap
+    if pair.undecided is not None or gap is None or gap.low is None or gap.high is None:
+        return Badge("undecided", "cannot be told")
+    if gap.low <= 0 <= gap.high:
+        return Badge("clean", "no gap seen")
+    return Badge("bug", "deployment loses") if gap.value > 0 else Badge("precision", "deployment gains")
+
+
+def pair_name(pair: PairAccuracy) -> str:
+    return sides_label(pair.train, pair.infer)
+
+
+def tables(evaluation: Evaluation) -> Iterator[Table]:
+    """Engines, what lies between them where there are several, and pairs."""
+    engines: list[list[Cell]] = [
+        [
+            engine.infer,
+            write_estimate(engine.accuracy),
+            write_count(engine.accuracy.num_sequences),
+            write_count(engine.truncated_responses),
+        ]
+        for engine in evaluation.engines
+    ]
+    yield Table("Engines", ["engine", "accuracy (mu)", "responses", "truncated"], engines)
+    if evaluation.differences:
+        yield _between(evaluation)
+    yield pairs_table(evaluation)
+
+
+def _between(evaluation: Evaluation) -> Table:
+    rows: list[list[Cell]] = [
+        [f"{difference.of} less {difference.over}", write_estimate(difference.difference), _told(difference.difference)]
+        for difference in evaluation.differences
+    ]
+    return Table("Between engines", ["engines", "difference", "what it says"], rows, text_columns=frozenset({2}))
+
+
+def _told(difference: Estimate) -> str:
+    """The honest reading of an interval."""
+    if difference.low is None or difference.high is None:
+        return "all responses earned the same, so they cannot show a difference"
+    if difference.low <= 0 <= difference.high:
+        return "no difference seen: the interval holds 0"
+    return "the first is better" if difference.value > 0 else "the second is better"
+
+
+def pairs_table(evaluation: Evaluation) -> Table:
+    is_sampled = any(pair.direct is not None for pair in evaluation.pairs)
+    rows: list[list[Cell]] = [
+        [
+            pair.train,
+            pair.infer,
+            *(write_estimate(estimate) for estimate in (pair.under_mu, pair.under_pi, pair.gap)),
+            ABSENT if pair.ess is None else write_number(pair.ess.value),
+            *(_direct(pair) if is_sampled else ()),
+        ]
+        for pair in evaluation.pairs
+    ]
+    asked = ["pi sampled", "gap sampled"] if is_sampled else []
+    columns = ["train", "infer", "under mu", "under pi", "gap", "ESS", *asked]
+    return Table("Pairs", columns, rows, text_columns=frozenset({1}), stacked=True)
+
+
+def _direct(pair: PairAccuracy) -> tuple[Cell, Cell]:
+    if pair.direct is None:
+        return ABSENT, ABSENT
+    return write_estimate(pair.direct.accuracy), write_estimate(pair.direct.gap)

@@ -1,0 +1,15 @@
+"""The evaluation on one screen; plain lines where the output is no terminal."""
+
+from rich.console import Console
+
+from mismatch_probe.records.evaluation import Evaluation
+from mismatch_probe.report.evaluation.answer import sentence, tables
+from mismatch_probe.report.screen import print_line, print_table
+
+
+def render_evaluation(evaluation: Evaluation, console: Console) -> None:
+    """Accuracy of every engine, of every pair under both policies, and a sentence a pair."""
+    for table in tables(evaluation):
+        print_table(console, table)
+    for pair in evaluation.pairs:
+        print_line(console, sentence(pair))

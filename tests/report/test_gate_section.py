@@ -1,0 +1,87 @@
+"""What a gate said stands on the page of the run that it judged."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.documents import write_document
+from mismatch_probe.records.gate_result import GATE_FILE, CheckResult, GateResult, Look
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.filed import Filed
+from mismatch_probe.report.page import render_html, write_report
+from tests.report import samples
+from tests.report.test_hostile import PAYLOADS
+from tests.report.test_hostile_documents import assert_acts_not, attacked
+
+PAIR: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
+BROKEN = CheckResult(
+    metric="kl_k3",
+    measured="kl_k3",
+    pair="bf16/bf16",
+    kind="max",
+    limit=1e-5,
+    level="error",
+    answer="fail",
+    sentence="kl_k3 of bf16/bf16 is 2.0e-4; max 1e-05 is broken",
+    value=2e-4,
+    low=1.8e-4,
+    high=2.3e-4,
+    bound_level=0.95,
+    p_value=1e-6,
+    holm_level=0.05,
+    passing_limit=2.3e-4,
+    run_value=2e-4,
+    baseline_value=None,
+    comparison=None,
+    num_sequences=256,
+    num_tokens=20_000,
+    by="token",
+    source="",
+)
+LOOK = Look(number=1, declared=[256], num_sequences=256, fraction=1, spent=0.05, nominal_level=0.95)
+FAILED = GateResult(
+    tool_version="0",
+    answer="fail",
+    exit_code=ExitCode.GATE_FAILED,
+    sentence="The gate failed: 1 of 1 check is broken.",
+    run="runs/mine",
+    gate_file="ci/mismatch.toml",
+    look=LOOK,
+    checks=[BROKEN],
+    notes=["The baseline has no FP16."],
+)
+
+
+def page_of(result: GateResult) -> str:
+    return render_html(samples.undrawn(samples.summary(PAIR)), samples.manifest(PAIR), Filed(gate=result))
+
+
+def test_the_answer_stands_at_the_top_and_every_check_in_a_section() -> None:
+    page = page_of(FAILED)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert "gate mismatch.toml: fail" in page[page.index("<header") : page.index("</header>")]
+    assert "Judged by ci/mismatch.toml, on 256 responses." in text
+    for words in ("✕ gate: fail", FAILED.sentence, BROKEN.sentence, "kl_k3 max 1e-05", FAILED.notes[0]):
+        assert words in text
+
+
+def test_a_page_without_a_gate_says_nothing_of_one() -> None:
+    assert 'id="gate"' not in render_html(samples.undrawn(samples.summary(PAIR)), samples.manifest(PAIR))
+
+
+def test_a_page_that_is_rendered_again_keeps_what_the_gate_said(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_summary(samples.undrawn(samples.summary(PAIR)))
+    run.write_manifest(samples.manifest(PAIR))
+    write_document(tmp_path / GATE_FILE, FAILED)
+    page = write_report(run).read_text(encoding="utf-8")
+    assert FAILED.sentence in page
+    assert "<code>gate.json</code>" in page
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+def test_what_a_stranger_wrote_into_a_gates_answer_is_text(payload: str) -> None:
+    assert_acts_not(page_of(attacked(FAILED, payload, least=5)))
