@@ -19,12 +19,14 @@ _MARGIN, _FOOT = 24, 6
 _PLACE = """(() => {{
     const part = document.querySelector({part!r});
     const top = (part.matches("section") ? part.querySelector("h2") : part).getBoundingClientRect().top;
-    const whole = [...part.querySelectorAll("p, li, table, tr, h3, .plot")];
-    const ends = whole.map((each) => each.getBoundingClientRect().bottom);
+    const boxes = (names) => [...part.querySelectorAll(names)].map((each) => each.getBoundingClientRect());
+    const shown = boxes("p, li, tr, h3, .plot").filter((box) => box.height > 0);
+    const ends = boxes("p, li, tr, .plot").map((box) => box.bottom).filter((end) => end <= top + {most});
+    const clean = ends.filter((end) => !shown.some((box) => box.top < end + {foot} && box.bottom > end + 1));
     const box = part.getBoundingClientRect();
-    return [box.left + scrollX, top + scrollY, box.width, Math.max(...ends.filter((end) => end <= top + {most})) - top];
+    return [box.left + scrollX, top + scrollY, box.width, Math.max(...clean) + scrollY];
 }})()"""
-"""Where a part is, down to the end of the last paragraph, row or drawing that is whole within the height."""
+"""Where a part is, down to the last end of a paragraph, a row or a drawing within the height that cuts no other."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,18 @@ PICTURES = (
     Picture("verdict", 0, "#verdicts", 580),
     Picture("scatter", 0, "#scatter", 700),
     Picture("length", 0, "#length", 1040),
+    Picture("responses", 0, "#responses", 760),
     Picture("errors", 0, "#errors", 560),
     Picture("localize", 0, "#localize-bf16-bf16", 960),
-    Picture("training", 1, "main", 900),
+    Picture("training", 1, "main", 1010),
 )
 
 
 def take(tab: Tab, picture: Picture, folder: Path) -> Path:
-    left, top, width, height = tab.run(_PLACE.format(part=picture.part, most=picture.most_height))
-    size = {"width": width + 2 * _MARGIN, "height": height + _MARGIN + _FOOT}
-    clip = {"x": max(0, left - _MARGIN), "y": max(0, top - _MARGIN), "scale": 1} | size
+    left, top, width, end = tab.run(_PLACE.format(part=picture.part, most=picture.most_height, foot=_FOOT))
+    start = max(0, top - _MARGIN)
+    clip = {"x": max(0, left - _MARGIN), "y": start, "scale": 1}
+    clip |= {"width": width + 2 * _MARGIN, "height": end + _FOOT - start}
     shot = tab.call("Page.captureScreenshot", format="webp", quality=_QUALITY, captureBeyondViewport=True, clip=clip)
     path = folder / f"{picture.name}.webp"
     path.write_bytes(base64.b64decode(shot["data"]))

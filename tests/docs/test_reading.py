@@ -1,0 +1,31 @@
+"""`docs/reading-the-report.md` lists the sections of a report by their titles, in their order."""
+
+import html
+import re
+
+import pytest
+
+from mismatch_probe.report.page import render_html
+from tests.docs.pages import DOCS, ROOT, Page
+from tests.report.samples import manifest, summary
+
+PAGE = Page.read(DOCS / "reading-the-report.md")
+
+
+def listed(page: Page) -> list[str]:
+    table = page.text.split("| section | answers |")[1].split("\n\n")[0]
+    return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+
+
+@pytest.mark.slow
+def test_the_sections_of_a_page_are_listed_in_their_order() -> None:
+    page = render_html(summary(), manifest())
+    titles = [html.unescape(re.sub(r"<[^>]+>", "", title)) for title in re.findall(r"<h2[^>]*>(.*?)</h2>", page)]
+    assert len(titles) > 10
+    assert [title for title in listed(PAGE) if title in titles] == titles
+
+
+def test_every_section_that_is_listed_is_one() -> None:
+    folder = ROOT / "mismatch_probe" / "report" / "sections"
+    source = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    assert [title for title in listed(PAGE) if f'"{title}"' not in source] == []
