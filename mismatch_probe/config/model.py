@@ -38,6 +38,7 @@ Attention = Literal["sdpa", "eager", "flash_attention_2"]
 CorrectionName = Literal["none", "token-tis", "icepop", "seq-is", "seq-tis", "seq-mis"]
 EngineName = Literal["vllm", "server"]
 """Each has a folder of its name below `mismatch_probe.engines`."""
+Offload = Literal["cpu", "disk"]
 Precision = Literal["weights", "to", "autocast", "fsdp"]
 
 DEFAULT_NUM_PROMPTS: Final = 64
@@ -119,6 +120,7 @@ class TrainingPathSettings(Settings):
     computed beside the weights, or with `adapter_merged` added to them in FP32 before they are brought to the dtype.
     ranks: how many processes hold the model, each a part of every weight (FSDP2), which changes no arithmetic; unset,
     one process holds all. tensor_parallel: how many of them divide each product, which makes it another pi.
+    offload: where a device map may put what the GPUs do not hold, `cpu`, or `disk` too; unset, nowhere.
     """
 
     precision: Precision = "weights"
@@ -127,6 +129,7 @@ class TrainingPathSettings(Settings):
     lm_head_dtype: DtypeField | None = None
     device: str = "auto"
     device_map: str | None = None
+    offload: Offload | None = None
     batch_tokens: Count = 16384
     adapter: str | None = None
     adapter_merged: bool = False

@@ -12,6 +12,7 @@ from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.training_path.adapters import adapter_facts
 from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
 from mismatch_probe.training_path.loading import sdpa_leaves_out
+from mismatch_probe.training_path.placement import placement
 from mismatch_probe.training_path.products import fp32_by_onednn
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
@@ -79,6 +80,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
         "config": forward_facts(config.to_dict()),
         "dropout": "on" if any(module.training for module in model.modules()) else "off",
         "device": "/".join(sorted({str(parameter.device) for parameter in model.parameters()})),
+        "device_map": placement(model),
         "adapter": adapter_facts(model),
     }
 

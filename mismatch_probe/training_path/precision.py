@@ -21,6 +21,7 @@ from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
 from mismatch_probe.training_path.loading import load_config, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.placement import require_as_asked
 from mismatch_probe.training_path.products import is_16_bit
 from mismatch_probe.training_path.ranks.sharding import (
     is_sharded_after_loading,
@@ -115,6 +116,7 @@ def _load(
         expanded=expanded,
         sharding=loading_arguments(config, settings),
     )
+    require_as_asked(folder, model, device, settings.offload, is_reference=expanded)
     if not is_sharded_after_loading(config, settings):
         require_sharded(model, settings)
     keep_own_module(model)

@@ -193,15 +193,13 @@ def test_layers_that_share_keys_and_values_are_refused_in_one_sentence(tmp_path:
         layered(tmp_path)
 
 
-def test_quantised_weights_an_adapter_and_a_device_map_are_refused(tmp_path: Path) -> None:
+def test_quantised_weights_and_an_adapter_are_refused(tmp_path: Path) -> None:
     folder = quantise_blocks(make_checkpoint(tmp_path, hidden_size=128, intermediate_size=128, head_dim=128))
     with pytest.raises(UsageError, match=r"are quantised.*--train NAME:checkpoint"):
         layered(folder)
-    for more, words in (({"adapter": "a"}, "merge a into"), ({"device_map": "auto"}, r"training\.device_map spreads")):
-        with pytest.raises(UsageError, match=words):
-            LayerByLayerScorer.load_layered(
-                make_checkpoint(tmp_path / "plain"), Dtype.FP32, TrainingPathSettings(**more), why="asked for"
-            )
+    plain, with_adapter = make_checkpoint(tmp_path / "plain"), TrainingPathSettings(adapter="a")
+    with pytest.raises(UsageError, match="merge a into"):
+        LayerByLayerScorer.load_layered(plain, Dtype.FP32, with_adapter, why="asked for")
 
 
 def test_a_missing_weight_is_named(tmp_path: Path) -> None:

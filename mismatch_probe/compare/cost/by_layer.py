@@ -21,7 +21,8 @@ def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Ca
         side = stage.side
         if side.role != "ref" or side.num_ranks or side.training is None:
             continue
-        if side.training.adapter is not None or side.training.device_map is not None:
+        whole = side.training.adapter is not None or side.training.device_map is not None
+        if whole and not reference.by_layer:
             continue
         device = calibration.rates_of("training", side.dtype).device
         needed = workload.architecture_of(side).parameters * side.dtype.num_bytes

@@ -186,7 +186,7 @@ class LayerByLayerScorer(Scorer):
 def require_layerable(folder: Path, settings: TrainingPathSettings) -> None:
     """
     Raises:
-        UsageError: the weights are quantised, an adapter is computed beside them, or a map spreads them over devices.
+        UsageError: the weights are quantised, or an adapter is computed beside them.
     """
     instead = "set reference.by_layer = false, or give --reference none"
     if stored_quantization(folder) is not None:
@@ -198,9 +198,4 @@ def require_layerable(folder: Path, settings: TrainingPathSettings) -> None:
         raise UsageError(
             f"the reference with an adapter cannot be computed layer by layer; merge {settings.adapter} into the "
             f"checkpoint, or {instead}"
-        )
-    if settings.device_map is not None:
-        raise UsageError(
-            "training.device_map spreads a whole model, and reference.by_layer holds one layer at a time; leave one of "
-            "them out"
         )

@@ -1,0 +1,52 @@
+"""Where a device map really put a model's modules, and whether that was asked for."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+
+from mismatch_probe.config.model import Offload
+from mismatch_probe.errors import UsageError
+
+_ALLOWED: Final[dict[Offload | None, frozenset[str]]] = {
+    None: frozenset(),
+    "cpu": frozenset({"cpu"}),
+    "disk": frozenset({"cpu", "disk"}),
+}
+
+
+def placement(model: PreTrainedModel) -> dict[str, str] | None:
+    """The device of each module as accelerate chose it; None where the whole model is on one."""
+    chosen: dict[str, Any] | None = getattr(model, "hf_device_map", None)
+    return None if chosen is None else {name: str(_device(place)) for name, place in chosen.items()}
+
+
+def _device(place: Any) -> Any:
+    """accelerate writes a GPU as its number."""
+    return torch.device("cuda", place) if isinstance(place, int) else place
+
+
+def require_as_asked(
+    folder: Path, model: PreTrainedModel, device: torch.device, offload: Offload | None, *, is_reference: bool
+) -> None:
+    """A reference is never offloaded: it has a way of its own that is exact and reads each weight fewer times.
+
+    Raises:
+        UsageError: modules stand on the CPU or on disk, and neither `device` nor `offload` asks for that.
+    """
+    offload = None if is_reference else offload
+    allowed = _ALLOWED[offload] | {device.type}
+    counts = Counter((placement(model) or {}).values())
+    elsewhere = {place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in allowed}
+    if elsewhere:
+        where = " and ".join(
+            f"{count} on {'the CPU' if place == 'cpu' else place}" for place, count in elsewhere.items()
+        )
+        asked = f'ask for it with training.offload = "{"disk" if "disk" in elsewhere else "cpu"}"'
+        instead = "hold one layer of the reference at a time (--reference-by-layer)" if is_reference else asked
+        raise UsageError(
+            f"training.device_map put modules of {folder} where no GPU computes ({where} of {counts.total()}), which "
+            f"is slow; give more or larger GPUs, or {instead}"
+        )
