@@ -48,6 +48,7 @@ def said(path: Path) -> Any:
 def test_the_numbers_and_the_verdicts_are_those_of_then(run: RunDirectory) -> None:
     summary = summarise(run, run.read_manifest()).model_dump(mode="json")
     then = said(run.path / "summary-then.json")
+    del then["headline"]  # its words may change
     assert same(summary, then)
 
 
