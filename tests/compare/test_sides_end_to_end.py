@@ -71,7 +71,7 @@ def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
 def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path) -> None:
     judged = pair(run, "bf16/stale")
     assert (judged.verdict.kind, judged.verdict.code) == ("bug", "stale_weights")
-    assert str(stale) in judged.verdict.sentence
+    assert f"the engine those of {stale.name}." in judged.verdict.sentence
     assert judged.settings_told_apart is not None
     assert judged.settings_told_apart.settings == [f"checkpoint = {stale}"]
     manifest = run.read_manifest()
