@@ -1,14 +1,14 @@
 """`evaluate` as its users run it: real vLLM, real transformers, the shipped checkpoint."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from tests.command_line import Answer
-from tests.warm_python import warm_python
+from tests.command_line import Answer, probe
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ SMALL = (
 
 
 def evaluate(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
-    return warm_python("mismatch_probe", "evaluate", *words, code=code)
+    return probe("evaluate", *words, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_pi_samples_in_a_run_that_is_taken_up_again(run: Path) -> None:
 def test_another_reward_marks_the_same_responses(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.parent / "marks.py").write_text("def none(prompt, response, answer):\n    return 0.0\n")
     monkeypatch.chdir(run.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     evaluate("--resume", "--out", run, "--reward", "marks:none")
     assert [engine["accuracy"]["value"] for engine in document(run)["engines"]] == [0, 0]
     assert document(run)["pairs"][0]["gap"]["low"] is None
