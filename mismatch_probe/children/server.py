@@ -78,7 +78,7 @@ class _Server:
         content, descriptors = received
         if "scratch" in content:
             self._scratch.append(Path(content["scratch"]))
-        else:
+        elif "warm" not in content:
             self._start(Request(**content), *descriptors)
         return True
 
@@ -156,7 +156,9 @@ class _Server:
 
 
 def main(stages: list[list[Any]]) -> None:
-    """Serve the first stage, `[descriptor, modules]`, and from a fork of it, which imports on top, those behind it."""
+    """Serve the first stage, `[descriptor, modules]`, and from a fork of it those behind it, which import on top once
+    anything is asked of them.
+    """
     prepare_process()
     (descriptor, modules), *later = stages
     control = socket.socket(fileno=descriptor)
@@ -166,12 +168,22 @@ def main(stages: list[list[Any]]) -> None:
         pid = os.fork()
         if pid == 0:
             control.close()
-            main(later)
+            if _is_asked(later[0][0]):
+                main(later)
             os._exit(0)
         server.next_server = pid
         for other, _ in later:
             os.close(other)
     server.serve()
+
+
+def _is_asked(descriptor: int) -> bool:
+    """Wait until something is asked; False where the parent is gone before."""
+    with socket.socket(fileno=os.dup(descriptor)) as control:
+        try:
+            return bool(control.recv(1, socket.MSG_PEEK))
+        except ConnectionError:
+            return False
 
 
 def _imported(modules: list[str]) -> bool:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,9 +85,11 @@ def request(preload: Preload, content: dict[str, Any], descriptors: Sequence[int
         ) from error
 
 
-def warm_up() -> None:
-    """Let the servers import what jobs need while this process does other things."""
-    _current_servers()
+def warm_up(*stages: Preload) -> None:
+    """Let the servers of these stages import what jobs need while this process does other things."""
+    for stage in stages:
+        with suppress(OSError):
+            _current_servers().send(stage, {"warm": True}, ())
 
 
 def keep_scratch(folder: Path) -> None:

@@ -60,7 +60,7 @@ def compare(
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
     """
     flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
-    warm_up()
+    warm_up("training", "engine")
     from mismatch_probe.cli.compare_command import run_compare
 
     return run_compare(

@@ -19,6 +19,7 @@ def doctor(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> ExitCode:
     """Check versions, devices, pin conflicts and imports; with --model, the effective settings of both sides."""
+    from mismatch_probe.children.servers import warm_up
     from mismatch_probe.cli.output import print_json, results
     from mismatch_probe.compare.examination import examine
     from mismatch_probe.config.side_text import parse_side
@@ -27,6 +28,8 @@ def doctor(
 
     if infer is not None and model is None:
         raise UsageError("--infer says what is started beside the training path; give --model too")
+    if model is not None:
+        warm_up("training", "engine")
     examination = examine(model, dtype, None if infer is None else parse_side("infer", infer))
     render_examination(examination, results(as_json=json_output))
     if json_output:

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
@@ -40,6 +41,7 @@ def evaluate(
     Engine arguments pass through: --vllm.KEY VALUE.
     """
     flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    warm_up("training", "engine")
     from mismatch_probe.cli.evaluate_command import run_evaluate
 
     return run_evaluate(flags, config=config, out=out, resume=resume, json_output=json_output)

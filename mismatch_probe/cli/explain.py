@@ -43,7 +43,7 @@ def explain(
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Name the cause of what a log shows: each suspected one is computed from the checkpoint and set against it."""
-    warm_up()
+    warm_up("training")
     from mismatch_probe.cli.explain_command import run_explain_command
 
     return run_explain_command(

@@ -56,7 +56,7 @@ def localize(
     if pair is not None and (run is None or dtype or train_dtype or infer_dtype):
         raise UsageError("--pair names two sides of --run, which have their dtypes; give --run, and no dtype")
     flags = given | nested({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
-    warm_up()
+    warm_up("training", "engine")
     from mismatch_probe.cli.localize_command import run_localize
 
     return run_localize(flags, config=config, out=out, run=run, pair=pair, json_output=json_output)

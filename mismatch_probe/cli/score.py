@@ -26,7 +26,7 @@ def score(
 
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
-    warm_up()
+    warm_up("training", *(() if no_engine else ("engine",)))
     from mismatch_probe.cli.score_command import run_score
 
     return run_score(

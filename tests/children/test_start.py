@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.children import preloads
+from mismatch_probe.children import preloads, servers
 from mismatch_probe.children.job import Request
 from mismatch_probe.children.messages import FAILURE, as_exception, described, read
 from mismatch_probe.children.preloads import Preload
@@ -158,6 +158,32 @@ def test_a_job_whose_imports_fail_has_an_interpreter_of_its_own(monkeypatch: pyt
     monkeypatch.setitem(preloads.STAGES, "engine", ["tests.children.jobs", "there_is_no_such_module"])
     told = run(job("tells_where_it_is", ""))
     assert told["imported_by"] == told["own"]
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As vLLM, which takes ten seconds and which a command without an engine does not need."""
+    (tmp_path / "says_so.py").write_text("from pathlib import Path\nPath(__file__).with_name('imported').touch()\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.setitem(preloads.STAGES, "engine", ["says_so"])
+    servers.warm_up("training")
+    assert run(job("counts", 2, preload="training")) == {"sum": 1}
+    time.sleep(0.5)
+    assert not (tmp_path / "imported").exists()
+    servers.warm_up("engine")
+    deadline = time.monotonic() + 5
+    while not (tmp_path / "imported").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (tmp_path / "imported").exists()
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_a_stage_that_nobody_asked_for_ends_with_its_parent() -> None:
+    told = run(job("tells_where_it_is", "", preload="training"))
+    children = Path(f"/proc/{told['server']}/task/{told['server']}/children").read_text().split()
+    assert children
+    servers.close_servers()
+    assert ended([told["server"], *map(int, children)])
 
 
 def test_a_job_has_the_folder_and_the_environment_that_its_parent_has_now(
