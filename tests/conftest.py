@@ -1,5 +1,6 @@
 """What a pytest worker prepares once, and which of its tests run first."""
 
+import atexit
 import gc
 import os
 import signal
@@ -28,6 +29,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 gc.disable()
+atexit.register(gc.unfreeze)
+"""Or nanobind complains of what was never freed; thawed sooner, pytest's last collections would look at all of it."""
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 """How long an example takes is the machine's."""
