@@ -17,9 +17,21 @@ def listed(page: Page) -> list[str]:
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(summary(), manifest())
+
+
 @pytest.mark.slow
-def test_the_sections_of_a_page_are_listed_in_their_order() -> None:
-    page = render_html(summary(), manifest())
+def test_the_parts_that_pictures_are_made_of_are_there(page: str) -> None:
+    script = (ROOT / "scripts" / "pictures.py").read_text(encoding="utf-8")
+    parts = set(re.findall(r'"#([\w-]+)"', script))
+    assert len(parts) > 4
+    assert [part for part in parts if f'id="{part}"' not in page] == ["localize-bf16-bf16"]
+
+
+@pytest.mark.slow
+def test_the_sections_of_a_page_are_listed_in_their_order(page: str) -> None:
     titles = [html.unescape(re.sub(r"<[^>]+>", "", title)) for title in re.findall(r"<h2[^>]*>(.*?)</h2>", page)]
     assert len(titles) > 10
     assert [title for title in listed(PAGE) if title in titles] == titles
