@@ -30,7 +30,7 @@ class PeopleConsole(Console):
     """
 
     def __init__(self, file: TextIO | None = None, *, stderr: bool = True) -> None:
-        super().__init__(file=file, stderr=file is None and stderr, markup=False, emoji=False)
+        super().__init__(file=file, stderr=file is None and stderr, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(plain(text), **how)
