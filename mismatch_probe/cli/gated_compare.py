@@ -80,7 +80,6 @@ class GatedCompare:
             wanted = None if result.look is None else self._wanted(result.look, settings)
             if result.answer != "inconclusive" or self.gate.settings.on_inconclusive != "extend" or wanted is None:
                 return result
-            console.print(result.sentence, soft_wrap=True, markup=False)
             num_recorded = settings.prompts.num_prompts or 0
             try:
                 self._require_prompts(settings, wanted)
@@ -89,6 +88,7 @@ class GatedCompare:
             except UsageError as error:
                 console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
                 return result
+            console.print("The gate is undecided so far, so the run is extended")
             clock = run_clock(preparation, run, first_prompt=num_recorded)
             with progress_listener(console, run, clock) as listener:
                 extend_run(run, preparation, listener)
