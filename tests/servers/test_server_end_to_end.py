@@ -149,9 +149,9 @@ def test_a_dry_run_says_what_it_cannot_tell_of_a_server(vllm: RealServer, tmp_pa
     planned = probe("compare", *SMALL, *words, "--dry-run", code=ExitCode.PASS)
     assert (
         "and what the server takes over sample-prod, sample-infer-prod-alone, which nothing here tells"
-        in planned.stderr
+        in planned.stdout
     )
-    assert "memory: engine-prod" not in planned.stderr
+    assert "memory: engine-prod" not in planned.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -356,7 +356,7 @@ def test_a_temperature_that_no_log_prob_shows_is_a_bug(vllm: RealServer, tmp_pat
     verdict = pair(RunDirectory(tmp_path / "run"), "bf16/prod").verdict
     assert (verdict.kind, verdict.code) == ("bug", "temperature")
     assert "the server does not draw its tokens from the log-probs that it gives" in verdict.sentence
-    assert "does not draw its tokens" in said.stderr
+    assert "does not draw its tokens" in said.stdout
 
 
 def test_doctor_shows_what_a_server_applies(vllm: RealServer) -> None:
