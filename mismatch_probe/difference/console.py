@@ -7,7 +7,7 @@ from rich.console import Console
 from mismatch_probe.difference.changes import Change
 from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_count, write_estimate
-from mismatch_probe.report.screen import print_line, print_table
+from mismatch_probe.report.screen import print_fitting, print_line
 from mismatch_probe.report.view import Cell, Table
 
 _SHOWN = (
@@ -93,4 +93,6 @@ def _table(title: str, rows: Sequence[tuple[str, MetricDifference]], console: Co
         ]
         for name, metric in rows
     ]
-    print_table(console, Table("", [title, "first", "second", "difference", "ratio"], cells))
+    table = Table("", [title, "first", "second", "difference", "ratio"], cells)
+    print_line(console, "")
+    print_fitting(console, table, can_lack={1, 2})

@@ -1,7 +1,9 @@
 """Lines and tables on a screen: wrapped and ruled on a terminal, whole and plain where the output is none."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from typing import Final
 
 from markupsafe import Markup
 from rich import table as rich_table
@@ -18,6 +20,8 @@ from mismatch_probe.report.view import Badge, Cell, Table
 Write = Callable[[Cell], str]
 
 _UNBOUNDED: Final = 10_000
+_BETWEEN: Final = 2
+"""Characters between two columns."""
 _STYLES: Final = {
     "clean": "green", "precision": "cyan", "undecided": "blue", "bug": "bold red", "broken": "bold magenta",
 }  # fmt: skip
@@ -75,29 +79,81 @@ def print_table(console: Console, table: Table, write: Write = in_full) -> None:
     show(console, drawn(console, table, write))
 
 
+def print_fitting(console: Console, table: Table, *, can_lack: Set[int]) -> None:
+    """In the widest layout that fits the terminal: intervals beside numbers, or below them, or left out of the columns
+    `can_lack`.
+    """
+    layouts = [_drawn_whole(console, table, in_full), _drawn_whole(console, table, _below)]
+    whole = next((layout for layout in layouts if full_width(console, layout) <= console.width), None)
+    if not console.is_terminal:
+        show(console, layouts[0])
+    else:
+        show(console, whole or drawn(console, _lacking(table, can_lack), _below))
+
+
+def _below(cell: Cell) -> str:
+    """With a line's end before an interval, and between two numbers."""
+    if isinstance(cell, Written):
+        return f"{cell.value}\n{cell.interval}".strip()
+    return in_full(cell).replace(" / ", " /\n") if isinstance(cell, Markup) else in_full(cell)
+
+
+def _lacking(table: Table, columns: Set[int]) -> Table:
+    """Without the intervals of these columns."""
+    rows = [
+        [Written(without_intervals(cell)) if number in columns else cell for number, cell in enumerate(row)]
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
 def show(console: Console, table: rich_table.Table) -> None:
     if not console.is_terminal:
         table.width = full_width(console, table)
     console.print(table, crop=False, highlight=False)
 
 
-def drawn(console: Console, table: Table, write: Write = in_full, **layout: Any) -> rich_table.Table:
+def drawn(console: Console, table: Table, write: Write = in_full) -> rich_table.Table:
     """A table of the page as one of the terminal; `write` says how a cell is written."""
-    box, between = (SIMPLE_HEAD, 1) if console.is_terminal else (None, 2)
-    drawn_table = rich_table.Table(
-        *table.columns, box=box, pad_edge=False, show_edge=False, padding=(0, between, 0, 0), **layout
-    )
-    for column, header in zip(drawn_table.columns, table.columns, strict=True):
+    drawn_table = _drawn_whole(console, table, write)
+    if console.is_terminal and full_width(console, drawn_table) > console.width:
+        _keep_words(drawn_table, console.width)
+    return drawn_table
+
+
+def _drawn_whole(console: Console, table: Table, write: Write) -> rich_table.Table:
+    """With columns as wide as rich makes them."""
+    box, between = (SIMPLE_HEAD, _BETWEEN - 1) if console.is_terminal else (None, _BETWEEN)
+    drawn_table = rich_table.Table(*table.columns, box=box, pad_edge=False, show_edge=False, padding=(0, between, 0, 0))
+    for column in drawn_table.columns:
         column.overflow = "fold"
-        column.min_width = max(map(len, header.split()), default=0)
     drawn_table.columns[0].no_wrap = not any(" " in in_full(row[0]) for row in table.rows)
     for row in table.rows:
         styles = (_STYLES[cell.kind] if isinstance(cell, Badge) else "" for cell in row)
         drawn_table.add_row(*(Text(write(cell), style) for cell, style in zip(row, styles, strict=True)))
-    if console.measure(drawn_table).minimum + len(table.columns) > console.width:
-        for column in drawn_table.columns:  # rich gives such columns up to one more than there is
-            column.min_width = None
     return drawn_table
+
+
+def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
+    """Give the columns widths at which no word is broken, where there is room for that: each its longest word, and what
+    is left to those that lack most.
+    """
+    columns = drawn_table.columns
+    cells = [[str(column.header), *map(str, column.cells)] for column in columns]
+    full = [max(len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
+    widths = [
+        lines if column.no_wrap else max(len(word) for cell in own for word in re.split(r"[ \n](?!%)", cell))
+        for column, own, lines in zip(columns, cells, full, strict=True)
+    ]
+    left = width - sum(widths) - _BETWEEN * (len(columns) - 1)
+    if left < 0:
+        return
+    for _ in range(left):
+        lacks = [lines - given for lines, given in zip(full, widths, strict=True)]
+        if max(lacks) > 0:
+            widths[lacks.index(max(lacks))] += 1
+    for column, given in zip(columns, widths, strict=True):
+        column.width = given
 
 
 def full_width(console: Console, table: rich_table.Table) -> int:

@@ -14,7 +14,7 @@ from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
 from mismatch_probe.report.findings.page import render_document
-from mismatch_probe.report.screen import print_line, print_table, print_titled, without_intervals
+from mismatch_probe.report.screen import print_fitting, print_line, print_table, print_titled, without_intervals
 from mismatch_probe.report.view import Badge, Table
 from tests.report.documents import headroom, localization
 
@@ -74,3 +74,47 @@ def test_every_number_of_the_screen_stands_on_the_page(what: str) -> None:
     numbers = re.findall(r"\d[\d.,]*(?:e-?\d+)?", shown)
     assert len(numbers) > 50
     assert [number for number in numbers if number.rstrip(",.") not in text] == []
+
+
+NARROW = Table(
+    "",
+    ["answer", "a limit of several words", "value", "would pass at"],
+    [["inconclusive", "abs_logprob_diff max 0.0031 of every pair", "0.0123 %", "0.00352 and more of it"]] * 2,
+)
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_a_table_that_is_folded_breaks_no_word_and_never_overruns(width: int) -> None:
+    out = io.StringIO()
+    print_table(Console(file=out, width=width, force_terminal=True, color_system=None), NARROW)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for cells in (NARROW.columns, *NARROW.rows) for cell in cells for word in str(cell).split()}
+    assert words <= set(out.getvalue().split())
+    assert "0.0123 %" in out.getvalue()
+
+
+def test_words_are_broken_where_a_terminal_has_no_room_for_them() -> None:
+    out = io.StringIO()
+    print_table(Console(file=out, width=30, force_terminal=True, color_system=None), NARROW)
+    assert max(map(len, out.getvalue().splitlines())) <= 30
+
+
+NUMBERS = Table("", ["metric", "first", "second"], [["kl_k3", *[Written("8.2e-5", "[5.5e-5, 23.4e-5]")] * 2]])
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (80, ["kl_k3   8.2e-5 [5.5e-5, 23.4e-5]  8.2e-5 [5.5e-5, 23.4e-5]"]),
+        (50, ["kl_k3   8.2e-5             8.2e-5", "        [5.5e-5, 23.4e-5]  [5.5e-5, 23.4e-5]"]),
+        (36, ["kl_k3   8.2e-5  8.2e-5", "                [5.5e-5, 23.4e-5]"]),
+    ],
+)
+def test_an_interval_stands_beside_its_number_or_below_it_or_is_left_out_where_it_can_be(
+    width: int, lines: list[str]
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    print_fitting(console, NUMBERS, can_lack={1})
+    assert [line.rstrip() for line in out.getvalue().splitlines()[2:]] == lines
