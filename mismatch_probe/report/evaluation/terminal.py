@@ -4,12 +4,13 @@ from rich.console import Console
 
 from mismatch_probe.records.evaluation import Evaluation
 from mismatch_probe.report.evaluation.answer import sentence, tables
-from mismatch_probe.report.screen import print_line, print_table
+from mismatch_probe.report.screen import print_fitting, print_line
 
 
 def render_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Accuracy of every engine, of every pair under both policies, and a sentence a pair."""
     for table in tables(evaluation):
-        print_table(console, table)
+        print_line(console, "")
+        print_fitting(console, table, can_lack=set())
     for pair in evaluation.pairs:
         print_line(console, sentence(pair))
