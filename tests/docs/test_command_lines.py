@@ -55,15 +55,14 @@ ANSWERS = {"gate": {ExitCode.PASS, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE}}
 """Exit codes of a command that worked; 0 elsewhere."""
 
 
-def named(line: CommandLine) -> str:
-    return f"{line.page}: {line.text}"
-
+_SIDES = ("dtype", "train_dtype", "infer_dtype", "train", "infer")
 
 SETTINGS = {"compare": CompareSettings, "train": TrainSettings, "headroom": HeadroomSettings}
 """What the flags of a command are held against before it looks at any file."""
 
 
-_SIDES = ("dtype", "train_dtype", "infer_dtype", "train", "infer")
+def named(line: CommandLine) -> str:
+    return f"{line.page}: {line.text}"
 
 
 def accept(words: list[str]) -> None:

@@ -33,7 +33,12 @@ def _named_paths(page: Page) -> list[str]:
     return [code for code in page.code_in_prose if _OF_REPOSITORY.fullmatch(code)]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def others() -> list[Page]:
+    """What lies beside the code and the results."""
+    return [Page.read(path) for folder in ("reports", "examples") for path in sorted((ROOT / folder).rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [*pages(), *others()], ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Page) -> None:
     assert broken_links(page) == []
 
