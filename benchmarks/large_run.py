@@ -3,12 +3,14 @@
     python -m benchmarks.large_run [--tokens 1000000 3000000 10000000]
 
 Each run is written with simulated log-probs and hostile token texts, and each command measured as a process of its own:
-wall time, processor time (which other work on the machine does not lengthen), peak memory (resident set), and the size
-of `report.html`.
+wall time, processor time (which other work on the machine does not lengthen), peak memory (resident set), the size of
+`report.html`, and how long a browser takes from opening it until its first drawing answers (the median of three fresh
+browsers; left out where there is none).
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,9 +25,11 @@ import pyarrow as pa
 from mismatch_probe.records.rows import ids_key, prompts_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import ROLLOUTS, leg_schema, write_table
+from tests.report.browser import BROWSER, browser_tab
 from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts
 
 MEAN_LENGTH = 500
+NUM_BROWSERS = 3
 ERRORS_NATS = {"infer-bf16-decode": 0.01, "train-bf16": 0.01, "ref-fp32": 0.0}
 TOKEN_TEXT = "<script>alert(1)</script>"
 GATE_FILE = '[gate]\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1\n'
@@ -93,12 +97,25 @@ def measure(words: list[str]) -> str:
     return f"{wall:.1f} s ({processor:.1f} s), {usage.ru_maxrss / 2**20:.2f} GiB"
 
 
+def until_interactive(page: Path) -> str:
+    """Seconds on the browser's own clock, which starts with the navigation."""
+    if BROWSER is None:
+        return "no browser"
+    times = []
+    for _ in range(NUM_BROWSERS):
+        with browser_tab() as tab:
+            tab.open(page)
+            tab.wait("document.querySelector('.main-svg')")
+            times.append(tab.run("performance.now()") / 1000)
+    return f"{statistics.median(times):.1f} s"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1_000_000, 3_000_000, 10_000_000])
     arguments = parser.parse_args()
-    print(f"| tokens | responses | {' | '.join(COMMANDS)} | `report.html` |")
-    print("|---|---|" + "---|" * len(COMMANDS) + "---|")
+    print(f"| tokens | responses | {' | '.join(COMMANDS)} | `report.html` | interactive after |")
+    print("|---|---|" + "---|" * len(COMMANDS) + "---|---|")
     for num_tokens in arguments.tokens:
         with tempfile.TemporaryDirectory() as folder:
             run = write_run(Path(folder) / "run", num_tokens)
@@ -108,9 +125,11 @@ def main() -> None:
             for command, *flags in COMMANDS.values():
                 more = ["--config", str(gate_file)] if command == "gate" else flags
                 cells.append(measure([command, str(run.path), *more]))
-            size = run.report_path.stat().st_size / 1e6
+            size, interactive = run.report_path.stat().st_size / 1e6, until_interactive(run.report_path)
         num_sequences = num_tokens // MEAN_LENGTH
-        print(f"| {num_tokens:,} | {num_sequences:,} | {' | '.join(cells)} | {size:.2f} MB |", flush=True)
+        print(
+            f"| {num_tokens:,} | {num_sequences:,} | {' | '.join(cells)} | {size:.2f} MB | {interactive} |", flush=True
+        )
 
 
 if __name__ == "__main__":

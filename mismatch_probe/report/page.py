@@ -1,8 +1,9 @@
 """`report.html`: one file, from the two records of a run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.records.manifest import Manifest
@@ -31,6 +32,13 @@ from mismatch_probe.report.sections.steps import steps
 from mismatch_probe.report.sections.verdicts import verdicts
 from mismatch_probe.report.sections.vocabulary import vocabulary
 from mismatch_probe.report.sections.worst import worst
+from mismatch_probe.report.view import Section
+
+_FINE: Final = ("clean", "precision")
+_DETAILS: Final = frozenset(
+    {"scatter", "vocabulary", "experts", "confidence", "corrections", "worst", "counts", "settings", "provenance"}
+)
+"""Sections that open on request where nothing is wrong."""
 
 
 def write_report(run: RunDirectory, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Path:
@@ -59,7 +67,7 @@ def render_html(
     """
     evaluation, gate = filed.evaluation, filed.gate
     top = overview(summary, manifest) if evaluation is None else evaluation_overview(evaluation)
-    sections = [
+    shown = [
         None if evaluation is None else evaluation_section(evaluation, summary),
         None if gate is None else gate_section(gate),
         verdicts(summary),
@@ -81,14 +89,19 @@ def render_html(
         provenance(manifest),
         reproduce(manifest),
     ]
+    sections = [section for section in shown if section is not None]
     return rendered_page(
         plotly_js,
         tool_version=manifest.tool_version,
         overview=top if gate is None else replace(top, facts=[gate_fact(gate), *top.facts]),
-        sections=[section for section in sections if section is not None],
+        sections=_with_details_folded(sections) if summary.verdict.kind in _FINE else sections,
         sources=["summary.json", "manifest.json", *filed.names],
         embedded=_embedded(summary),
     )
+
+
+def _with_details_folded(sections: Sequence[Section]) -> list[Section]:
+    return [replace(section, folded=section.anchor in _DETAILS) for section in sections]
 
 
 def _embedded(summary: Summary) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import measures_precision
-from mismatch_probe.verdict.settings import what_changes
+from mismatch_probe.verdict.settings import metric_words, what_changes
 
 
 def pairs_table(summary: Summary) -> Table:
@@ -50,7 +50,14 @@ def _marked(tokens: Estimate | None, mark: str) -> Written:
     return Written(f"{written.value}{mark}", written.interval)
 
 
-def budget_footnote(summary: Summary) -> str:
+def table_footnote(summary: Summary) -> str:
+    """How to read the columns that do not say it; empty where they hold nothing."""
+    errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
+    notes = [_budget_footnote(summary), errors if any(pair.blame for pair in summary.pairs) else ""]
+    return "; ".join(note for note in notes if note)
+
+
+def _budget_footnote(summary: Summary) -> str:
     """How to read the length budget, with the range behind it; empty where no pair has one."""
     laws = [pair.length for pair in summary.pairs if pair.length and budget(pair).value != ABSENT]
     if not laws:
@@ -65,7 +72,7 @@ def budget_footnote(summary: Summary) -> str:
 
 
 def contrast_sentences(summary: Summary) -> list[str]:
-    """`kl_k3 of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller; none where a pair of dtypes
+    """`KL (k3) of BF16 is 62 [50, 77] times that of FP16`: the larger over the smaller; none where a pair of dtypes
     is a bug or broken.
     """
     if not all(measures_precision(pair.verdict) for pair in summary.pairs if pair.is_of_dtypes):
@@ -75,7 +82,7 @@ def contrast_sentences(summary: Summary) -> list[str]:
 
 def _contrast_sentence(contrast: Contrast) -> str:
     of, over = contrast.of.upper(), contrast.over.upper()
-    return f"{contrast.metric} of {of} is {write_estimate(contrast.ratio)} times that of {over}"
+    return f"{metric_words(contrast.metric)} of {of} is {write_estimate(contrast.ratio)} times that of {over}"
 
 
 def settings_sentences(summary: Summary) -> list[str]:

@@ -98,13 +98,16 @@ class Note:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on one pair: its sentence, and lists under headings (evidence, where to look, advice)."""
+    """The verdict on one pair: its sentence, and lists under headings (evidence, where to look, advice); one that
+    opens on request has its sentence in sight.
+    """
 
     anchor: str
     label: str
     badge: Badge
     sentence: str
     lists: Sequence[tuple[str, Sequence[str | Markup]]]
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,13 @@ Block = Figure | Table | Note | Finding | Command | ColoredText | ColorScale
 
 @dataclass(frozen=True)
 class Section:
+    """`folded`: only the title is in sight at once."""
+
     anchor: str
     title: str
     lede: str
     blocks: Sequence[Block]
+    folded: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,17 @@ def _is_modest(pair: PairSummary, told_apart: SettingsToldApart, beside: PairSum
     return not more and largest[0].value <= SPIKE * largest[1].value
 
 
+def metric_words(name: str) -> str:
+    """What people call a metric in a sentence."""
+    return {"kl_k3": "KL (k3)", "abs_logprob_diff": "mean |d|"}.get(name, name)
+
+
 def what_changes(told_apart: SettingsToldApart) -> str:
-    """`kl_k3 is 12 [8, 15] times that of bf16/bf16`."""
+    """`KL (k3) is 12 [8, 15] times that of bf16/bf16`."""
     if not told_apart.ratios:
         return f"no ratio to {_name(told_apart)} can be had"
     name, ratio = next(iter(told_apart.ratios.items()))
-    return f"{name} is {write_estimate(ratio)} times that of {_name(told_apart)}"
+    return f"{metric_words(name)} is {write_estimate(ratio)} times that of {_name(told_apart)}"
 
 
 def _name(told_apart: SettingsToldApart) -> str:

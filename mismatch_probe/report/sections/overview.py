@@ -14,12 +14,13 @@ from mismatch_probe.report.figures import length as length_figures
 from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
-from mismatch_probe.report.pairs import budget_footnote, contrast_sentences, level, pairs_table, settings_sentences
+from mismatch_probe.report.pairs import level, pairs_table, settings_sentences, table_footnote
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
+from mismatch_probe.verdict.settings import metric_words
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
@@ -35,7 +36,7 @@ def overview(summary: Summary, manifest: Manifest) -> Overview:
 
 def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
     """The same, with what is known of how it was measured."""
-    notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", budget_footnote(summary)]
+    notes = [f"Brackets: {level(summary)} intervals, clustered by prompt", table_footnote(summary)]
     footnote = "; ".join(note for note in notes if note) + "."
     return Overview(
         subject="training-inference mismatch",
@@ -47,7 +48,7 @@ def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
         advice=summary.verdict.advice,
         table=pairs_table(summary),
         footnote=footnote,
-        contrasts=[*contrast_sentences(summary), *settings_sentences(summary)],
+        contrasts=settings_sentences(summary),
         figure=_figure(summary),
     )
 
@@ -134,7 +135,9 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, sty
         numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
-        figure.update_xaxes(range=[math.log10(left), math.log10(right)], title_text=f"{metric}, nats per token")
+        figure.update_xaxes(
+            range=[math.log10(left), math.log10(right)], title_text=f"{metric_words(metric)}, nats per token"
+        )
         figure.update_yaxes(range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
         limit_line(figure, KL_LIMIT, upright=True)
         _name_of_limit(figure, is_left_of_it=left * right < KL_LIMIT**2)
@@ -151,9 +154,8 @@ def _name_of_limit(figure: go.Figure, *, is_left_of_it: bool) -> None:
         y=[_TOP],
         mode="text",
         text=[said(f"{KL_LIMIT_NAME} {KL_LIMIT:g}")],
-        textposition="top left" if is_left_of_it else "top right",
+        textposition="bottom left" if is_left_of_it else "bottom right",
         textfont={"size": 11, "color": color("muted")},
-        cliponaxis=False,
         hoverinfo="skip",
     )
 

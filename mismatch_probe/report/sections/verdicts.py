@@ -1,5 +1,7 @@
 """The verdict on each pair with its evidence, and where to look when there is a bug or doubt."""
 
+from collections.abc import Sequence
+
 from markupsafe import Markup
 
 from mismatch_probe.records.summary import Cause, PairSummary, Summary
@@ -8,7 +10,7 @@ from mismatch_probe.report.names import pair_key, pair_label
 from mismatch_probe.report.view import Badge, Finding, Section
 from mismatch_probe.report.where_to_look import where_to_look
 
-_INNOCENT = ("clean", "precision")
+_FINE = ("clean", "precision")
 
 
 def verdicts(summary: Summary) -> Section:
@@ -16,7 +18,7 @@ def verdicts(summary: Summary) -> Section:
         "verdicts",
         "Verdict on each pair",
         "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision.",
-        [_finding(pair) for pair in summary.pairs],
+        [_finding(pair, summary.verdict.advice) for pair in summary.pairs],
     )
 
 
@@ -27,12 +29,13 @@ def _other(cause: Cause) -> Markup:
     )
 
 
-def _finding(pair: PairSummary) -> Finding:
+def _finding(pair: PairSummary, said_above: Sequence[str]) -> Finding:
     verdict = pair.verdict
     lists: list[tuple[str, list[str] | list[Markup]]] = [("Evidence", verdict.evidence)]
-    if verdict.kind not in _INNOCENT:
+    is_fine = verdict.kind in _FINE
+    if not is_fine:
         lists.append(("Where to look", where_to_look(pair)))
-    lists.append(("Advice", verdict.advice))
+    lists.append(("Advice", [advice for advice in verdict.advice if advice not in said_above]))
     lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
     return Finding(
         f"verdict-{pair_key(pair)}",
@@ -40,4 +43,5 @@ def _finding(pair: PairSummary) -> Finding:
         Badge.of(verdict),
         verdict.sentence,
         [(heading, items) for heading, items in lists if items],
+        folded=is_fine,
     )

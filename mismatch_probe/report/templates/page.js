@@ -106,7 +106,6 @@
   function follow(anchor) {
     const row = typeof anchor === "string" && document.getElementById(anchor);
     if (!row) return;
-    row.closest("details")?.setAttribute("open", "");
     location.hash = anchor;
   }
 
