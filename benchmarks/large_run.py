@@ -125,11 +125,8 @@ def main() -> None:
             for command, *flags in COMMANDS.values():
                 more = ["--config", str(gate_file)] if command == "gate" else flags
                 cells.append(measure([command, str(run.path), *more]))
-            size, interactive = run.report_path.stat().st_size / 1e6, until_interactive(run.report_path)
-        num_sequences = num_tokens // MEAN_LENGTH
-        print(
-            f"| {num_tokens:,} | {num_sequences:,} | {' | '.join(cells)} | {size:.2f} MB | {interactive} |", flush=True
-        )
+            cells += [f"{run.report_path.stat().st_size / 1e6:.2f} MB", until_interactive(run.report_path)]
+        print(f"| {num_tokens:,} | {num_tokens // MEAN_LENGTH:,} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
