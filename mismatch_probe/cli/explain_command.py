@@ -48,7 +48,7 @@ def run_explain_command(
     name = explain_file(step)
     with run.reserved(name):
         require_absent(path / name)
-        with progress_line(narration()) as line:
+        with progress_line(narration(), first="loading the checkpoint") as line:
             explanation = explain_log(run, settings, step, num_responses or MOST_RESPONSES, _telling(line))
         with run.locked(_LONGEST_WAIT_SECONDS):
             Findings(path).write(explanation)

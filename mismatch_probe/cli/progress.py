@@ -40,7 +40,7 @@ def progress_listener(
         span = None if clock is None else clock.left()
         return None if span is None else span.likely_seconds
 
-    with progress_line(console, left) as line:
+    with progress_line(console, left, first="starting") as line:
         progress = _Progress(line, run)
 
         def hear(event: AnyEvent) -> None:

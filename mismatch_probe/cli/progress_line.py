@@ -27,11 +27,11 @@ class ProgressLine:
     left: the seconds that all stages still need; None while nothing tells.
     """
 
-    def __init__(self, console: Console, left: Left) -> None:
+    def __init__(self, console: Console, left: Left, first: str) -> None:
         self._console = console
         self._left = left
         self._is_redrawn = is_redrawn(console)
-        self._place = self._doing = self._detail = ""
+        self._place, self._doing, self._detail = "", first, ""
         self._since = self._printed = time.monotonic()
 
     def begin(self, doing: str, number: int | None = None, of: int = 0, detail: str = "") -> None:
@@ -101,7 +101,9 @@ def is_redrawn(console: Console) -> bool:
 
 
 @contextmanager
-def progress_line(console: Console, left: Left = lambda: None) -> Iterator[ProgressLine]:
-    """The line, for as long as the work goes on; nothing of it is left on a terminal."""
-    with ProgressLine(console, left)._shown() as line:
+def progress_line(console: Console, left: Left = lambda: None, first: str = "") -> Iterator[ProgressLine]:
+    """The line, for as long as the work goes on; nothing of it is left on a terminal. first: what a terminal shows until
+    something begins.
+    """
+    with ProgressLine(console, left, first)._shown() as line:
         yield line

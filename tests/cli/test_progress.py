@@ -148,3 +148,22 @@ def test_a_stage_that_takes_long_says_so_on_a_terminal(monkeypatch: pytest.Monke
         line.begin("starting vLLM", 1, 3)
         now[0] = 12.0
         assert line.__rich__().plain == "stage 1 of 3: starting vLLM, 12 s"
+
+
+def test_a_terminal_shows_something_before_anything_is_heard() -> None:
+    with progress_line(Console(file=StringIO()), first="loading the checkpoint") as line:
+        assert line.__rich__().plain == "loading the checkpoint"
+        line.at("the sampler's side", 1, 2, "hypothesis 3 of 40")
+        assert line.__rich__().plain == "stage 1 of 2: the sampler's side, hypothesis 3 of 40"
+
+
+def test_what_goes_on_in_a_stage_is_no_new_line_and_another_stage_is_one() -> None:
+    output = StringIO()
+    with progress_line(Console(file=output)) as line:
+        for number, side in enumerate(("sampler", "trainer"), 1):
+            for tried in (1, 2, 3):
+                line.at(f"the {side}'s side", number, 2, f"hypothesis {tried} of 3")
+    assert output.getvalue().splitlines() == [
+        "stage 1 of 2: the sampler's side, hypothesis 1 of 3",
+        "stage 2 of 2: the trainer's side, hypothesis 1 of 3",
+    ]
