@@ -102,8 +102,9 @@ def is_redrawn(console: Console) -> bool:
 
 @contextmanager
 def progress_line(console: Console, left: Left = lambda: None, first: str = "") -> Iterator[ProgressLine]:
-    """The line, for as long as the work goes on; nothing of it is left on a terminal. first: what a terminal shows until
-    something begins.
+    """The line, for as long as the work goes on; nothing of it is left on a terminal.
+
+    first: what a terminal shows until something begins.
     """
     with ProgressLine(console, left, first)._shown() as line:
         yield line
