@@ -72,7 +72,7 @@ def run_together(
     first: Job,
     others: Sequence[Job],
     on_message: Callable[[Any], None],
-    watch: Callable[[], None] = lambda: None,
+    watch: Callable[[], None] | None = None,
 ) -> Any:
     """Run jobs that need each other, and return what the first one's function returned.
 
@@ -103,6 +103,10 @@ def run_together(
                     patience = min(patience, time.monotonic() + _CAUSE_SECONDS)
                 else:
                     answers += [answer] if process is processes[0] else []
+            if watch is not None:
+                watch()
+        while lost is not None and watch is not None and time.monotonic() < patience:
+            time.sleep(_WATCH_SECONDS)
             watch()
         if lost is not None:
             raise lost

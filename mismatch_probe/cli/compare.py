@@ -8,6 +8,7 @@ import typer
 from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, Sides, gives_settings
+from mismatch_probe.compare.torchrun import joined
 from mismatch_probe.config.nested import nested
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
@@ -57,23 +58,28 @@ def compare(
 ) -> ExitCode:
     """Sample with vLLM, score the same tokens on the training path and in FP32, and say what the mismatch is.
 
-    Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2.
+    Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2. Where
+    torchrun starts it, its ranks hold pi and the reference.
     """
     flags = given | nested(side_values(dtype, train_dtype, infer_dtype, train, infer))
-    warm_up("training", "engine")
-    from mismatch_probe.cli.compare_command import run_compare
+    with joined() as torchrun:
+        if torchrun is not None and torchrun.rank:
+            return torchrun.follow()
+        warm_up("training", "engine")
+        from mismatch_probe.cli.compare_command import run_compare
 
-    return run_compare(
-        flags,
-        config=config,
-        out=out,
-        resume=resume,
-        json_output=json_output,
-        dry_run=dry_run,
-        gate=gate,
-        baseline=baseline,
-        without_baseline=without_baseline,
-    )
+        return run_compare(
+            flags,
+            ranks=None if torchrun is None else torchrun.ranks,
+            config=config,
+            out=out,
+            resume=resume,
+            json_output=json_output,
+            dry_run=dry_run,
+            gate=gate,
+            baseline=baseline,
+            without_baseline=without_baseline,
+        )
 
 
 def side_values(

@@ -16,6 +16,7 @@ from mismatch_probe.compare.side_checks import with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
+from mismatch_probe.config.spelling import held_by_ranks
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.gate.console import render_gate
 from mismatch_probe.records.kinds import Kind, to_resume
@@ -27,6 +28,7 @@ from mismatch_probe.report.terminal import render_terminal
 def run_compare(
     flags: dict[str, Any],
     *,
+    ranks: int | None,
     config: Path | None,
     out: Path | None,
     resume: bool,
@@ -36,7 +38,7 @@ def run_compare(
     baseline: Path | None,
     without_baseline: bool,
 ) -> ExitCode:
-    """Parse, validate, run, summarise, export.
+    """Parse, validate, run, summarise, export. ranks: those that torchrun started, which hold every model.
 
     Raises:
         MismatchProbeError: anything that stops the run, as one sentence.
@@ -49,6 +51,8 @@ def run_compare(
         raise UsageError(f"{flag} needs --gate: the file that says how much worse than a baseline is too much")
     recorded = RunDirectory(to_resume(out, Kind.COMPARISON)) if resume else None
     settings = _settings(flags, config, recorded)
+    if ranks is not None:
+        settings = held_by_ranks(settings, ranks)
     gated = None if gate is None else GatedCompare.open(gate, baseline, without_baseline=without_baseline)
     if gated is not None:
         settings = gated.settings_to_start(settings, recorded, console)

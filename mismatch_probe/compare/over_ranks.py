@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from mismatch_probe.children.ranks import in_place, places_here, run_together
 from mismatch_probe.children.start import Job
+from mismatch_probe.compare.torchrun import current
 
 _FOLLOW: Final = "mismatch_probe.training_path.ranks.scorer:follow"
 
@@ -17,6 +18,10 @@ def run_over_ranks(job: Job, num_ranks: int, on_message: Callable[[Any], None]) 
         MismatchProbeError: the failure of a rank, with which all ended.
         KeyboardInterrupt: the user interrupted; all are ended first.
     """
+    torchrun = current()
+    if torchrun is not None:
+        torchrun.run(job, _FOLLOW, on_message)
+        return
     with places_here(num_ranks) as places:
         first, *others = (in_place(follower(job) if place.rank else job, place) for place in places)
         run_together(first, others, on_message)

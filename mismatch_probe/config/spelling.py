@@ -3,6 +3,7 @@
 from typing import Any
 
 from mismatch_probe.config.comparison import CompareSettings, Declared
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.sides import DeclaredSide, TrainSide
 from mismatch_probe.reading import Unreadable, expanded
 
@@ -48,6 +49,19 @@ def same_side(first: DeclaredSide, second: DeclaredSide) -> bool:
     if isinstance(second, TrainSide):
         alike["ranks"] = second.ranks
     return first.model_copy(update=alike) == second
+
+
+def held_by_ranks(settings: CompareSettings, ranks: int) -> CompareSettings:
+    """The settings with every model of the training path held by so many ranks.
+
+    Raises:
+        UsageError: a side's tensor_parallel does not divide them.
+    """
+    values = settings.model_dump(mode="json")
+    values["training"]["ranks"] = ranks
+    for side in values["train"]:
+        side["ranks"] = None
+    return parse_settings(CompareSettings, values)
 
 
 def with_ranks_of(now: CompareSettings, settings: CompareSettings) -> CompareSettings:

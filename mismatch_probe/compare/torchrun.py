@@ -1,0 +1,155 @@
+"""A command that torchrun started on every rank: the first one runs it, and the others hold models when it says so.
+
+They speak over torchrun's store, so ranks may be on several machines; only the first touches the run directory.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from mismatch_probe.children import preloads, start
+from mismatch_probe.children.messages import as_exception, described
+from mismatch_probe.children.ranks import Place, in_place, run_together
+from mismatch_probe.children.start import Job
+from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
+
+_NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TAKEN: Final = (
+    *_NEEDED, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
+    "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)  # fmt: skip
+_ELASTIC: Final = "TORCHELASTIC_"
+_THREADS: Final = "OMP_NUM_THREADS"
+_POLL_SECONDS: Final = 0.2
+_GOODBYE_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the first rank has the others do: a job of this name and function, and where its ranks meet."""
+
+    name: str
+    function: str
+    meeting: str
+
+
+class Torchrun:
+    """The ranks of this command; `rank` is this one. Its variables are taken out of the environment, where an engine
+    would take them for its own.
+    """
+
+    def __init__(self) -> None:
+        taken = {name: os.environ.pop(name) for name in list(os.environ) if _is_torchruns(name)}
+        if os.environ.get(_THREADS) == "1" and int(taken.get("LOCAL_WORLD_SIZE", "1")) > 1:
+            del os.environ[_THREADS]  # torchrun's own; ranks share the cores when they compute
+        self.rank, self.ranks = int(taken["RANK"]), int(taken["WORLD_SIZE"])
+        self._local = int(taken.get("LOCAL_RANK", "0")), int(taken.get("LOCAL_WORLD_SIZE", taken["WORLD_SIZE"]))
+        self._address = taken["MASTER_ADDR"], int(taken["MASTER_PORT"])
+        self._hosts = self.rank == 0 and taken.get(f"{_ELASTIC}USE_AGENT_STORE") != "True"
+        self._name = f"mismatch-probe/{taken.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
+        self._numbers = count()
+        self._store = self._connected()
+
+    def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
+        """On the first rank: run the job beside `function` on all others.
+
+        Raises:
+            MismatchProbeError: the failure of a rank, with which all ended.
+        """
+        number = next(self._numbers)
+        host, port = self._address
+        order = Order(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}")
+        self._store.set(self._key("order", number), json.dumps(vars(order)))
+
+        def watch() -> None:
+            key = self._key("failed", number)
+            if self._store.check([key]):
+                raise as_exception(json.loads(self._store.get(key)))
+
+        return run_together(in_place(job, self._place(order)), (), on_message, watch)
+
+    def follow(self) -> ExitCode:
+        """On every other rank: do what the first one orders until it ends. It says nothing: the first one does."""
+        preloads.STAGES["engine"] = []
+        try:
+            for number in self._numbers:
+                order = self._next_order(number)
+                if order is None:
+                    self._store.add(self._key("goodbye"), 1)
+                    return ExitCode.PASS
+                self._carry_out(order, number)
+        except KeyboardInterrupt:
+            return ExitCode.TERMINATED
+        except RuntimeError:  # how the store says that whoever holds it is gone
+            return ExitCode.ENVIRONMENT
+        raise AssertionError("orders end with the command")
+
+    def end(self) -> None:
+        """On the first rank: let the others go. A store that is held here stays until they have heard."""
+        with suppress(RuntimeError):
+            self._store.set(self._key("end"), "")
+            deadline = time.monotonic() + _GOODBYE_SECONDS
+            while time.monotonic() < deadline and self._store.add(self._key("goodbye"), 0) < self.ranks - 1:
+                time.sleep(_POLL_SECONDS)
+
+    def _next_order(self, number: int) -> Order | None:
+        key = self._key("order", number)
+        while not self._store.check([key]):
+            if self._store.check([self._key("end")]):
+                return None
+            time.sleep(_POLL_SECONDS)
+        return Order(**json.loads(self._store.get(key)))
+
+    def _carry_out(self, order: Order, number: int) -> None:
+        advice = "use fewer ranks on this machine, or one with more memory"
+        job = Job(order.name, order.function, (), "training", advice)
+        try:
+            start.run(in_place(job, self._place(order)))
+        except RankLost:
+            pass  # whoever is lost, or its parent, says why
+        except MismatchProbeError as error:
+            self._store.set(self._key("failed", number), json.dumps(described(error, order.name)))
+
+    def _place(self, order: Order) -> Place:
+        return Place(self.rank, self.ranks, *self._local, order.meeting)
+
+    def _key(self, *parts: object) -> str:
+        return "/".join(map(str, (self._name, *parts)))
+
+    def _connected(self) -> Any:
+        from torch._C._distributed_c10d import TCPStore
+
+        return TCPStore(*self._address, is_master=self._hosts, wait_for_workers=False)
+
+
+_torchrun: Torchrun | None = None
+
+
+@contextmanager
+def joined() -> Iterator[Torchrun | None]:
+    """The ranks of this command, where torchrun started it; None elsewhere."""
+    global _torchrun
+    if not all(name in os.environ for name in _NEEDED):
+        yield None
+        return
+    _torchrun = Torchrun()
+    try:
+        yield _torchrun
+    finally:
+        if _torchrun.rank == 0:
+            _torchrun.end()
+        _torchrun = None
+
+
+def current() -> Torchrun | None:
+    """The ranks that torchrun started, within `joined`."""
+    return _torchrun
+
+
+def _is_torchruns(name: str) -> bool:
+    return name in _TAKEN or name.startswith(_ELASTIC)

@@ -1,0 +1,120 @@
+"""`compare` over ranks that torchrun starts: killed, gone on with over another number of them, and with one lost."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mismatch_probe
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.tables import read_table
+from tests.command_line import Answer, probe
+from tests.tiny_models import make_checkpoint
+from tests.warm_python import warm_python, warm_ranks
+
+pytestmark = pytest.mark.slow
+
+ADDED = ("--train", "more:dtype=bf16,attention=eager", "--infer", "bf16")
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose responses are sampled and scored over two ranks, in batches of a few."""
+    home = tmp_path_factory.mktemp("ranks")
+    model = make_checkpoint(home / "model", "qwen3", num_attention_heads=4, num_key_value_heads=2)
+    config = home / "small.toml"
+    config.write_text("[training]\nbatch_tokens = 128\n[floors]\nnum_sequences = 2\n[full_vocabulary]\npositions = 8\n")
+    flags = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 32, "--vllm.enforce_eager", "true")
+    sides = ("--train", "bf16", "--train", "tp:dtype=bf16,tensor_parallel=2", "--infer", "bf16", "--train-ranks", 2)
+    probe("compare", "--model", model, *flags, *sides, "--config", config, "--out", home / "run", code=ExitCode.PASS)
+    return home / "run"
+
+
+@pytest.fixture
+def run(sampled: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sampled, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(sampled: Path) -> Path:
+    """The same run with the side that is added, uninterrupted."""
+    run = shutil.copytree(sampled, sampled.parent / "whole")
+    probe("compare", "--out", run, "--resume", *ADDED, code=ExitCode.PASS)
+    return run
+
+
+def leg(run: Path, name: str) -> dict[str, Any]:
+    return read_table(run / "legs" / f"{name}.parquet").to_pydict()
+
+
+def torchrun(ranks: int, *words: object, on_start: Callable[[int], None] = lambda pid: None) -> Answer:
+    """By its own program, with ranks forked from it."""
+    started = ("--standalone", "--nproc-per-node", ranks, "--start-method", "fork", "--run-path")
+    program = Path(mismatch_probe.__file__).with_name("__main__.py")
+    return warm_python("torch.distributed.run", *started, program, *words, on_start=on_start, code=None)
+
+
+@contextmanager
+def killing(rank: int, part: Path) -> Iterator[Callable[[int], None]]:
+    """What kills a rank of the torchrun of an id once that part is there."""
+    killed = threading.Event()
+
+    def kill(torchrun_pid: int) -> None:
+        def wait_and_kill() -> None:
+            while not part.exists():
+                time.sleep(0.01)
+            os.kill(_children(torchrun_pid)[rank], signal.SIGKILL)
+            killed.set()
+
+        threading.Thread(target=wait_and_kill, daemon=True).start()
+
+    yield kill
+    assert killed.is_set()
+
+
+def _children(pid: int) -> list[int]:
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_a_side_over_ranks_stands_beside_one_that_divides_products(sampled: Path) -> None:
+    summary = json.loads((sampled / "summary.json").read_text())
+    assert [pair["train"] for pair in summary["pairs"]] == ["bf16", "tp"]
+    settings = RunDirectory(sampled).read_manifest().stages["score-train-tp"].effective_settings
+    assert settings["tensor_parallel"] == 2
+    assert 0 < settings["ranks"]["against_whole"]["difference"] < 0.5
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits(
+    ranks: int, run: Path, whole: Path
+) -> None:
+    words = ("compare", "--out", run, "--resume", *ADDED)
+    with killing(0, run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
+        assert torchrun(2, *words, on_start=kill).returncode != ExitCode.PASS
+    assert not (run / "legs" / "train-more.parquet").exists()
+    warm_ranks(ranks, "mismatch_probe", *words)
+    assert leg(run, "train-more") == leg(whole, "train-more")
+    later = RunDirectory(run).read_manifest().stages["score-train-more"].later_settings
+    assert any(f"ranks.ranks = 2 (now {ranks})" in change for change in later)
+
+
+def test_a_lost_rank_ends_torchrun_with_one_sentence(run: Path, whole: Path) -> None:
+    words = ("compare", "--out", run, "--resume", *ADDED)
+    with killing(1, run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
+        answer = torchrun(2, *words, on_start=kill)
+    assert answer.returncode != ExitCode.PASS
+    said = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+    assert len(said) == 1
+    assert "is gone" in said[0] or "SIGTERM" in said[0]
+    assert "Continue with" in answer.stderr
+    probe("compare", "--out", run, "--resume", *ADDED, code=ExitCode.PASS)
+    assert leg(run, "train-more") == leg(whole, "train-more")
