@@ -9,7 +9,7 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,13 @@ def warm_ranks(ranks: int, module: str, *words: object, environment: Mapping[str
     for answer in answers:
         assert answer.returncode == ExitCode.PASS, answer.stderr
     return answers
+
+
+def warm_together(module: str, *words_of_each: Sequence[object]) -> list[Answer]:
+    """The same module several times at once, each with words of its own, however they end."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(_running(module, tuple(words), {})) for words in words_of_each]
+        return [ended(lambda pid: None) for ended in running]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from mismatch_probe.train.preparation import TrainingPreparation, free_to_change
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.trainer import Goal, Listener, Trainer
 from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.ranks.group import lost_ranks_named
 
 _WAIT_SECONDS = 0.1
 
@@ -85,6 +86,7 @@ def execute_training(
 
     Raises:
         TrainingStopped: a guard ended the run.
+        RankLost: another rank is gone.
         MismatchProbeError: a part failed; what was computed is kept.
     """
 
@@ -95,7 +97,7 @@ def execute_training(
                 directory.append(directory.events_path, event.as_json())
         watch(step, metrics, decision)
 
-    with directory.locked() if is_main() else nullcontext():
+    with lost_ranks_named(), directory.locked() if is_main() else nullcontext():
         _record(directory, settings=preparation.settings, outcome="unfinished")
         while not _train_assembled(directory, preparation, listener, goal):
             gc.collect()

@@ -1,0 +1,61 @@
+"""Training on two nodes, each a torchrun of its own: as on one rank, ended by a lost node, and gone on with."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import ExitCode
+from tests.command_line import Answer
+from tests.train.quick_runs import recorded
+from tests.warm_python import warm_python, warm_together
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+
+
+def on_two_nodes(*words: object) -> list[Answer]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", port)
+    program = ("--start-method", "fork", "-m", "tests.train.node_run", *words)
+    return warm_together("torch.distributed.run", *((*nodes, "--node-rank", rank, *program) for rank in range(2)))
+
+
+def on_one_rank(*words: object) -> None:
+    warm_python("tests.train.node_run", *words)
+
+
+@pytest.fixture(scope="module")
+def one_rank(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scratch = tmp_path_factory.mktemp("one")
+    on_one_rank(llama, scratch, STEPS, "start", "whole")
+    return scratch / "run"
+
+
+def rewards(run: Path) -> list[float]:
+    return [step["reward/mean"] for step in recorded(run)]
+
+
+def test_two_nodes_follow_one_rank(llama: Path, one_rank: Path, tmp_path: Path) -> None:
+    answers = on_two_nodes(llama, tmp_path, STEPS, "start", "whole")
+    assert [answer.returncode for answer in answers] == [ExitCode.PASS] * 2, answers[0].stderr
+    assert rewards(tmp_path / "run") == rewards(one_rank)
+    norms = [[step["optim/grad_norm"] for step in recorded(run)] for run in (tmp_path / "run", one_rank)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_a_lost_node_ends_the_other_with_one_sentence_and_one_rank_goes_on(
+    llama: Path, one_rank: Path, tmp_path: Path
+) -> None:
+    first, second = on_two_nodes(llama, tmp_path, STEPS, "start", "killed")
+    assert first.returncode != ExitCode.PASS
+    assert second.returncode != ExitCode.PASS
+    said = [line for line in first.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+    assert len(said) == 1, first.stderr
+    assert "another rank that holds a part of the model is gone" in said[0]
+    assert len(recorded(tmp_path / "run")) < STEPS
+    on_one_rank(llama, tmp_path, STEPS, "resume", "whole")
+    assert rewards(tmp_path / "run") == rewards(one_rank)
