@@ -95,10 +95,10 @@ def side_values(
         return {"pairs": pairs}
     if pairs is not None:
         raise UsageError("--train and --infer say what is compared; leave --dtype, --train-dtype and --infer-dtype out")
-    from mismatch_probe.config.side_text import parse_side
+    from mismatch_probe.config.side_text import parse_sides
 
     given = (("train", train), ("infer", infer))
-    sides = {kind: [parse_side(kind, text) for text in texts] for kind, texts in given if texts}
+    sides = {kind: [side for text in texts for side in parse_sides(kind, text)] for kind, texts in given if texts}
     if len(sides) == 1:
         return sides
     return sides | {"pairs": [(side["name"], other["name"]) for side in sides["train"] for other in sides["infer"]]}

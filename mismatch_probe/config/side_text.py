@@ -24,6 +24,22 @@ _NO_SETTINGS: Final = {
 }
 
 
+def parse_sides(kind: str, text: str) -> list[dict[str, Any]]:
+    """A side as `parse_side` reads it; of several servers, `url=["http://...", ...]`, one for each: NAME-1, NAME-2, ...
+
+    Replicas behind one address would be a mixture: each answers for itself with an address of its own.
+
+    Raises:
+        UsageError: as `parse_side`.
+    """
+    side = _read(kind, text)
+    urls = side.get("url")
+    replicas = [side]
+    if isinstance(urls, list):
+        replicas = [side | {"name": f"{side['name']}-{number}", "url": url} for number, url in enumerate(urls, 1)]
+    return [_checked(kind, replica, text) for replica in replicas]
+
+
 def parse_side(kind: str, text: str) -> dict[str, Any]:
     """The settings of a side of a kind (`infer`, `train`); what an engine's side does not know goes to its engine.
 
@@ -32,8 +48,22 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
     Raises:
         UsageError: a part is not written as key=value, given twice, or no setting of this kind of side.
     """
+    return _checked(kind, _read(kind, text), text)
+
+
+def _checked(kind: str, side: dict[str, Any], text: str) -> dict[str, Any]:
+    parse_settings(_KINDS[kind], side, _said(kind, text))
+    return side
+
+
+def _said(kind: str, text: str) -> str:
+    """The flag as it was given; of one with an address, which may hold a secret, its name alone."""
+    return f"--{kind} {text!r}" if "://" not in text else f"--{kind} {text.partition(':')[0]}"
+
+
+def _read(kind: str, text: str) -> dict[str, Any]:
     name, colon, rest = text.partition(":")
-    said = f"--{kind} {text!r}" if "://" not in text else f"--{kind} {name}"
+    said = _said(kind, text)
     if not name:
         raise UsageError(f"{said} begins without a name; write NAME:dtype=bf16,key=value")
     own, others = (_KINDS[side_kind].model_fields.keys() - {"logged"} for side_kind in (kind, _OTHER[kind]))
@@ -55,7 +85,6 @@ def parse_side(kind: str, text: str) -> dict[str, Any]:
             raise UsageError(f"{said}: a training side has no setting {key}{near}")
     if "dtype" not in side and "url" not in side:
         side = {"name": name, "dtype": _dtype_in(name, said, rest), **side}
-    parse_settings(_KINDS[kind], side, said)
     return side | ({"args": args} if args else {})
 
 

@@ -431,3 +431,21 @@ def test_a_run_goes_on_over_another_number_of_ranks(given: dict[str, Any]) -> No
     now = going_on_comparing(Path("run"), recorded, given, lambda settings: settings)
     assert [side.name for side in now.train] == ["two"]
     assert now.train[0].ranks == (4 if "train" in given else 2)
+
+
+def test_several_servers_are_a_side_each() -> None:
+    text = 'prod:url=["http://one:8000/", "http://two:8000"],concurrency=4'
+    sides = side_values(None, None, None, ["bf16"], [text])
+    assert sides["pairs"] == [("bf16", "prod-1"), ("bf16", "prod-2")]
+    given = settings(**sides)
+    assert [given.mu(name).engine.args["url"] for name in ("prod-1", "prod-2")] == [
+        "http://one:8000",
+        "http://two:8000",
+    ]  # type: ignore[union-attr]
+    assert all(mu.engine is not None and mu.engine.args["concurrency"] == "4" for mu in given.infer_sides)
+
+
+def test_what_is_wrong_with_one_of_several_servers_is_said_without_its_address() -> None:
+    with pytest.raises(UsageError, match=r"--infer prod.*a key belongs into the environment") as refused:
+        side_values(None, None, None, ["bf16"], ['prod:url=["http://one", "http://me:hunter2@two"]'])
+    assert "hunter2" not in str(refused.value)
