@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from mismatch_probe.children import preloads, start
+from mismatch_probe.children import start
 from mismatch_probe.children.messages import as_exception, described
 from mismatch_probe.children.ranks import Place, in_place, run_together
 from mismatch_probe.children.start import Job
@@ -75,7 +75,6 @@ class Torchrun:
 
     def follow(self) -> ExitCode:
         """On every other rank: do what the first one orders until it ends. It says nothing: the first one does."""
-        preloads.STAGES["engine"] = []
         try:
             for number in self._numbers:
                 order = self._next_order(number)
