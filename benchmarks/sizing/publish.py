@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from benchmarks.sizing.models import CHECKED, LARGE, architecture
-from benchmarks.sizing.prediction import Prediction, Task, predict
+from benchmarks.sizing.prediction import REFERENCE, Prediction, Task, predict
 from mismatch_probe.compare.cost.architecture import Architecture
 from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
 from mismatch_probe.dtypes import Dtype
@@ -115,6 +115,7 @@ def page(measured: Sequence[Measurement], task: Task) -> str:
             "an H100's data sheet, without TF32),",
             "a host of 64 cores with 2 TFLOP/s in FP32 and 1 TiB, a disk of 2 GB/s,",
             f"{_PRICE:.2f} USD an hour for a GPU and {_HOST_PRICE:.2f} for the host.",
+            "Over ranks (FSDP2) it is not counted what they send each other, and of vLLM not what compiling takes.",
             "Cost is GPUs x hours x price. Times hold within a factor of 4, as those of `--dry-run` do.",
             "",
             *_large_table(),
@@ -153,15 +154,29 @@ def _large_table() -> list[str]:
 def _rows(name: str, sizes: Architecture) -> list[str]:
     gpu, host = _gpu(), _host()
     rows = [_engine_row(name, sizes, gpu)]
-    pi = predict(sizes, gpu, _TASK, _READY_SECONDS, "score-train-bf16")
-    rows.append(_fitting_row(name, "pi in BF16, whole on one GPU", pi, 1, _GPU_BYTES, _PRICE))
-    whole = predict(sizes, gpu, _TASK, _READY_SECONDS, reference={"by_layer": False})
-    rows.append(_fitting_row(name, "reference in FP32, whole on one GPU", whole, 1, _GPU_BYTES, _PRICE))
+    rows += _over_ranks(name, "pi in BF16", sizes, gpu, "score-train-bf16")
+    rows += _over_ranks(name, "reference in FP32", sizes, gpu, REFERENCE)
     layered = predict(sizes, gpu, _TASK, _READY_SECONDS, reference={"by_layer": True})
     rows.append(_fitting_row(name, "reference layer by layer on one GPU", layered, 1, _GPU_BYTES, _PRICE))
     on_host = predict(sizes, host, _TASK, _READY_SECONDS, reference={"by_layer": True}, training=_on_host())
     rows.append(_fitting_row(name, "reference layer by layer on the host", on_host, 0, _HOST_BYTES, _HOST_PRICE))
     return rows
+
+
+def _over_ranks(name: str, what: str, sizes: Architecture, gpu: Calibration, stage: str) -> list[str]:
+    """Whole on one GPU, and over as many ranks, a power of two, as it takes. Ranks deal out the passes."""
+    rows, ranks = [], 1
+    while True:
+        training = {"batch_tokens": _TASK.batch_tokens, "ranks": ranks if ranks > 1 else None}
+        taken = predict(sizes, gpu, _TASK, _READY_SECONDS, stage, training=training, reference={"by_layer": False})
+        fits = taken.peak_bytes <= _GPU_BYTES
+        how = "whole on one GPU" if ranks == 1 else f"over {ranks} ranks"
+        if ranks == 1 or fits or ranks == _MOST_GPUS:
+            shared = Prediction(taken.load_seconds, taken.score_seconds / ranks, taken.peak_bytes)
+            rows.append(_fitting_row(name, f"{what}, {how}", shared, ranks, _GPU_BYTES, _PRICE))
+        if fits or ranks == _MOST_GPUS:
+            return rows
+        ranks *= 2
 
 
 def _on_host() -> dict[str, Any]:
@@ -191,4 +206,6 @@ def _fitting_row(name: str, what: str, taken: Prediction, gpus: int, memory: int
 
 
 def _written(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

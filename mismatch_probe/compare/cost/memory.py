@@ -30,8 +30,9 @@ _HEAD_LOGIT_BYTES: Final = 28
 
 
 class ProcessMemory(BaseModel):
-    """One process: the most that it needs at once and the stage that needs it, on a device that has available_bytes of
-    memory for it. An engine on a GPU fills the rest of its share with cached keys and values.
+    """One process, or all ranks that share a host: the most that it needs at once and the stage that needs it, on a
+    device that has available_bytes of memory for it. An engine on a GPU fills the rest of its share with cached keys
+    and values.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,6 +70,7 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
         for stage in job.stages
     }
     worst = max(needs, key=lambda name: needs[name])
+    on_this_device = max(job.num_ranks, 1) if on_cpu else 1
     share = 1.0
     if engine is not None and not on_cpu:
         share = float(engine.args.get("gpu_memory_utilization") or _GPU_SHARE)
@@ -76,7 +78,7 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
         process=job.name,
         stage=worst,
         device=device,
-        peak_bytes=int(needs[worst]) + (LIBRARY_BYTES if on_cpu else 0),
+        peak_bytes=on_this_device * (int(needs[worst]) + (LIBRARY_BYTES if on_cpu else 0)),
         available_bytes=int(share * calibration.device_memory_bytes[device]),
     )
 
@@ -121,11 +123,15 @@ def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_
 
 
 def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, itemsize: int, on_cpu: bool) -> float:
-    """Of the whole model, or of what no layer holds and one layer, of two where the next is read beside it."""
-    architecture = workload.architecture_of(stage.side)
+    """Of the whole model; over ranks of a part, of what no layer holds and of two layers, gathered to compute;
+    layer by layer of what no layer holds and of one layer, or of two where the next is read beside it.
+    """
+    architecture, ranks = workload.architecture_of(stage.side), stage.side.num_ranks
+    outside, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
+    if ranks > 1:
+        return architecture.parameters * itemsize / ranks + outside + 2 * layer
     if stage.name not in workload.by_layer or not isinstance(stage, ScoreStage):
         return architecture.parameters * itemsize
-    outside, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
     reads_ahead = free_bytes is None or outside + 2 * layer <= WEIGHTS_SHARE * free_bytes
     hidden = hidden_bytes(stage, workload) if on_cpu and not workload.hidden_on_disk else 0
     return outside + (2 if reads_ahead else 1) * layer + hidden

@@ -62,6 +62,7 @@ class LayeredModel:
         largest = max(self.stored.computed_bytes(number, dtype) for number in parts)
         self.reads_ahead = fits_two_layers(device, self.stored.computed_bytes(OUTSIDE, dtype), largest)
         self._folder, self._dtype, self._device = folder, dtype, device
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         maker: Any = AutoModelForCausalLM
         with init_empty_weights(include_buffers=False):
             model = maker.from_config(
@@ -110,14 +111,17 @@ class LayeredModel:
                     yield number
 
     def _read_beside(self, number: int) -> Tensors:
-        """Read a layer while another computes; on a GPU its copies have a queue of their own."""
-        if self._device.type != "cuda":
+        """Read a layer while another computes; on a GPU its copies have a queue of their own, so that they need not wait.
+
+        Transformers reads in threads, which would copy in the queue that computes: there it reads into the host's memory.
+        """
+        if self._copies is None:
             return self.stored.read(number, self._device)
-        copies = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(copies):
-            tensors = self.stored.read(number, self._device)
-        copies.synchronize()
-        return tensors
+        tensors = self.stored.read(number, torch.device("cpu"))
+        with torch.cuda.stream(self._copies):
+            copied = {name: tensors.pop(name).to(self._device) for name in list(tensors)}
+        self._copies.synchronize()
+        return copied
 
     def _fill(self, tensors: Tensors) -> None:
         parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}

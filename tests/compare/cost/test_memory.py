@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mismatch_probe.compare.cost.memory import process_memory
+from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.plan import make_plan
 from tests.compare.cost.workloads import ARCHITECTURE, calibration, settings, workload
 
@@ -49,3 +50,21 @@ def test_master_weights_stay_in_fp32(precision: str) -> None:
 def test_weights_spread_over_devices_by_a_map_are_not_judged() -> None:
     spread = workload(training={"batch_tokens": 2048, "device_map": "auto"})
     assert "training-path" not in [memory.process for memory in process_memory(PLAN, spread, calibration())]
+
+
+def test_ranks_hold_a_part_each_and_share_a_host() -> None:
+    large = replace(SEVEN_BILLION, layer_parameters=2 * 10**8, outside_parameters=10**9)
+    changes = {"pairs": [["bf16", "bf16"]], "reference": {"dtype": "none"}, "floors": {"num_sequences": 0}}
+
+    def needed(device: str, ranks: int | None) -> int:
+        training = {"batch_tokens": 2048, "ranks": ranks}
+        machine = calibration()
+        rates = [rate.model_copy(update={"device": device}) for rate in machine.rates]
+        sizes = {device: 2**40}
+        machine = Calibration(rates=rates, device_memory_bytes=sizes, free_memory_bytes=sizes)
+        plan = make_plan(settings(**changes, training=training))
+        return process_memory(plan, workload(architecture=large, training=training), machine)[-1].peak_bytes
+
+    part, gathered = 2 * large.parameters // 8, 2 * (large.outside_parameters + 2 * large.layer_parameters)
+    assert part + gathered < needed("cuda:0", 8) < part + gathered + 10**9 < needed("cuda:0", None)
+    assert needed("cpu", 8) > 8 * (part + gathered)
