@@ -58,6 +58,7 @@ def test_a_failure_of_the_body_comes_first_and_ends_the_rehearsal(llama: Path) -
         raise KeyError("mine")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_an_engine_that_dies_without_a_word_is_an_error_of_the_environment(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def test_another_context_is_named(
     assert [departure.what for departure in side.explained_by.departures] == [what]
 
 
+@pytest.mark.slow
 def test_a_header_that_nobody_gives_is_unexplained_and_told_by_where_it_shows(
     llama: Path, responses: Log, explained: Explained
 ) -> None:

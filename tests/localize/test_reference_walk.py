@@ -51,6 +51,7 @@ def test_the_same_side_twice_is_exactly_zero(twice: Callable[[str], Held], famil
     assert held.suspects == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operation_of_every_layer_is_a_place(twice: Callable[[str], Held], family: str) -> None:
     held = twice(family)

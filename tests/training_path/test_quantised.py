@@ -74,6 +74,7 @@ def pack_to_two_bits(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_reference_of_weights_that_stay_packed_is_refused_and_pi_computes_with_them(tmp_path: Path) -> None:
     packed = pack_to_two_bits(make_checkpoint(tmp_path / "two-bits", "llama"))
     with pytest.raises(UsageError, match=r"keeps the weights .* quantised, .*q_proj, a BitLinear.*--reference none"):
