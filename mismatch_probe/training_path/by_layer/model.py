@@ -111,9 +111,8 @@ class LayeredModel:
                     yield number
 
     def _read_beside(self, number: int) -> Tensors:
-        """Read a layer while another computes; on a GPU its copies have a queue of their own, so that they need not wait.
-
-        Transformers reads in threads, which would copy in the queue that computes: there it reads into the host's memory.
+        """Read a layer while another computes. A GPU's copies have a queue of their own, so that they need not wait:
+        transformers reads in threads, which would copy in the queue that computes, so it reads into the host's memory.
         """
         if self._copies is None:
             return self.stored.read(number, self._device)
