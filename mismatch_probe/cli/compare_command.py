@@ -78,6 +78,7 @@ def run_compare(
     summary, console = run.read_summary(), results(as_json=json_output)
     render_terminal(summary, console, run.path)
     if judged is not None:
+        console.print()
         render_gate(judged, console)
     print_outcome(console, run.report_path, summary, as_json=json_output)
     return summary.exit_code if judged is None else judged.exit_code
