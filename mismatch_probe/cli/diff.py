@@ -14,13 +14,16 @@ def diff(
         typer.Option("--rescore", help="Score A's responses with B's settings first: the same tokens on both sides."),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Run directory that --rescore writes, or continues.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="HTML page to write: what changed, and both runs in figures.")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="--rescore may run the code that B's settings name.")
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Set two runs side by side: what changed, and what it did to every metric, with intervals."""
-    from mismatch_probe.cli.output import print_json, results
+    from mismatch_probe.cli.output import print_outcome, results
     from mismatch_probe.difference.console import render_difference
     from mismatch_probe.difference.runs import difference_of
     from mismatch_probe.errors import UsageError
@@ -35,6 +38,10 @@ def diff(
         from mismatch_probe.cli.rescoring import rescored
 
         difference = difference_of(old, rescored(old, new, out, trust_remote_code=trust_remote_code), rescored_with=new)
-    render_difference(difference, results(as_json=json_output))
-    if json_output:
-        print_json(difference)
+    console = results(as_json=json_output)
+    render_difference(difference, console)
+    if html is not None:
+        from mismatch_probe.difference.page import write_difference
+
+        write_difference(difference, html)
+    print_outcome(console, html, difference, as_json=json_output)

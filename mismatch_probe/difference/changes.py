@@ -1,6 +1,6 @@
 """What changed between two runs: versions, settings, checkpoint, hardware, code, and what both sides really applied."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mismatch_probe.config.nested import differences
@@ -8,6 +8,7 @@ from mismatch_probe.reading import Unreadable, parse_json
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import Record
 
+APPLIED: Final = "effective settings"
 _ABSENT = "absent"
 _WORDS: Final = {"true": True, "false": False, "none": None, "null": None}
 
@@ -34,6 +35,28 @@ def changes(first: Manifest, second: Manifest) -> list[Change]:
     ]
 
 
+def told_once(changes: Iterable[Change]) -> list[tuple[Change, list[str]]]:
+    """Each change, and where it is one of what both sides really applied, the stages in which it is the same; its name
+    is then that of the setting alone.
+    """
+    stages: dict[tuple[str, str, str, str], list[str]] = {}
+    for change in changes:
+        stage, _, setting = change.name.partition(".")
+        is_applied = change.kind == APPLIED
+        key = (change.kind, setting if is_applied else change.name, change.first, change.second)
+        stages.setdefault(key, []).extend([stage] if is_applied else [])
+    return [
+        (Change(kind=kind, name=name, first=first, second=second), where)
+        for (kind, name, first, second), where in stages.items()
+    ]
+
+
+def places(stages: Sequence[str]) -> str:
+    """`sample-bf16 and 2 other stages`."""
+    others = len(stages) - 1
+    return stages[0] + (f" and {others} other stage{'s' if others > 1 else ''}" if others else "")
+
+
 def version_changes(first: Manifest, second: Manifest) -> list[Change]:
     return [change for change in changes(first, second) if change.kind == "versions"]
 
@@ -47,7 +70,7 @@ def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str
     yield "git", first.git or {}, second.git or {}
     stages = sorted(first.stages.keys() & second.stages.keys())
     yield (
-        "effective settings",
+        APPLIED,
         {name: first.stages[name].effective_settings for name in stages},
         {name: second.stages[name].effective_settings for name in stages},
     )

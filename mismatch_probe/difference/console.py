@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from mismatch_probe.difference.changes import Change
-from mismatch_probe.difference.result import BinDifference, Difference, MetricDifference, PairDifference
+from mismatch_probe.difference.changes import Change, places, told_once
+from mismatch_probe.difference.result import Difference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_count, write_estimate
 from mismatch_probe.report.screen import print_fitting, print_line
 from mismatch_probe.report.view import Cell, Table
 
-_SHOWN = (
+SHOWN_METRICS = (
     "abs_logprob_diff",
     "abs_logprob_diff_p99",
     "abs_logprob_diff_max",
@@ -45,19 +45,10 @@ def render_difference(difference: Difference, console: Console) -> None:
 
 def _changed(changes: Sequence[Change]) -> list[str]:
     """One line for each change; what changed alike in several stages is said once."""
-    stages: dict[str, list[str]] = {}
-    for change in changes:
-        stage, _, setting = change.name.partition(".")
-        if change.kind == "effective settings":
-            stages.setdefault(f"{setting} {change.first} -> {change.second}", []).append(stage)
-        else:
-            stages[f"{change.kind}: {change}"] = []
-    return [f"{line} in {_first_of(where)}" if where else line for line, where in stages.items()]
-
-
-def _first_of(stages: Sequence[str]) -> str:
-    others = len(stages) - 1
-    return stages[0] + (f" and {others} other stage{'s' if others > 1 else ''}" if others else "")
+    return [
+        f"{change} in {places(stages)}" if stages else f"{change.kind}: {change}"
+        for change, stages in told_once(changes)
+    ]
 
 
 def _render_pair(pair: PairDifference, console: Console) -> None:
@@ -74,14 +65,9 @@ def _render_pair(pair: PairDifference, console: Console) -> None:
         print_line(
             console, f"{side} moved by {write_estimate(moved)} nats a token between the runs, on the same tokens"
         )
-    shown = [(name, pair.metrics[name]) for name in _SHOWN if name in pair.metrics]
+    shown = [(name, pair.metrics[name]) for name in SHOWN_METRICS if name in pair.metrics]
     _table("metric", shown, console)
-    _table("abs(d) at positions", [(_bin(bin_), bin_.abs_logprob_diff) for bin_ in pair.by_position], console)
-
-
-def _bin(bin_: BinDifference) -> str:
-    first, last = bin_.low + 1, bin_.high
-    return write_count(first) if first == last else f"{write_count(first)} to {write_count(last)}"
+    _table("abs(d) at positions", [(bin_.tokens, bin_.abs_logprob_diff) for bin_ in pair.by_position], console)
 
 
 def _table(title: str, rows: Sequence[tuple[str, MetricDifference]], console: Console) -> None:

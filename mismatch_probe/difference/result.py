@@ -3,6 +3,7 @@
 from typing import Literal
 
 from mismatch_probe.difference.changes import Change
+from mismatch_probe.notation import write_count
 from mismatch_probe.records.summary import Counts, Record
 from mismatch_probe.stats.results import Estimate
 
@@ -32,6 +33,12 @@ class BinDifference(Record):
     low: int
     high: int
     abs_logprob_diff: MetricDifference
+
+    @property
+    def tokens(self) -> str:
+        """`3 to 4`, numbered from 1."""
+        first, last = self.low + 1, self.high
+        return write_count(first) if first == last else f"{write_count(first)} to {write_count(last)}"
 
 
 class PairDifference(Record):

@@ -22,6 +22,7 @@ LEAST_SPAN = 5.0
 """Highest over lowest of a logarithmic y axis: what hardly differs is drawn so, and two of its ticks are in sight."""
 _ROOM = 1.12
 _FEW_DECADES, _MOST_TICKS = 2, 7
+_MOST_OF_A_DECADE = 0.7
 _TWO_AND_FIVE = "D2"
 """Plotly's name of ticks at 1, 2 and 5; by itself it would write all nine digits of a power of ten."""
 _HOVER_CHARACTERS = 60
@@ -219,7 +220,7 @@ def logarithmic(figure: go.Figure, axis: Literal["x", "y"], values: Values = (),
     update(range=[math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
         update(dtick=math.ceil(decades / _MOST_TICKS))
-    elif decades > 1:
+    elif decades > _MOST_OF_A_DECADE:
         update(dtick=_TWO_AND_FIVE)
 
 

@@ -1,5 +1,7 @@
 """What each loss scale does to the gradients of an RL loss in FP16."""
 
+import re
+
 from mismatch_probe.notation import ABSENT, write_number
 from mismatch_probe.records.headroom import GradientFindings, GradientRange, Trial
 from mismatch_probe.report.figures.canvas import superscript
@@ -42,10 +44,10 @@ def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
 
 
 def fitting_scales(trial: Trial) -> str:
-    """The loss scales that fit: `2^3 to 2^21`."""
+    """The loss scales that fit: `2³ to 2²¹`."""
     if trial.from_exponent is None:
         return "none"
-    low, high = f"2^{trial.from_exponent}", f"2^{trial.to_exponent}"
+    low, high = (_power(exponent) for exponent in (trial.from_exponent, trial.to_exponent or 0))
     return low if low == high else f"{low} to {high}"
 
 
@@ -82,7 +84,7 @@ def underflow_table(findings: GradientFindings, trial: Trial | None) -> Table:
     span = _span(trial)
     rows: list[list[Cell]] = [
         [
-            f"2^{underflow.exponent}",
+            _power(underflow.exponent),
             *(
                 _percent(share)
                 for share in (
@@ -133,7 +135,7 @@ def _error_panel(plain: Trial, bf16: Trial) -> Panel:
 def _error_table(plain: Trial) -> Table:
     rows: list[list[Cell]] = [
         [
-            f"2^{scale.exponent}",
+            _power(scale.exponent),
             write_error(scale.relative_error),
             str(scale.num_nonfinite),
             visible(", ".join(scale.nonfinite) or ABSENT),
@@ -166,6 +168,11 @@ def _span(trial: Trial | None) -> tuple[float, float] | None:
 
 def _power(exponent: float) -> str:
     return f"2{superscript(round(exponent))}"
+
+
+def with_powers(text: str) -> str:
+    """`2^3` of a sentence as `2³`."""
+    return re.sub(r"\b2\^(\d+)", lambda power: f"2{superscript(int(power[1]))}", text)
 
 
 def write_error(error: float | None) -> str:

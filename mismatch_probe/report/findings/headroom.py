@@ -24,8 +24,10 @@ from mismatch_probe.report.findings.gradients import (
     gradients,
     underflow_panel,
     underflow_table,
+    with_powers,
     write_error,
 )
+from mismatch_probe.report.findings.tiles import headroom_tiles
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Heading, Note, Overview, Panel, Section, Table
@@ -50,10 +52,11 @@ def headroom_overview(headroom: Headroom) -> Overview:
     return Overview(
         subject="headroom",
         model=headroom.model,
-        headline=headroom.verdict.sentence,
+        headline=with_powers(headroom.verdict.sentence),
+        tiles=headroom_tiles(headroom),
         badge=_BADGES[headroom.verdict.code],
         facts=_facts(headroom),
-        advice=headroom.verdict.advice,
+        advice=[with_powers(advice) for advice in headroom.verdict.advice],
         table=_table(headroom),
         footnote="Bits left: how often a magnitude can double before it passes 65,504, FP16's largest number.",
         contrasts=[],
@@ -63,7 +66,7 @@ def headroom_overview(headroom: Headroom) -> Overview:
 
 def headroom_sections(headroom: Headroom) -> list[Section]:
     """What stands under the overview, in the order in which it is to be read."""
-    evidence = Note("Seen, each in a run that was made:", headroom.verdict.evidence)
+    evidence = Note("Seen, each in a run that was made:", [with_powers(line) for line in headroom.verdict.evidence])
     sections = [Section("headroom-evidence", "What shows it", "", [evidence]), _weights(headroom)]
     if headroom.activations is not None:
         sections.append(_activations(headroom.activations))

@@ -25,15 +25,19 @@ _ROW, _FRAME = 44, 70
 
 def best_part(localization: Localization) -> list[str]:
     """What the foremost intervention removes, where it surely removes anything; it was measured, not promised."""
-    ranked = [] if localization.interventions is None else localization.interventions.ranked
-    sure = [trial for trial in ranked if trial.removed.low is not None and trial.removed.low > 0]
-    if not sure:
+    best = surely_best(localization)
+    if best is None:
         return []
-    best = sure[0]
     return [
-        f"Measured: {best.part} in higher precision on {_whose(best)} removes {write_removed(best.removed)} of the "
+        f"Measured: {best.part} in higher precision on {whose(best)} removes {write_removed(best.removed)} of the "
         f"token KL and takes {_time_in_words(best)}."
     ]
+
+
+def surely_best(localization: Localization) -> Intervention | None:
+    """The foremost one whose interval leaves 0 out."""
+    ranked = [] if localization.interventions is None else localization.interventions.ranked
+    return next((trial for trial in ranked if trial.removed.low is not None and trial.removed.low > 0), None)
 
 
 def interventions(findings: Interventions, key: str) -> Section:
@@ -75,7 +79,7 @@ def _figure(findings: Interventions, key: str) -> Figure:
     heading = Heading(
         f"plot-interventions-{key}",
         "Share of the token KL that each part removes",
-        f"foremost {best.part} on {_whose(best)}: {write_removed(best.removed)}",
+        f"foremost {best.part} on {whose(best)}: {write_removed(best.removed)}",
     )
     more = f" The first {_DRAWN} of {len(findings.ranked)} are drawn." if len(findings.ranked) > _DRAWN else ""
     rows = [(f"{trial.part}: {write_removed(trial.removed)}", trial.removed, _STYLES[trial.side]) for trial in shown]
@@ -105,7 +109,7 @@ def _removed(share: Estimate) -> Written:
     return Written(value, f"({interval}" if interval else "")
 
 
-def _whose(intervention: Intervention) -> str:
+def whose(intervention: Intervention) -> str:
     return _SIDES[intervention.side] if intervention.side == "both" else f"the {_SIDES[intervention.side]}"
 
 

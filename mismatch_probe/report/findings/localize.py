@@ -9,6 +9,7 @@ from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate
 from mismatch_probe.records.localize import Localization, PlaceError, Side, Suspect
 from mismatch_probe.report.figures.series import Marks, Series, draw
 from mismatch_probe.report.findings.interventions import best_part, interventions
+from mismatch_probe.report.findings.tiles import localize_tiles
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import (
@@ -43,20 +44,19 @@ def localize_overview(localization: Localization) -> Overview:
         subject="localization of the mismatch",
         model=localization.model,
         headline=localize_headline(localization),
+        tiles=localize_tiles(localization),
         badge=Badge("bug", "suspect found") if localization.suspects else Badge("clean", "no suspect"),
         facts=[
             localize_label(localization),
             f"{write_count(localization.looked_into_tokens)} tokens in "
             f"{write_count(localization.looked_into_sequences)} of {write_count(localization.num_sequences)} responses",
-            f"KL (k3) {write_estimate(localization.kl_k3)}, mean |d| {write_estimate(localization.mean_abs_diff)} nats",
+            f"mean |d| {write_estimate(localization.mean_abs_diff)} nats",
         ],
         advice=best_part(localization),
         table=_sides(localization),
         footnote="Errors are root mean squares against FP32, relative to its output; own: what a block adds to what it "
         "was given. Brackets: intervals clustered by prompt.",
-        contrasts=[]
-        if localization.first_difference is None
-        else [f"The sides first differ at {localization.first_difference}."],
+        contrasts=[],
         figure=_growth(localization),
     )
 

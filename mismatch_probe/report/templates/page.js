@@ -9,6 +9,7 @@
   const CONFIG = {
     responsive: true,
     displaylogo: false,
+    typesetMath: false,
     displayModeBar: isTouched ? false : "hover",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
