@@ -115,7 +115,7 @@ def estimate(preparation: Preparation, ahead: Outlook | None = None, no_outlook_
         longest_prompt_tokens=max(len(prompt.token_ids) for prompt in preparation.prompts),
         longest_sequence_tokens=preparation.longest_sequence,
         stages=stages,
-        max_disk_bytes=_max_disk_bytes(preparation, stages),
+        max_disk_bytes=_max_disk_bytes(preparation, stages) + (0 if ahead is None else ahead.hidden_bytes),
         outlook=ahead,
         no_outlook_because=no_outlook_because,
     )

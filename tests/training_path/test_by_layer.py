@@ -156,6 +156,16 @@ def test_hidden_states_of_other_passes_are_not_gone_on_from(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("left", [0, 10, 700])
+def test_damaged_hidden_states_are_computed_anew(left: int, tmp_path: Path) -> None:
+    states = HiddenStates(tmp_path, in_memory=False)
+    states.open(0, [[0, 1]])
+    states.put(0, 3, [torch.ones(2, 5, 8)])
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:left])
+    assert HiddenStates(tmp_path, in_memory=True).open(0, [[0, 1]]) == 0
+
+
 def test_a_padded_row_that_is_not_finite_is_computed_again_alone(
     sequences: list[TokenSequence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Ca
         side = stage.side
         if side.role != "ref" or side.num_ranks or side.training is None:
             continue
+        if side.rounded_to is not None and side.rounded_to == workload.checkpoint_dtype:
+            continue
         whole = side.training.adapter is not None or side.training.device_map is not None
         if whole and not reference.by_layer:
             continue
@@ -35,9 +37,12 @@ def stages_by_layer(stages: Sequence[Stage], workload: Workload, calibration: Ca
 
 def with_stages_by_layer(workload: Workload, stages: Sequence[Stage], calibration: Calibration) -> Workload:
     """The workload that says which stages these are, and whether their hidden states are too many for memory."""
-    layered = stages_by_layer(stages, workload, calibration)
-    states = [
-        hidden_bytes(stage, workload) for stage in stages if isinstance(stage, ScoreStage) and stage.name in layered
-    ]
-    on_disk = max(states, default=0.0) > HIDDEN_SHARE * calibration.free_memory_bytes[_HOST]
-    return replace(workload, by_layer=frozenset(layered), hidden_on_disk=on_disk)
+    workload = replace(workload, by_layer=frozenset(stages_by_layer(stages, workload, calibration)))
+    on_disk = most_hidden_bytes(workload, stages) > HIDDEN_SHARE * calibration.free_memory_bytes[_HOST]
+    return replace(workload, hidden_on_disk=on_disk)
+
+
+def most_hidden_bytes(workload: Workload, stages: Sequence[Stage]) -> float:
+    """Of the hidden states of one of these stages; they are written to disk, whether they are in memory too or not."""
+    layered = [stage for stage in stages if isinstance(stage, ScoreStage) and stage.name in workload.by_layer]
+    return max((hidden_bytes(stage, workload) for stage in layered), default=0.0)

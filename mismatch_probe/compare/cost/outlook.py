@@ -1,13 +1,14 @@
 """What is known before a comparison starts: how long it will take, and how much memory its processes need."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.children.start import Job, run
 from mismatch_probe.compare.cost.architecture import Architecture, read_architecture
-from mismatch_probe.compare.cost.by_layer import stages_by_layer, with_stages_by_layer
+from mismatch_probe.compare.cost.by_layer import most_hidden_bytes, stages_by_layer, with_stages_by_layer
 from mismatch_probe.compare.cost.earlier import EarlierRun, earlier_runs
 from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
 from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
@@ -27,7 +28,8 @@ MAX_NEW_TOKENS = "max_new_tokens"
 class Outlook(BaseModel):
     """response_tokens: of a response on average, as counted here; response_tokens_from: the earlier run that tells it,
     or `max_new_tokens` where none does. earlier_runs: whose measured stages went into `time`. rates: measured now.
-    by_layer: the stages that will hold one layer of the weights at a time, and why.
+    by_layer: the stages that will hold one layer of the weights at a time, and why. hidden_bytes: of the hidden states
+    that stand on disk meanwhile, at most.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +41,7 @@ class Outlook(BaseModel):
     time: Forecast
     memory: list[ProcessMemory]
     by_layer: dict[str, str] = {}
+    hidden_bytes: int = 0
 
 
 def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_seconds: float) -> Outlook:
@@ -58,6 +61,8 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
     plan = make_plan(settings)
     calibration = measure_for(preparation, own, plan.stages)
     workload = with_stages_by_layer(workload, plan.stages, calibration)
+    limit = settings.sampling.max_new_tokens
+    at_the_limit = replace(workload, responses=ResponseLengths(float(limit), limit, MAX_NEW_TOKENS))
     pace = Pace(calibration, [stage for run in earlier for stage in run.stages])
     starting = Starting.here(calibration, ready_seconds)
     left: list[Stage] = [stage for stage in plan.stages if stage.name not in done]
@@ -69,6 +74,7 @@ def outlook(preparation: Preparation, runs: Path, done: Sequence[str], ready_sec
         time=forecast(left, workload, pace, starting),
         memory=process_memory(plan, workload, calibration),
         by_layer=stages_by_layer(plan.stages, workload, calibration),
+        hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
     )
 
 

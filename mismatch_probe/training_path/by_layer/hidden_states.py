@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
@@ -90,9 +91,10 @@ class HiddenStates:
             torch.save(state, file)
 
     def _read(self, batch: int) -> dict[str, Any] | None:
+        """None where there is no file, or a damaged one or one of other passes: the batch is then computed anew."""
         try:
             saved: dict[str, Any] = torch.load(self._path(batch), weights_only=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, RuntimeError, EOFError, UnpicklingError):
             return None
         return saved if saved["passes"] == self._passes[batch] else None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.compare.cost.by_layer import stages_by_layer, with_stages_by_layer
+from mismatch_probe.compare.cost.by_layer import most_hidden_bytes, stages_by_layer, with_stages_by_layer
 from mismatch_probe.compare.cost.memory import process_memory
 from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.cost.stage_work import Workload, loading_work, work_of
@@ -35,9 +35,13 @@ def test_the_references_that_do_not_fit_what_is_free_are_named_with_both_sizes()
     assert stages_by_layer(make_plan(settings()).stages, large, with_free(400 * 10**9)) == {}
 
 
-@pytest.mark.parametrize(("asked", "free_bytes", "expected"), [(True, 2**40, 3), (False, 2**20, 0)])
+@pytest.mark.parametrize(("asked", "free_bytes", "expected"), [(True, 2**40, 2), (False, 2**20, 0)])
 def test_what_is_asked_for_is_done_whatever_is_free(asked: bool, free_bytes: int, expected: int) -> None:
     assert len(layered(free_bytes, reference={"by_layer": asked}).by_layer) == expected
+
+
+def test_rounding_that_changes_nothing_is_not_scored_and_not_named() -> None:
+    assert layered(100 * 10**9).by_layer == {REFERENCE, "score-ref-fp32-weights-fp16"}
 
 
 def test_a_device_map_keeps_it_whole() -> None:
@@ -58,6 +62,7 @@ def test_hidden_states_that_are_too_many_go_through_the_disk_once_a_layer() -> N
     few, many = layered(10**9), layered(10**5)
     assert (few.hidden_on_disk, many.hidden_on_disk) == (False, True)
     tokens = float(many.lengths.sum()) * 3
+    assert most_hidden_bytes(few, [stage(REFERENCE)]) == tokens * LARGE.hidden_size * 4
     moved = work_of(stage(REFERENCE), many).disk_bytes - work_of(stage(REFERENCE), few).disk_bytes
     assert moved == 2 * LARGE.num_layers * tokens * LARGE.hidden_size * 4
 
