@@ -15,12 +15,17 @@ from mismatch_probe.stats.results import CurveBin, Estimate
 
 ABSENT = "n/a"
 _NONE_SEEN = "(none seen)"
+_NO_SPREAD = "(no spread)"
+_UNBOUNDED = "(too few to bound)"
 
 _MIN_SIGNIFICANT = 2
 _MAX_SIGNIFICANT = 7
 _DEFAULT_SIGNIFICANT = 3
 _MAX_EXTRA_DIGITS = 3
 _BESIDE_ONE = 0.05
+_HARDLY_OFF_ONE = 1e-5
+_BOUNDS_NOTHING = 1e4
+"""A bound so many times the value is that of an interval from too few prompts."""
 _SMALLEST_PLAIN = 1e-3
 _LARGEST_PLAIN = 1e5
 _TOKEN_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
@@ -43,6 +48,8 @@ def write_estimate(estimate: Estimate | None) -> Written:
         return Written(ABSENT)
     if estimate.low == estimate.value == estimate.high == 0:
         return Written("0", _NONE_SEEN)
+    if (words := _said_in_words(estimate)) is not None:
+        return words
     exponent = _leading(estimate)
     leaves_zero_out = estimate.low is not None and estimate.high is not None and estimate.low * estimate.high > 0
 
@@ -53,6 +60,21 @@ def write_estimate(estimate: Estimate | None) -> Written:
         return _write_at(number, place, exponent)
 
     return _write(estimate, _MIN_SIGNIFICANT, _MAX_SIGNIFICANT, write_at)
+
+
+def _said_in_words(estimate: Estimate) -> Written | None:
+    """Where an interval would say nothing: it has no width, its digits are those of 1, or it bounds nothing."""
+    value, low, high = estimate.value, estimate.low, estimate.high
+    if low is None or high is None:
+        return None
+    farthest = max(abs(number - 1) for number in (low, value, high))
+    if 0 < farthest < _HARDLY_OFF_ONE:
+        return Written("1", f"(within 1e{math.ceil(math.log10(farthest))})")
+    if low == value == high:
+        return Written(write_number(value), _NO_SPREAD)
+    if value > 0 and high > _BOUNDS_NOTHING * value:
+        return Written(write_number(value), _UNBOUNDED)
+    return None
 
 
 def write_tokens(estimate: Estimate | None) -> Written:
@@ -66,6 +88,8 @@ def write_number(number: float | None) -> str:
         return ABSENT
     if not math.isfinite(number):
         return str(number)
+    if number == round(number) and abs(number) < _LARGEST_PLAIN:
+        return write_count(round(number))
     return _write_at(number, _default_place(number), _exponent(number))
 
 
@@ -197,7 +221,8 @@ def _write_at(number: float, place: int, exponent: int) -> str:
         return "0"
     if _SMALLEST_PLAIN <= 10.0**exponent < _LARGEST_PLAIN:
         return _no_negative_zero(f"{round(number, -place):,.{max(0, -place)}f}")
-    return _no_negative_zero(f"{number / 10.0**exponent:.{max(0, exponent - place)}f}") + f"e{exponent}"
+    mantissa, power = f"{number:.{max(0, _exponent(number) - place)}e}".split("e")
+    return "0" if _exponent(number) < place - 1 else f"{mantissa}e{int(power)}"
 
 
 def _write_tokens_at(number: float, place: int) -> str:

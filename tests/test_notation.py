@@ -1,6 +1,7 @@
 """Numbers are written with the digits their interval allows, and never read as zero when they are not."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -31,8 +32,16 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
         (2.34567e-6, 2.1e-6, 2.5e-6, "2.3e-6 [2.1e-6, 2.5e-6]"),
         (-1.01, -1.2, -0.8, "-1.01 [-1.20, -0.80]"),
         (0.0, 0.0, 0.0, "0 (none seen)"),
-        (0.00346, 0.0012, 7.8e8, "0.0035 [0.0012, 7.8e8]"),
-        (2.8e-3, 1.1e-9, 10.3e27, "0.0028 [1.1e-9, 10.3e27]"),
+        (0.00346, 0.0012, 7.8e8, "0.00346 (too few to bound)"),
+        (2.8e-3, 1.1e-9, 10.3e27, "0.00280 (too few to bound)"),
+        (4.1e-6, 1.2e-6, 1.24e-4, "4e-6 [1e-6, 1.24e-4]"),
+        (-7.1e-7, -6.94e-6, 5.5e-6, "-7e-7 [-6.9e-6, 5.5e-6]"),
+        (9.96e-6, 8.0e-6, 11.9e-6, "1.0e-5 [8.0e-6, 1.19e-5]"),
+        (1.0, 1.0, 1.0, "1 (no spread)"),
+        (0.25, 0.25, 0.25, "0.250 (no spread)"),
+        (1 - 2.1e-9, 1 - 2.4e-9, 1 - 1.9e-9, "1 (within 1e-8)"),
+        (1 + 3e-6, 1 + 2e-6, 1 + 4e-6, "1 (within 1e-5)"),
+        (0.99997, 0.99996, 0.99998, "0.999970 [0.999960, 0.999980]"),
         (-0.00346, -7.8e8, -0.0012, "-0.0035 [-7.8e8, -0.0012]"),
         (3.0, -400.0, 500.0, "0 [-400, 500]"),
         (3.0, 0.4, 900.0, "3 [0.4, 900]"),
@@ -88,6 +97,19 @@ def test_what_is_written_is_within_half_its_interval_of_the_value(value: float, 
 @given(value=st.floats(1e-14, 1e14))
 def test_a_positive_number_is_never_written_as_zero(value: float) -> None:
     assert float(write_number(value).replace(",", "")) > 0
+
+
+def test_whole_numbers_are_written_as_they_are() -> None:
+    written = [write_number(value) for value in (4096.0, 16384.0, 1.0, -3.0, 24.0, 131072.0)]
+    assert written == ["4,096", "16,384", "1", "-3", "24", "1.31e5"]
+
+
+@given(value=st.floats(1e-14, 1e14), below=st.floats(1e-3, 1), above=st.floats(1, 1e3))
+def test_no_number_of_an_estimate_starts_with_a_zero_before_a_power_of_ten(
+    value: float, below: float, above: float
+) -> None:
+    written = str(write_estimate(estimate(value, value * below, value * above)))
+    assert not re.search(r"\b0\.\d*e", written)
 
 
 def test_what_is_no_number_is_named_and_breaks_nothing() -> None:
