@@ -1,10 +1,11 @@
 """How numbers are written: the one place, so that sentences, the terminal and the page print identical strings.
 
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
-value is cut at the same place. A bound much smaller than that, or a value whose interval leaves zero out, gets the
-digits it needs not to read as zero, or its own power of ten. A number without an interval gets three significant
-digits. An interval of 0 alone is none: where no sample shows a difference, how large a rare one is cannot be known, and
-the metric `differs` bounds how rare.
+value is cut at the same place; each number has its own power of ten. A bound much smaller than that, or a value whose
+interval leaves zero out, gets the digits it needs not to read as zero. A number without an interval gets three
+significant digits, a whole one all of its own. An interval of 0 alone is none: where no sample shows a difference, how
+large a rare one is cannot be known, and the metric `differs` bounds how rare. Where an interval says nothing, words say
+why.
 """
 
 import math
@@ -28,6 +29,7 @@ _BOUNDS_NOTHING = 1e4
 """A bound so many times the value is that of an interval from too few prompts."""
 _SMALLEST_PLAIN = 1e-3
 _LARGEST_PLAIN = 1e5
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _TOKEN_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
 
 
@@ -159,6 +161,11 @@ def _rough(number: float) -> str:
     if number / 10.0**place < 2:
         place -= 1
     return f"{round(number, -place):g}" if place < 0 else f"{round(number, -place):.0f}"
+
+
+def write_power(base: int, exponent: int) -> str:
+    """`2¹⁶`."""
+    return f"{base}{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 def write_size(num_bytes: int) -> str:

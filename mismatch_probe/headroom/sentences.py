@@ -1,7 +1,7 @@
 """What a person reads of each part of the findings: the evidence of a verdict."""
 
 from mismatch_probe.headroom.fp16 import LARGEST
-from mismatch_probe.notation import write_count, write_number, write_share
+from mismatch_probe.notation import write_count, write_number, write_power, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,
@@ -61,7 +61,11 @@ def gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -
     ]
     if plain.scales:
         bad = next((scale for scale in plain.scales if scale.relative_error is None), None)
-        end = "" if bad is None else f"; at 2^{bad.exponent} the gradients of {bad.num_nonfinite} parameters overflow"
+        end = (
+            ""
+            if bad is None
+            else f"; at {write_power(2, bad.exponent)} the gradients of {bad.num_nonfinite} parameters overflow"
+        )
         sentences.append(
             f"FP16 backward passes: {fitting_scales(plain)} fits; smallest relative error "
             f"{write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16{end}"

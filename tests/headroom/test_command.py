@@ -93,4 +93,4 @@ def test_the_screen_says_what_the_document_says(tmp_path: Path, width: int) -> N
     for line in (headroom.verdict.sentence, *headroom.verdict.evidence, *headroom.verdict.advice):
         assert line in said
     assert "model.layers.1" in said
-    assert "2^16" in said
+    assert "2¹⁶" in said

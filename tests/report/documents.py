@@ -142,7 +142,7 @@ def headroom(largest: float = 40.0, *, name: str = "demo", fingerprint: str = "0
         finite_in_fp16=fits,
     )
     first = None if fits else f"model.layers.{NUM_LAYERS - 1} (add 2)"
-    where = "it fits with a loss scale of 2^4 to 2^16" if fits else f"activations overflow FP16, first at {first}"
+    where = "it fits with a loss scale of 2⁴ to 2¹⁶" if fits else f"activations overflow FP16, first at {first}"
     return Headroom(
         tool_version="0.1.0",
         created_at="2026-01-01T00:00:00+00:00",

@@ -12,6 +12,7 @@ from mismatch_probe.records.summary import TokenInContext
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     band,
+    bounded,
     hover,
     line,
     logarithmic,
@@ -185,3 +186,19 @@ def test_a_long_axis_has_few_ticks() -> None:
     axis = log_axis([1e-30, 1.0])
     low, high = axis["range"]
     assert (high - low) / axis["dtick"] < 9
+
+
+def test_an_interval_of_few_responses_squeezes_no_curve() -> None:
+    figure = go.Figure()
+    bounded(figure, [-0.2, -0.1], [-0.3, 0.1, -4e12, 7e30, math.inf])
+    low, high = figure.layout.yaxis.range
+    assert -0.6 < low < -0.3
+    assert 0.1 < high < 0.4
+
+
+def test_an_axis_holds_the_intervals_that_are_near() -> None:
+    figure = go.Figure()
+    bounded(figure, [-0.2, -0.1], [-0.25, 0.02])
+    low, high = figure.layout.yaxis.range
+    assert low < -0.25 < 0.02 < high
+    assert high - low < 0.4

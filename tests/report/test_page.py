@@ -17,7 +17,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import render_html, write_report
 from mismatch_probe.report.rendering import rendered_page
-from mismatch_probe.report.sections.corrections import STYLES
+from mismatch_probe.report.sections.corrections import STYLES, rule_words
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.view import Overview
 from tests.report import samples
@@ -301,15 +301,16 @@ def test_every_rule_says_what_it_leaves_and_those_that_leave_too_little_are_name
     section = _section(page, "corrections")
     for rule in samples.summary().pairs[0].corrections:
         assert f"<code>{rule.name}</code>" in section
-    assert "BF16: less than 50 % by sequence_reject" in section
+    assert "BF16: less than 50 % by DeepSeek-V3.2's mask at 0.0001, advantage negative (" in section
     assert "FP32: every rule leaves at least 50 %." in section
 
 
 def test_one_rule_of_each_kind_is_drawn_against_length_and_every_rule_is_in_the_tables_under_it(page: str) -> None:
     section = _section(page, "corrections")
     figure = section[section.index("<figure") : section.index("</figure>")]
+    words_of = {rule.name: rule_words(rule) for rule in samples.summary().pairs[0].corrections}
     for name, style in STYLES.items():
-        assert f"{name} (" in figure[: figure.index("</ul>")]
+        assert words_of[name] in html.unescape(figure[: figure.index("</ul>")])
         assert f"var(--fig-{style.color})" in figure
     drawing, tables = figure.split("The numbers behind it")
     assert drawing.count('<div class="plot"') == 3

@@ -61,7 +61,7 @@ def test_the_numbers_of_every_token_stand_beside_the_text() -> None:
     shown = section(page_of(summary_with(0.25, None, -1.0)))
     assert 'data-first="11"' in shown
     assert 'data-mu="-1.0000,,-1.0000"' in shown
-    assert 'data-diff="0.250,,-1.00"' in shown
+    assert 'data-diff="0.250,,-1"' in shown
 
 
 def test_a_token_among_the_worst_leads_to_its_row_and_the_row_to_it() -> None:

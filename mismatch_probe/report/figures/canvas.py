@@ -9,7 +9,7 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import write_count, write_estimate
+from mismatch_probe.notation import write_count, write_estimate, write_power
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -21,13 +21,13 @@ _MARKERS_A_LINE = 10
 LEAST_SPAN = 5.0
 """Highest over lowest of a logarithmic y axis: what hardly differs is drawn so, and two of its ticks are in sight."""
 _ROOM = 1.12
+_REACH, _MARGIN = 1.5, 0.05
 _FEW_DECADES, _MOST_TICKS = 2, 7
 _MOST_OF_A_DECADE = 0.7
 _TWO_AND_FIVE = "D2"
 """Plotly's name of ticks at 1, 2 and 5; by itself it would write all nine digits of a power of ten."""
 _HOVER_CHARACTERS = 60
 _NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _DIGITS = 5
 
 
@@ -224,17 +224,26 @@ def logarithmic(figure: go.Figure, axis: Literal["x", "y"], values: Values = (),
         update(dtick=_TWO_AND_FIVE)
 
 
+def bounded(figure: go.Figure, values: Values, bounds: Values) -> None:
+    """Make the linear y axis hold 0, all `values`, and of their bounds what is near: a very wide interval of few
+    responses squeezes no curve.
+    """
+    held = [0.0, *(value for value in values if value is not None and math.isfinite(value))]
+    reach = _REACH * (max(held) - min(held))
+    low, high = min(held) - reach, max(held) + reach
+    held += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
+    margin = _MARGIN * (max(held) - min(held))
+    if margin:
+        figure.update_yaxes(range=[min(held) - margin, max(held) + margin])
+
+
 def power_of_ten(value: float) -> str:
     exponent = math.floor(math.log10(value) + 1e-9)
     if -2 < exponent < 4:
         return f"{value:g}"
     leading = f"{value / 10.0**exponent:.2g}"
-    power = f"10{superscript(exponent)}"
+    power = write_power(10, exponent)
     return power if leading == "1" else f"{leading}·{power}"
-
-
-def superscript(number: int) -> str:
-    return str(number).translate(_SUPERSCRIPTS)
 
 
 def _says(texts: Sequence[str] | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     band,
+    bounded,
     hover_estimate,
     limit_line,
     line,
@@ -70,6 +71,8 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
                 end = max(bin_.high for bin_ in bins)
                 thin_line(figure, [0, end], [0, law.drift_per_1000.value * end / 1000], style)
         if figure.data:
+            means = [bin_.mean for _, law in pairs for bin_ in _solid(law.cumulative_diff_by_position)]
+            bounded(figure, [mean.value for mean in means], [end for mean in means for end in (mean.low, mean.high)])
             figure.update_yaxes(zeroline=True, zerolinecolor=color("muted"))
 
     return panel(heading, on)

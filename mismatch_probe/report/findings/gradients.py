@@ -2,9 +2,8 @@
 
 import re
 
-from mismatch_probe.notation import ABSENT, write_number
+from mismatch_probe.notation import ABSENT, write_number, write_power
 from mismatch_probe.records.headroom import GradientFindings, GradientRange, Trial
-from mismatch_probe.report.figures.canvas import superscript
 from mismatch_probe.report.figures.series import Marks, Series, draw
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import PairStyle
@@ -167,12 +166,12 @@ def _span(trial: Trial | None) -> tuple[float, float] | None:
 
 
 def _power(exponent: float) -> str:
-    return f"2{superscript(round(exponent))}"
+    return write_power(2, round(exponent))
 
 
 def with_powers(text: str) -> str:
     """`2^3` of a sentence as `2³`."""
-    return re.sub(r"\b2\^(\d+)", lambda power: f"2{superscript(int(power[1]))}", text)
+    return re.sub(r"\b2\^(\d+)", lambda power: write_power(2, int(power[1])), text)
 
 
 def write_error(error: float | None) -> str:

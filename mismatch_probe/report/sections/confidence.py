@@ -60,7 +60,8 @@ def _figure(shown: list[PairSummary], style_of: StyleOf) -> Figure:
     return Figure(
         "figure-confidence",
         "How to read it: lines are means with their interval. A fall to the right is what rounding of logits does; "
-        "a level that does not fall at sure tokens is worth a look.",
+        "a level that does not fall at sure tokens is worth a look. Bins that tokens of fewer than "
+        f"{length_drawing.FEWEST_RESPONSES} responses fall into are left to the table.",
         [_panel(heading, shown, style_of)],
         [_table(pair) for pair in shown[:DETAILED_PAIRS]],
         key=[(pair_label(pair), style_of(pair)) for pair in shown],
@@ -126,7 +127,7 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
     def on(figure: go.Figure) -> None:
         titles(figure, "reference probability of the sampled token", "mean |d|, nats")
         for pair in pairs:
-            bins = [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.value > 0]
+            bins = [bin_ for bin_ in _solid(pair) if bin_.mean_abs_diff.value > 0]
             x = [float(edges.index(bin_.low)) for bin_ in bins]
             low, high = ([getattr(bin_.mean_abs_diff, end) for bin_ in bins] for end in ("low", "high"))
             style, name = style_of(pair), pair_label(pair)
@@ -140,9 +141,14 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
             ticktext=[f"{edge:g}" for edge in edges],
             tickangle=-40,
         )
-        logarithmic(figure, "y", [bin_.mean_abs_diff.value for pair in pairs for bin_ in pair.confidence], LEAST_SPAN)
+        logarithmic(figure, "y", [bin_.mean_abs_diff.value for pair in pairs for bin_ in _solid(pair)], LEAST_SPAN)
 
     return panel(heading, on)
+
+
+def _solid(pair: PairSummary) -> list[ConfidenceBin]:
+    """The bins that tokens of enough responses fall into for a point to mean something."""
+    return [bin_ for bin_ in pair.confidence if bin_.mean_abs_diff.num_sequences >= length_drawing.FEWEST_RESPONSES]
 
 
 def bin_label(bin_: ConfidenceBin) -> str:

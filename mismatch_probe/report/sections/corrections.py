@@ -56,7 +56,7 @@ def _figure(shown: Sequence[PairSummary]) -> Figure:
     long_enough = [pair for pair in shown if any(rule.by_length for rule in pair.corrections)]
     panels = [_panel(_heading(pair), pair.corrections, ENOUGH_LEFT) for pair in long_enough]
     tables = [_rules(pair) for pair in shown] + [_by_length(pair) for pair in long_enough]
-    names = {rule.name: rule.also_known_as for pair in shown for rule in pair.corrections}
+    names = {rule.name: rule_words(rule) for pair in shown for rule in pair.corrections}
     return Figure(
         "figure-corrections",
         "How to read it: each line is one rule on the first T tokens of every response that has as many. A line that "
@@ -64,14 +64,21 @@ def _figure(shown: Sequence[PairSummary]) -> Figure:
         "line. One rule of each kind is drawn; the tables hold all of them." + ("" if panels else _TOO_FEW),
         panels,
         tables,
-        key=[(f"{name} ({names[name]})", style) for name, style in STYLES.items() if panels and name in names],
+        key=[(names[name], style) for name, style in STYLES.items() if panels and name in names],
         dense=True,
     )
 
 
+def rule_words(rule: CorrectionResult) -> str:
+    """`Seq-MIS at 3`: what people call a rule, and the numbers in its name."""
+    numbers = [part for part in rule.name.split("_") if part.replace(".", "").isdigit()]
+    name, comma, condition = rule.also_known_as.partition(",")
+    return f"{name} at {' to '.join(numbers)}{comma}{condition}" if numbers else rule.also_known_as
+
+
 def _heading(pair: PairSummary) -> Heading:
     ends = [
-        f"{rule.name} leaves {write_percent(share_left(rule.by_length[-1]))}"
+        f"{rule_words(rule)} leaves {write_percent(share_left(rule.by_length[-1]))}"
         for rule in pair.corrections
         if rule.name in STYLES and rule.by_length
     ]
@@ -100,7 +107,7 @@ def _carried(pair: PairSummary) -> str:
     fails = [rule for rule in pair.corrections if effective_share(rule) < ENOUGH_LEFT]
     if not fails:
         return f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)}."
-    named = ", ".join(f"{rule.name} ({write_percent(effective_share(rule))})" for rule in fails)
+    named = ", ".join(f"{rule_words(rule)} ({write_percent(effective_share(rule))})" for rule in fails)
     others = f"{len(pair.corrections) - len(fails)} of {len(pair.corrections)} rules leave more"
     return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {named}; {others}."
 
@@ -176,7 +183,7 @@ def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -
 
 def _text(rule: CorrectionResult, at: CorrectionAtLength) -> str:
     return hover(
-        rule.name,
+        rule_words(rule),
         f"first {write_count(at.num_tokens)} tokens",
         f"{write_percent(share_left(at))} left",
         f"{write_count(at.num_sequences)} responses",

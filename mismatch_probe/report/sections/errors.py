@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.absences import absences
 from mismatch_probe.report.figures.canvas import hover, panel, power_of_ten, titles
 from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pair_label, pair_styles
@@ -49,9 +50,8 @@ def errors(summary: Summary) -> Section:
         table = _parts(title, blamed, of)
         if table:
             blocks.append(table)
-    for pair, blame in blamed:
-        if blame.unavailable:
-            blocks.append(Note(f"{pair_label(pair)}:", [f"{name}: {why}" for name, why in blame.unavailable.items()]))
+    if absent := absences([(pair_label(pair), blame.unavailable) for pair, blame in blamed]):
+        blocks.append(absent)
     if not blocks:
         blocks.append(Note("No reference was scored, so the deviation cannot be split between the two sides."))
     return Section(

@@ -12,6 +12,7 @@ from mismatch_probe.notation import (
     write_tokens,
 )
 from mismatch_probe.records.summary import PairSummary, Summary
+from mismatch_probe.report.absences import absences
 from mismatch_probe.report.figures import length as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget
@@ -27,9 +28,8 @@ def length(summary: Summary) -> Section:
     shown = [(pair, pair.length) for pair in summary.pairs if pair.length]
     blocks: list[Block] = [_curves(shown, pair_styles(summary.pairs)), _law(shown)] if shown else []
     blocks += [Note(f"{pair_label(pair)}: no length law could be fitted.") for pair in summary.pairs if not pair.length]
-    for pair, law in shown:
-        if law.unavailable:
-            blocks.append(Note(f"{pair_label(pair)}:", [f"{name}: {why}" for name, why in law.unavailable.items()]))
+    if absent := absences([(pair_label(pair), law.unavailable) for pair, law in shown]):
+        blocks.append(absent)
     if len(shown) > DETAILED_PAIRS:
         blocks.append(Note(MORE_PAIRS_NOTE))
     return Section(
