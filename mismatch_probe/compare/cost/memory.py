@@ -124,7 +124,8 @@ def _scoring_bytes(stage: Stage, workload: Workload, free_bytes: int | None, on_
 
 def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, itemsize: int, on_cpu: bool) -> float:
     """Of the whole model; over ranks of a part, of what no layer holds and of two layers, gathered to compute;
-    layer by layer of what no layer holds and of one layer, or of two where the next is read beside it.
+    layer by layer of what no layer holds and of one layer, or of two where the next is read beside it, and of what is
+    read of one as it is stored.
     """
     architecture, ranks = workload.architecture_of(stage.side), stage.side.num_ranks
     outside, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
@@ -134,4 +135,5 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
         return architecture.parameters * itemsize
     reads_ahead = free_bytes is None or outside + 2 * layer <= WEIGHTS_SHARE * free_bytes
     hidden = hidden_bytes(stage, workload) if on_cpu and not workload.hidden_on_disk else 0
-    return outside + (2 if reads_ahead else 1) * layer + hidden
+    stored = architecture.layer_parameters * (workload.checkpoint_dtype or stage.side.dtype).num_bytes
+    return outside + (2 if reads_ahead else 1) * layer + stored + hidden
