@@ -43,7 +43,7 @@ def explained(run: Path, fingerprint: str, *, fits: bool) -> None:
     trial = Trial(departures=[], explained=0.0, residual_floors=0.5, residual_nats=0.01, standard_scores=0.0)
     verdict = Verdict(kind="clean", code="as_declared", sentence="", evidence=[], advice=[])
     side = SideExplanation(
-        side="mu", num_tokens=1, num_missing=0, floor_nats=0.1, trials=[], explained_by=trial, verdict=verdict
+        side="mu", num_tokens=1, num_missing=0, floor_nats=0.1, trials=[trial], explained_by=trial, verdict=verdict
     )
     if not fits:
         side = side.model_copy(update={"explained_by": None})
