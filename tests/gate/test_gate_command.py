@@ -68,7 +68,7 @@ def test_what_ends_before_an_answer_leaves_no_older_one_standing(
     ending: type[BaseException],
     code: ExitCode,
 ) -> None:
-    def ended_early(*_: object) -> None:
+    def ended_early(*_: object, **__: object) -> None:
         raise ending
 
     outputs = [tmp_path / "copy.xml", tmp_path / "answer.md"]

@@ -70,7 +70,7 @@ def _sides(explanation: Explanation) -> Table:
             SIDES[side.side],
             Badge.of(side.verdict),
             visible(_words(side.explained_by)),
-            _floors(side.trials[0]),
+            _floors(side.trials[0]) if side.trials else "",
             "" if side.explained_by is None else _floors(side.explained_by),
         ]
         for side in explanation.sides
