@@ -18,7 +18,7 @@ from typing import Any
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, started
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, MismatchProbeError
 from tests.command_line import Answer
 from tests.cores import take_every_core
 
@@ -57,6 +57,19 @@ def warm_ranks(ranks: int, module: str, *words: object, environment: Mapping[str
     for answer in answers:
         assert answer.returncode == ExitCode.PASS, answer.stderr
     return answers
+
+
+def warm_ranks_with_one_killed(
+    ranks: int, module: str, *words: object, on_start_of_last: OnStart
+) -> tuple[Answer, MismatchProbeError]:
+    """What the first of several ranks said, and how the last one ended, which `on_start_of_last` has killed."""
+    with ExitStack() as stack:
+        first, *_, last = [stack.enter_context(_running(module, words, variables)) for variables in _torchrun(ranks)]
+        try:
+            raise AssertionError(last(on_start_of_last).stderr)
+        except MismatchProbeError as error:
+            killed = error
+        return first(lambda pid: None), killed
 
 
 def warm_together(module: str, *words_of_each: Sequence[object]) -> list[Answer]:

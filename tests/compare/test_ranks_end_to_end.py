@@ -19,7 +19,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 from tests.command_line import Answer, probe
 from tests.tiny_models import make_checkpoint
-from tests.warm_python import warm_python, warm_ranks
+from tests.warm_python import warm_python, warm_ranks, warm_ranks_with_one_killed
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +28,13 @@ ADDED = ("--train", "more:dtype=bf16,attention=eager", "--infer", "bf16")
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose responses are sampled and scored over two ranks, in batches of a few."""
+    """A run whose responses are sampled, and scored over two ranks in batches of a few."""
     home = tmp_path_factory.mktemp("ranks")
     model = make_checkpoint(home / "model", "qwen3", num_attention_heads=4, num_key_value_heads=2)
     config = home / "small.toml"
     config.write_text("[training]\nbatch_tokens = 128\n[floors]\nnum_sequences = 2\n[full_vocabulary]\npositions = 8\n")
     flags = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 32, "--vllm.enforce_eager", "true")
-    sides = ("--train", "bf16", "--train", "tp:dtype=bf16,tensor_parallel=2", "--infer", "bf16", "--train-ranks", 2)
+    sides = ("--dtype", "bf16", "--train-ranks", 2)
     probe("compare", "--model", model, *flags, *sides, "--config", config, "--out", home / "run", code=ExitCode.PASS)
     return home / "run"
 
@@ -64,15 +64,15 @@ def torchrun(ranks: int, *words: object, on_start: Callable[[int], None] = lambd
 
 
 @contextmanager
-def killing(rank: int, part: Path) -> Iterator[Callable[[int], None]]:
-    """What kills a rank of the torchrun of an id once that part is there."""
+def killing(part: Path, victim: Callable[[int], int] = lambda pid: pid) -> Iterator[Callable[[int], None]]:
+    """What has a process, or what `victim` names of it, killed once that part is there."""
     killed = threading.Event()
 
-    def kill(torchrun_pid: int) -> None:
+    def kill(pid: int) -> None:
         def wait_and_kill() -> None:
             while not part.exists():
                 time.sleep(0.01)
-            os.kill(_children(torchrun_pid)[rank], signal.SIGKILL)
+            os.kill(victim(pid), signal.SIGKILL)
             killed.set()
 
         threading.Thread(target=wait_and_kill, daemon=True).start()
@@ -81,14 +81,17 @@ def killing(rank: int, part: Path) -> Iterator[Callable[[int], None]]:
     assert killed.is_set()
 
 
-def _children(pid: int) -> list[int]:
-    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+def first_rank(torchrun_pid: int) -> int:
+    children = Path(f"/proc/{torchrun_pid}/task/{torchrun_pid}/children").read_text()
+    return min(map(int, children.split()))
 
 
-def test_a_side_over_ranks_stands_beside_one_that_divides_products(sampled: Path) -> None:
-    summary = json.loads((sampled / "summary.json").read_text())
+def test_a_side_that_divides_products_stands_beside_one_over_ranks(run: Path) -> None:
+    sides = ("--train", "tp:dtype=bf16,tensor_parallel=2", "--infer", "bf16")
+    probe("compare", "--out", run, "--resume", *sides, code=ExitCode.PASS)
+    summary = json.loads((run / "summary.json").read_text())
     assert [pair["train"] for pair in summary["pairs"]] == ["bf16", "tp"]
-    settings = RunDirectory(sampled).read_manifest().stages["score-train-tp"].effective_settings
+    settings = RunDirectory(run).read_manifest().stages["score-train-tp"].effective_settings
     assert settings["tensor_parallel"] == 2
     assert 0 < settings["ranks"]["against_whole"]["difference"] < 0.5
 
@@ -98,7 +101,7 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
     ranks: int, run: Path, whole: Path
 ) -> None:
     words = ("compare", "--out", run, "--resume", *ADDED)
-    with killing(0, run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
+    with killing(run / "parts" / "score-train-more" / "000000-train-more.parquet", first_rank) as kill:
         assert torchrun(2, *words, on_start=kill).returncode != ExitCode.PASS
     assert not (run / "legs" / "train-more.parquet").exists()
     warm_ranks(ranks, "mismatch_probe", *words)
@@ -107,14 +110,16 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
     assert any(f"ranks.ranks = 2 (now {ranks})" in change for change in later)
 
 
-def test_a_lost_rank_ends_torchrun_with_one_sentence(run: Path, whole: Path) -> None:
+def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path) -> None:
+    """Without torchrun itself, which would end the first rank, and whose handler of signals a forked rank has."""
     words = ("compare", "--out", run, "--resume", *ADDED)
-    with killing(1, run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
-        answer = torchrun(2, *words, on_start=kill)
-    assert answer.returncode != ExitCode.PASS
+    with killing(run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
+        answer, lost = warm_ranks_with_one_killed(2, "mismatch_probe", *words, on_start_of_last=kill)
+    assert "was killed" in str(lost)
+    assert answer.returncode == ExitCode.ENVIRONMENT
     said = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
     assert len(said) == 1
-    assert "is gone" in said[0] or "SIGTERM" in said[0]
+    assert "another rank that holds a part of the model is gone" in said[0]
     assert "Continue with" in answer.stderr
     probe("compare", "--out", run, "--resume", *ADDED, code=ExitCode.PASS)
     assert leg(run, "train-more") == leg(whole, "train-more")
