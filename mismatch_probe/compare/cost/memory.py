@@ -6,6 +6,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from mismatch_probe.compare.cost.over_ranks import rank_weight_bytes
 from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.cost.stage_work import Workload, engine_number, hidden_bytes, what_of
 from mismatch_probe.compare.plan import Plan, PlannedJob
@@ -129,8 +130,9 @@ def _weight_bytes(stage: Stage, workload: Workload, free_bytes: int | None, item
     """
     architecture, ranks = workload.architecture_of(stage.side), stage.side.num_ranks
     outside, layer = architecture.outside_parameters * itemsize, architecture.layer_parameters * itemsize
-    if ranks > 1:
-        return architecture.parameters * itemsize / ranks + outside + 2 * layer
+    if ranks > 1 and stage.side.training is not None:
+        divided = stage.side.training.tensor_parallel
+        return rank_weight_bytes(architecture, itemsize, ranks=ranks, tensor_parallel=divided)
     if stage.name not in workload.by_layer or not isinstance(stage, ScoreStage):
         return architecture.parameters * itemsize
     reads_ahead = free_bytes is None or outside + 2 * layer <= WEIGHTS_SHARE * free_bytes
