@@ -12,7 +12,12 @@ from mismatch_probe.compare.over_ranks import run_over_ranks
 from mismatch_probe.compare.plan import PlannedJob, make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 
-_WHEN_KILLED: Final = "lower --max-new-tokens, training.batch_tokens or the engine's cache, then continue with --resume"
+_WHEN_KILLED: Final = {
+    True: "lower --max-new-tokens or the engine's cache, then continue with --resume",
+    False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time (--reference-by-layer), then "
+    "continue with --resume",
+}
+"""By whether the job holds an engine."""
 
 
 def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyEvent], None]) -> None:
@@ -26,7 +31,7 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
         function=f"{__name__}:run_recorded",
         arguments=(str(run.path.absolute()), job.name),
         preload="engine" if job.starts_engine else "training",
-        when_killed=_WHEN_KILLED,
+        when_killed=_WHEN_KILLED[job.starts_engine],
         log=run.log_path(job.name),
     )
     if job.num_ranks:

@@ -24,7 +24,7 @@ from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.expanded import ask_for_expansion, require_expanded
 from mismatch_probe.training_path.memory import memory_errors_named
 
-_BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
+SMALLER: Final = "give a training.device_map such as auto, or a smaller model"
 
 
 def choose_device(name: str) -> torch.device:
@@ -88,11 +88,12 @@ def load_model(
     trust_remote_code: bool,
     expanded: bool = False,
     sharding: Mapping[str, Any] | None = None,
+    advice: str = SMALLER,
 ) -> PreTrainedModel:
     """The checkpoint's causal language model in evaluation mode, its parameters cast to `dtype` as they are read.
 
     Without `attention` it is the one that `choose_attention` names. expanded: with no weight quantised, on any device.
-    sharding: what has each rank read a part (`ranks.sharding.loading_arguments`).
+    sharding: what has each rank read a part (`ranks.sharding.loading_arguments`). advice: where memory runs out.
 
     Raises:
         UsageError: the folder holds no causal language model, or files that are broken or incomplete, or quantised
@@ -106,7 +107,6 @@ def load_model(
     if expanded:
         ask_for_expansion(config)
     loader: Any = AutoModelForCausalLM
-    advice = _BY_LAYER if expanded else "give a training.device_map such as auto, or a smaller model"
     try:
         with memory_errors_named(f"loading {folder}", advice), no_progress_bars():
             model, report = loader.from_pretrained(

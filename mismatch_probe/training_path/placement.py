@@ -29,14 +29,15 @@ def _device(place: Any) -> Any:
 
 
 def require_as_asked(
-    folder: Path, model: PreTrainedModel, device: torch.device, offload: Offload | None, *, is_reference: bool
+    folder: Path, model: PreTrainedModel, device: torch.device, offload: Offload | None, *, instead: str | None = None
 ) -> None:
-    """A reference is never offloaded: it has a way of its own that is exact and reads each weight fewer times.
+    """
+    instead: what is advised of a model that is never offloaded, the reference; None of one that may be.
 
     Raises:
         UsageError: modules stand on the CPU or on disk, and neither `device` nor `offload` asks for that.
     """
-    offload = None if is_reference else offload
+    offload = None if instead else offload
     allowed = _ALLOWED[offload] | {device.type}
     counts = Counter((placement(model) or {}).values())
     elsewhere = {place: count for place, count in counts.items() if place in ("cpu", "disk") and place not in allowed}
@@ -45,8 +46,7 @@ def require_as_asked(
             f"{count} on {'the CPU' if place == 'cpu' else place}" for place, count in elsewhere.items()
         )
         asked = f'ask for it with training.offload = "{"disk" if "disk" in elsewhere else "cpu"}"'
-        instead = "hold one layer of the reference at a time (--reference-by-layer)" if is_reference else asked
         raise UsageError(
             f"training.device_map put modules of {folder} where no GPU computes ({where} of {counts.total()}), which "
-            f"is slow; give more or larger GPUs, or {instead}"
+            f"is slow; give more or larger GPUs, or {instead or asked}"
         )

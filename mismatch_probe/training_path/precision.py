@@ -19,7 +19,7 @@ from mismatch_probe.training_path.adapters import add_adapter, merge_adapter
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import AttentionChoice, choose_reference_attention
-from mismatch_probe.training_path.loading import load_config, load_model
+from mismatch_probe.training_path.loading import SMALLER, load_config, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.placement import require_as_asked
 from mismatch_probe.training_path.products import is_16_bit
@@ -67,12 +67,18 @@ def load_reference_model(
     *,
     rounded_to: Dtype | None,
     trust_remote_code: bool,
+    advice: str = SMALLER,
 ) -> tuple[PreTrainedModel, Arithmetic, AttentionChoice]:
-    """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`."""
+    """The reference: `dtype` arithmetic on the stored weights, or on exactly those that pi holds in `rounded_to`.
+
+    advice: what to do where its weights do not fit.
+    """
     target = torch_dtype(dtype)
     rounded = None if rounded_to is None else torch_dtype(rounded_to)
     at_load = target if rounded is None or settings.num_ranks else rounded
-    model = _load(folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True)
+    model = _load(
+        folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True, advice=advice
+    )
     if rounded is not None and settings.num_ranks:
         _round_in_place(model, rounded)
     use_reference_kernels(model)
@@ -85,7 +91,6 @@ def load_reference_model(
     if is_sharded_after_loading(model.config, settings):
         _shard(model, MixedPrecisionPolicy(), device)
     arithmetic = Arithmetic(dtype, model.device.type, autocast_dtype=None, is_reference=True)
-    advice = "use a smaller model, or a training.device with more memory"
     with memory_errors_named("trying the reference's attention on a short probe", advice):
         choice = choose_reference_attention(model, arithmetic)
     return model, arithmetic, choice
@@ -100,6 +105,7 @@ def _load(
     *,
     trust_remote_code: bool,
     expanded: bool = False,
+    advice: str = SMALLER,
 ) -> PreTrainedModel:
     """The checkpoint with its parameters in `dtype`, and the adapter beside them; merged, both are rounded once."""
     adapter = None if settings.adapter is None else read_adapter(Path(settings.adapter))
@@ -114,9 +120,10 @@ def _load(
         device_map=settings.device_map,
         trust_remote_code=trust_remote_code,
         expanded=expanded,
+        advice=advice,
         sharding=loading_arguments(config, settings),
     )
-    require_as_asked(folder, model, device, settings.offload, is_reference=expanded)
+    require_as_asked(folder, model, device, settings.offload, instead=advice if expanded else None)
     if not is_sharded_after_loading(config, settings):
         require_sharded(model, settings)
     keep_own_module(model)

@@ -36,6 +36,7 @@ from mismatch_probe.training_path.short_pass import short_pass
 from mismatch_probe.training_path.streams import Item, Result, in_streams, most_streams
 from mismatch_probe.training_path.weight_cast import WeightCast, held_weights, measure_weight_cast
 
+_BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
 _CPU_PASS_TOKENS: Final = 3072
 """Rows times longest of a pass in 16 bits, half as many in 32: what a layer hands on stays in the core's caches."""
 
@@ -132,6 +133,7 @@ class Scorer(Closing):
                 device=device,
                 rounded_to=rounded_to,
                 trust_remote_code=trust_remote_code,
+                advice=_BY_LAYER,
             )
             whole = whole_pass(folder, settings, device, lambda settings: load_reference(settings=settings)[:2])
             model, arithmetic, attention_choice = load_reference(settings=settings)
