@@ -37,7 +37,14 @@ def windows(summary: Summary, pair: PairSummary) -> list[Window]:
     sharing = sum(bool(each.worst_responses) for each in summary.pairs)
     budget = max(_FEWEST_A_PAIR, _MOST_TOKENS // max(1, sharing))
     length = min(budget, _LONGEST)
-    return [_around_the_worst(response, length) for response in pair.worst_responses[: budget // length]]
+    shown: list[Window] = []
+    for response in pair.worst_responses:
+        window = _around_the_worst(response, length)
+        if len(window.places) > budget:
+            break
+        shown.append(window)
+        budget -= len(window.places)
+    return shown
 
 
 def _around_the_worst(response: ResponseTokens, length: int) -> Window:

@@ -77,7 +77,7 @@ class Tab:
 
     def draw_all(self) -> None:
         """Scroll through the page, its folded sections opened, until every drawing of it is there."""
-        self.run("document.querySelectorAll('section > details').forEach((fold) => (fold.open = true))")
+        self.run("document.querySelectorAll('.whole').forEach((fold) => (fold.open = true))")
         self.run("document.querySelectorAll('.plot').forEach((plot) => plot.scrollIntoView())")
         condition = "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
         end = time.monotonic() + _PATIENCE_SECONDS

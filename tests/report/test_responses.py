@@ -121,3 +121,14 @@ def test_what_is_shown_of_a_long_response_holds_its_worst_token(worst: int) -> N
     assert worst in window.places
     assert len(window.places) == 64
     assert all(later == earlier + 1 for earlier, later in pairwise(window.places))
+
+
+def test_short_responses_are_all_shown_within_the_same_bound() -> None:
+    summary = samples.summary(BF16)
+    response = (
+        summary.pairs[0]
+        .worst_responses[0]
+        .model_copy(update={"tokens": ["a"] * 32, "log_pi": [-1.0] * 32, "log_mu": [-1.1] * 32})
+    )
+    pair = summary.pairs[0].model_copy(update={"worst_responses": [response] * 5})
+    assert len(windows(summary.model_copy(update={"pairs": [pair] * 11}), pair)) == 5

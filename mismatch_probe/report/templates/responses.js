@@ -39,7 +39,7 @@
   // A link into what is folded opens it.
   addEventListener("hashchange", () => {
     const target = document.getElementById(location.hash.slice(1));
-    target?.querySelector(":scope > details")?.setAttribute("open", "");
+    target?.querySelector(":scope > .whole")?.setAttribute("open", "");
     for (let fold = target?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
     target?.scrollIntoView({ block: "nearest" });
   });
