@@ -14,8 +14,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 
 _WHEN_KILLED: Final = {
     True: "lower --max-new-tokens or the engine's cache, then continue with --resume",
-    False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time (--reference-by-layer), then "
-    "continue with --resume",
+    False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time "
+    "(--reference-by-layer), then continue with --resume",
 }
 """By whether the job holds an engine."""
 
