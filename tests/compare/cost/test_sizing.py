@@ -37,7 +37,7 @@ def test_the_large_models_have_the_sizes_in_their_names_and_their_predictions_ar
     assert {int(billions): round(parameters / 1e9) for billions, parameters in sizes.items()} == {
         7: 8,
         70: 71,
-        600: 600,
+        600: 597,
     }
     text = page(measured(20), Task(4, 32, 96, 512))
     assert "Predicted: no GPU was measured" in text
