@@ -10,6 +10,7 @@ from tests.docs.pages import Page, pages
 
 NEEDS_GPU = "needs a GPU"
 _SHELL = ("", "bash", "sh", "console")
+_MODULE = "mismatch_probe"
 _PROGRAMS = ("mismatch-probe", "make", "pip", "python", "torchrun")
 
 
@@ -23,10 +24,12 @@ class CommandLine:
 
     @property
     def words(self) -> list[str]:
-        """Without variables that are set before it, and without the folder of its program."""
+        """Without variables that are set before it, what starts it as a module, and the folder of its program."""
         words = shlex.split(self.text)
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             del words[0]
+        if _MODULE in words:
+            return [_PROGRAMS[0], *words[words.index(_MODULE) + 1 :]]
         return [words[0].rpartition("/")[2], *words[1:]]
 
     @property

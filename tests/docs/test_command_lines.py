@@ -174,11 +174,19 @@ def test_a_line_of_another_program_names_what_is_there(line: CommandLine) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["make demon", "pip install '.[vlm-cuda]'", "python scripts/none.py", "torchrun --nproc-per-node 8 -m x"]
+    "text",
+    ["make demon", "pip install '.[vlm-cuda]'", "python scripts/none.py", "torchrun --nproc-per-node 8 -m other"],
 )
 def test_a_fault_in_a_line_of_another_program_is_seen(text: str) -> None:
     [line] = lines_of(Page(ROOT / "README.md", f"```\n{text}\n```\n"))
     assert fault_of(line) is not None
+
+
+def test_a_line_that_starts_the_module_is_taken_apart_as_the_programs_own() -> None:
+    [line] = lines_of(Page(ROOT / "README.md", "```\ntorchrun --nnodes 2 -m mismatch_probe train --modl M\n```\n"))
+    assert line.words == ["mismatch-probe", "train", "--modl", "M"]
+    with pytest.raises((TYPER_ERROR, UsageError)):
+        accept(line.words[1:])
 
 
 def test_a_line_that_needs_a_gpu_says_so() -> None:
