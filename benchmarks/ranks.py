@@ -210,6 +210,9 @@ def written(sizes: Sequence[Architecture], measured: dict[str, list[Measured]]) 
         )
     lines += [
         "",
+        "Memory counts pages of the checkpoint's file while they are mapped. Tensor parallelism needs more than its",
+        "weights, which comes from loading or from what ranks exchange; that was not taken apart.",
+        "",
         f"Made by `python -m benchmarks.ranks --publish reports/ranks.md` with torch {torch.__version__} on",
         f"{platform.machine()}, two cores that others used as well. Both ranks share those cores: time here",
         "says what ranks cost, not what more processors gain.",

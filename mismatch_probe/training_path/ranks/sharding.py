@@ -73,8 +73,8 @@ def loading_arguments(config: PreTrainedConfig, settings: TrainingPathSettings) 
     if ranks == divided:
         return {"tp_plan": "auto", "tp_size": divided}
     raise EngineError(
-        f"transformers {transformers.__version__} cannot shard a model over ranks in the group that it is to have; "
-        "upgrade transformers, or set tensor_parallel to the number of ranks"
+        f"transformers {transformers.__version__} cannot shard a model over ranks by FSDP2 as it loads it; upgrade "
+        "transformers, or set training.precision = fsdp, or tensor_parallel to the number of ranks"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
@@ -49,8 +50,8 @@ def score_over_ranks(
 
 def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     checkpoint, dtype, settings, batches, named = asked
-    if fault == "loads whole":
-        _load_whole()
+    if fault in _ON_EVERY_RANK:
+        _ON_EVERY_RANK[fault]()
     group.join(Place.from_json(place))
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
@@ -62,16 +63,20 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
 
 
 def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> None:
-    if place["rank"] == place["ranks"] - 1:
+    if fault in _ON_EVERY_RANK:
+        _ON_EVERY_RANK[fault]()
+    elif place["rank"] == place["ranks"] - 1:
         _FAULTS[fault]()
-    elif fault == "loads whole":
-        _load_whole()
     follow(send, place)
 
 
 def _load_whole() -> None:
     """A version of transformers that takes what it is told, and does nothing with it."""
     precision.loading_arguments = lambda config, settings: {}  # type: ignore[assignment]
+
+
+def _have_older_transformers() -> None:
+    transformers.DistributedConfig = None  # type: ignore[assignment,misc]
 
 
 def _hold_another_part() -> None:
@@ -102,9 +107,9 @@ def _raise(*arguments: Any, **named: Any) -> Any:
     raise StorageError("the disk of this rank is full; free some")
 
 
+_ON_EVERY_RANK = {"loads whole": _load_whole, "older transformers": _have_older_transformers}
 _FAULTS = {
     "": lambda: None,
-    "loads whole": _load_whole,
     "holds another part": _hold_another_part,
     "is killed": _on_scoring(_be_killed),
     "raises": _on_scoring(_raise),

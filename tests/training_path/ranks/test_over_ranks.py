@@ -133,6 +133,23 @@ def test_a_version_that_loads_whole_weights_all_the_same_is_refused(
         score_over_ranks(2, divisible("llama"), Dtype.BF16, settings, batches(sequences), fault="loads whole")
 
 
+def test_a_version_without_distributed_config_is_asked_by_its_earlier_keyword(
+    divisible: Checkpoint, sequences: list[TokenSequence]
+) -> None:
+    """transformers still takes both, and gives the same model."""
+    settings = TrainingPathSettings(tensor_parallel=2)
+    asked = (2, divisible("llama"), Dtype.BF16, settings, batches(sequences))
+    older, effective = score_over_ranks(*asked, fault="older transformers")
+    assert same_bits(older, score_over_ranks(*asked)[0])
+    assert effective["ranks"]["held_share"] < 0.8
+
+
+def test_a_version_that_knows_no_fsdp_is_refused(divisible: Checkpoint, sequences: list[TokenSequence]) -> None:
+    settings = TrainingPathSettings(ranks=2)
+    with pytest.raises(EngineError, match="cannot shard a model over ranks by FSDP2"):
+        score_over_ranks(*(2, divisible("llama"), Dtype.BF16, settings, batches(sequences)), fault="older transformers")
+
+
 def test_a_rank_that_holds_other_weights_is_seen_in_the_short_pass(
     divisible: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
