@@ -182,6 +182,15 @@ def test_a_table_can_be_sorted_by_a_column_of_numbers(report: Tab) -> None:
     assert report.run(f"{table}.tHead.rows[0].cells[2].getAttribute('aria-sort')") == "descending"
 
 
+def test_a_command_of_the_advice_at_the_top_can_be_copied(tab: Tab, page: str, tmp_path: Path) -> None:
+    command = "<code><span>mismatch-probe</span> <span>headroom</span></code>"
+    advice, facts = f'<ul class="advice"><li>See: {command}</li><li>Wait.</li></ul>', '<ul class="facts">'
+    shown(tab, page.replace(facts, advice + facts), tmp_path)
+    assert tab.run("document.querySelectorAll('.advice .copy').length") == 1
+    tab.run("document.querySelector('.advice .copy').click()")
+    assert tab.run("getSelection().toString()") == "mismatch-probe headroom"
+
+
 @pytest.mark.parametrize(
     "cells",
     [

@@ -128,10 +128,11 @@
   );
   plots.forEach((plot) => watcher.observe(plot));
 
-  // What is not drawn yet is drawn for paper, in light colours.
+  // What is folded or not drawn yet is there on paper, in light colours.
   addEventListener("beforeprint", () => {
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
+    for (const fold of document.querySelectorAll(".whole")) fold.open = true;
     if (drawings && window.Plotly) plots.forEach(draw);
   });
   addEventListener("afterprint", () => {
@@ -177,7 +178,7 @@
   setTheme(root.dataset.theme);
 
   // Commands are copied, tables are sorted.
-  for (const command of document.querySelectorAll("pre.block")) {
+  for (const command of document.querySelectorAll("pre.block, .advice li:has(code)")) {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "copy";
