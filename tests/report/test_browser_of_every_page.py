@@ -1,4 +1,4 @@
-"""In a real browser: pages of findings, evaluations and gates are drawn, fit a phone and run nothing of a stranger's."""
+"""In a real browser: pages of findings, evaluations and gates are drawn, fit a phone, and run nothing."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -42,5 +42,6 @@ def localize_tiles(localization: Localization) -> list[Tile]:
     elif localization.interventions is not None:
         tiles.append(Tile("What mends most", "nothing for sure", "every interval of what a part removes holds 0"))
     if localization.first_difference is not None:
-        tiles.append(Tile("The sides first differ at", localization.first_difference, "on the same input"))
+        inside, _, module = localization.first_difference.rpartition(".")
+        tiles.append(Tile("The sides first differ at", module, f"in {inside or 'the model'}, on the same input"))
     return tiles
