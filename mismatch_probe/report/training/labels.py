@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from mismatch_probe.config.nested import flat
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
 
 DTYPES: Final = "dtypes"
@@ -61,7 +60,7 @@ def _words(name: str, manifest: TrainingManifest) -> str:
         case "policy.lora":
             return "no LoRA" if settings.policy.lora is None else f"LoRA of rank {settings.policy.lora.rank}"
     value = dict(_named(manifest)).get(name)
-    written = write_number(value) if isinstance(value, float) else str(value)
+    written = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{name.rpartition('.')[2].replace('_', ' ')} {written}"
 
 

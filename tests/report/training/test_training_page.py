@@ -252,7 +252,7 @@ LORA = {"policy": PolicySettings(lora=LoraSettings(rank=4))}
         ([{"settings": {"objective": ObjectiveSettings(name="gspo")}}, {}], ["gspo", "grpo"]),
         ([{"settings": LORA}, {}], ["LoRA of rank 4", "no LoRA"]),
         ([{"model": "/models/large", "fingerprint": "9"}, {}], ["large", "demo"]),
-        ([{"settings": {"rollout": RolloutSettings(temperature=0.5)}}, {}], ["temperature 0.500", "temperature 1"]),
+        ([{"settings": {"rollout": RolloutSettings(temperature=0.5)}}, {}], ["temperature 0.5", "temperature 1"]),
         ([{}, {}], ["0", "1"]),
         ([{}, {"model": "/other/demo", "fingerprint": "9"}], ["0", "1"]),
         ([{}, {"dtype": Dtype.BF16, "seed": 1, "settings": LORA}], ["0", "1"]),
