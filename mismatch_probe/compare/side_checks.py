@@ -49,8 +49,8 @@ def check_sides(settings: CompareSettings) -> None:
         check_engine(mu.dtype, settings.sampling, mu.engine)
     for pi in settings.train_sides:
         assert pi.training is not None
-        _check_training(pi.dtype, pi.training)
         _check_ranks(pi.training)
+        _check_training(pi.dtype, pi.training)
 
 
 def _check_training(dtype: Dtype, training: TrainingPathSettings) -> None:
@@ -82,6 +82,11 @@ def _check_ranks(training: TrainingPathSettings) -> None:
         return
     if training.device_map is not None:
         raise UsageError("ranks place the weights themselves; leave training.device_map unset, or ranks")
+    if training.num_ranks > 1 and ":" in training.device:
+        raise UsageError(
+            f"training.device {training.device} is one GPU, and each of {training.num_ranks} ranks takes its own; set "
+            "it to auto, cuda or cpu"
+        )
     if training.adapter is not None:
         raise UsageError(
             "an adapter cannot be computed over ranks; give a checkpoint that it is merged into, or leave ranks unset"

@@ -59,6 +59,7 @@ def test_a_device_map_that_is_none_is_refused_before_anything_is_sampled() -> No
         ({"tensor_parallel": 2, "adapter": "adapters/last"}, "an adapter cannot be computed over ranks"),
         ({"tensor_parallel": 2, "precision": "fsdp"}, "precision = fsdp divides no product"),
         ({"ranks": 2, "lm_head_dtype": "fp32"}, "lm_head_dtype goes with precision = fsdp alone"),
+        ({"ranks": 2, "device": "cuda:1"}, "cuda:1 is one GPU, and each of 2 ranks takes its own"),
     ],
 )
 def test_what_ranks_cannot_hold_is_refused_before_anything_is_sampled(training: dict[str, Any], words: str) -> None:

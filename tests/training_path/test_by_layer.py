@@ -1,5 +1,8 @@
 """The reference layer by layer has the bits of one loaded whole, goes on where it was killed, or says why it cannot."""
 
+import re
+import resource
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GptOssConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3nTextConfig, GptOssConfig
 
 from mismatch_probe.config.model import ReferenceSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.errors import EngineError, StorageError, UsageError
 from mismatch_probe.notation import write_size
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.batching import plan_batches
@@ -220,6 +223,64 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UsageError, match=r"lacks 1 weights .* such as model\.layers\.2\.mlp\.up_proj\.weight"):
         layered(folder)
+
+
+def other_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kept", ["both", "the head"])
+def test_what_a_config_ties_is_what_the_files_hold(kept: str, sequences: list[TokenSequence], tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=LAYERS)
+    embeddings, head = "model.embed_tokens.weight", "lm_head.weight"
+
+    def with_head(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if kept == "the head":
+            return {head if name == embeddings else name: weight for name, weight in weights.items()}
+        return {**weights, head: weights[embeddings].flip(0).contiguous()}
+
+    other_weights(folder, with_head)
+    with Scorer.load(folder, Dtype.FP32, SETTINGS, reference=True) as scorer:
+        expected = whole(scorer, sequences)
+    with layered(folder) as scorer:
+        assert_same_bits(scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=True)), expected)
+
+
+def test_a_missing_buffer_that_files_should_hold_is_named(tmp_path: Path) -> None:
+    config = DeepseekV3Config(
+        vocab_size=320, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+        topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
+        qk_rope_head_dim=16, v_head_dim=16, head_dim=16, pad_token_id=0,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    other_weights(tmp_path, lambda weights: {name: weight for name, weight in weights.items() if name != bias})
+    with pytest.raises(UsageError, match=rf"lacks 1 weights .* such as {re.escape(bias)}"):
+        layered(tmp_path)
+
+
+def test_positions_that_depend_on_earlier_sequences_are_refused(tmp_path: Path) -> None:
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    folder = make_checkpoint(tmp_path, "llama", rope_parameters=dynamic, max_position_embeddings=16)
+    with pytest.raises(EngineError, match=r"rope_type = dynamic\) depend on the sequences before"):
+        layered(folder)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    states = HiddenStates(tmp_path, in_memory=False)
+    states.open(0, [[0]])
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, limits[1]))
+        with pytest.raises(StorageError, match=r"cannot write .*-hidden\.pt: File too large"):
+            states.put(0, 1, [torch.ones(1, 512, 512)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_is_chosen_where_the_whole_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

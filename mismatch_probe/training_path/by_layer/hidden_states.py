@@ -88,7 +88,12 @@ class HiddenStates:
     def _write(self, batch: int, hidden: Hidden) -> None:
         state = {"layers": self._layers[batch], "passes": self._passes[batch], "hidden": hidden}
         with replacing(self._path(batch)) as file:
-            torch.save(state, file)
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # PyTorch's own words about a write that the system refused
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
     def _read(self, batch: int) -> dict[str, Any] | None:
         """None where there is no file, or a damaged one or one of other passes: the batch is then computed anew."""

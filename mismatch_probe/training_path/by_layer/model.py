@@ -5,6 +5,7 @@ code. Called whole, each layer reads its weights when its turn comes. For many r
 while the others hand on what they are given.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -73,10 +74,12 @@ class LayeredModel:
         self._name = next(name for name, module in self.model.named_modules() if module is layers)
         self._proven: set[int] = set()
         self._input_ids = torch.empty(0)
+        require_no_memory(self.model)
         self._fill(self.stored.read(OUTSIDE, device))
-        self.model.tie_weights()
-        inside = set(map(id, layers.parameters()))
-        require_whole(folder, (named for named in self.model.named_parameters() if id(named[1]) not in inside))
+        missing = self.stored.missing()
+        self.model.tie_weights(missing, recompute_mapping=False)
+        ignored = self.model._keys_to_ignore_on_load_missing or ()
+        require_whole(folder, (name for name in missing if not any(re.search(each, name) for each in ignored)))
         for name, buffer in self.model.named_buffers():
             put(self.model, name, buffer.to(device, dtype if is_16_bit(buffer) else None))
         self._note_ids()
@@ -90,7 +93,8 @@ class LayeredModel:
         """The layer holds its weights; `tensors` are those, where they are read already."""
         layer = layers_of(self.model)[number]
         self._fill(self.stored.read(number, self._device) if tensors is None else tensors)
-        require_whole(self._folder, layer.named_parameters(prefix=f"{self._name}.{number}"))
+        parameters = layer.named_parameters(prefix=f"{self._name}.{number}")
+        require_whole(self._folder, (name for name, parameter in parameters if parameter.is_meta))
         try:
             yield
         finally:
@@ -171,6 +175,20 @@ class LayeredModel:
                 "reference.by_layer = false on a machine with more memory, or give --reference none"
             )
         self._proven.add(number)
+
+
+def require_no_memory(model: PreTrainedModel) -> None:
+    """
+    Raises:
+        EngineError: positions depend on the sequences before, which each layer would meet anew.
+    """
+    kinds = [getattr(module, "rope_type", None) for module in model.modules()]
+    if any("dynamic" in (kind.values() if isinstance(kind, dict) else [kind]) for kind in kinds):
+        raise EngineError(
+            f"{type(model).__name__} cannot be computed layer by layer: its rotary positions (rope_type = dynamic) "
+            "depend on the sequences before; set reference.by_layer = false on a machine with more memory, or give "
+            "--reference none"
+        )
 
 
 @contextmanager

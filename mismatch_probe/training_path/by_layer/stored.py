@@ -64,7 +64,12 @@ class StoredParts:
         self._folder = folder
         self._dtype = dtype
         self.num_layers = len(layers_of(self._shell))
+        self._held: set[str] = set()
         self._where = self._places()
+
+    def missing(self) -> set[str]:
+        """The model's parameters and stored buffers that no file holds."""
+        return self._shell.state_dict().keys() - self._held
 
     def stored_bytes(self, part: int) -> int:
         """As the files hold it."""
@@ -132,6 +137,7 @@ class StoredParts:
         for path in weight_files(self._folder):
             for stored in safetensors_header(path):
                 name, _ = rename_source_key(stored, renamings, converters, prefix, state)
+                self._held.add(name)
                 places.setdefault(self._part_of(name), {}).setdefault(path, []).append(stored)
         return places
 
@@ -156,12 +162,12 @@ def put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
         owner._buffers[own] = tensor
 
 
-def require_whole(folder: Path, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+def require_whole(folder: Path, names: Iterable[str]) -> None:
     """
     Raises:
-        UsageError: one of these parameters was in no file.
+        UsageError: there are such weights, which no file holds.
     """
-    missing = [name for name, parameter in parameters if parameter.is_meta]
+    missing = sorted(names)
     if missing:
         raise UsageError(
             f"{folder} lacks {len(missing)} weights of its architecture, such as {missing[0]}, which would be random; "

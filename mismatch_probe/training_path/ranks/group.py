@@ -32,16 +32,22 @@ def join(place: Place) -> None:
     Raises:
         RankLost: another rank did not come.
     """
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(place.local_rank)
-        backend = "cpu:gloo,cuda:nccl"
+    backend = _backend(place)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_ranks))
     with lost_ranks_named():
         dist.init_process_group(
             backend, store=_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
         )
     atexit.register(leave)
+
+
+def _backend(place: Place) -> str:
+    """Where there is a GPU for this rank it is taken; a model that is to be on one says itself that there is none."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    if place.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(place.local_rank)
+    return "cpu:gloo,cuda:nccl"
 
 
 def leave() -> None:
@@ -104,7 +110,9 @@ def _lost(error: BaseException) -> RankLost:
 def _store(place: Place) -> Store:
     kind, _, where = place.meeting.partition(":")
     if kind == "file":
-        return FileStore(where, place.ranks)
+        store = FileStore(where, place.ranks)
+        store.set_timeout(_PATIENCE)
+        return store
     address, _, name = where.partition("/")
     host, _, port = address.rpartition(":")
     return PrefixStore(name, TCPStore(host, int(port), is_master=False, timeout=_PATIENCE))

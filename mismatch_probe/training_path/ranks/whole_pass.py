@@ -14,6 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
 from mismatch_probe.provenance.checkpoint import num_parameters
 from mismatch_probe.training_path.arithmetic import Arithmetic
+from mismatch_probe.training_path.by_layer.free_memory import free_memory
 from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.short_pass import short_pass_ids
 
@@ -84,7 +85,7 @@ def whole_pass(folder: Path, settings: TrainingPathSettings, device: torch.devic
         return WholePass(None, None)
     precision = "weights" if settings.precision == "fsdp" else settings.precision
     whole = settings.model_copy(update={"ranks": None, "tensor_parallel": 1, "precision": precision})
-    needed, free = num_parameters(folder) * 4, _free_bytes(device)
+    needed, free = num_parameters(folder) * 4, free_memory(device)
     if needed > _MOST_OF_MEMORY * free:
         gigabytes = f"{needed / 1e9:.0f} of {free / 1e9:.0f} GB"
         return WholePass(None, f"the whole model may take {gigabytes} that are free on the first rank")
@@ -104,11 +105,3 @@ def _logits(model: PreTrainedModel) -> torch.Tensor:
 
 def _relative(logits_SV: torch.Tensor, whole_SV: torch.Tensor) -> float:
     return float((logits_SV - whole_SV).square().mean().sqrt() / whole_SV.square().mean().sqrt())
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        available = next(line for line in lines if line.startswith("MemAvailable"))
-    return int(available.split()[1]) * 1024

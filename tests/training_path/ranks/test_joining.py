@@ -1,0 +1,45 @@
+"""What a rank takes before it holds a part: its GPU, its patience, and the memory for a pass of the whole model."""
+
+import resource
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from mismatch_probe.children.ranks import Place
+from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.training_path.by_layer import free_memory as measured
+from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path.ranks.whole_pass import whole_pass
+
+
+def test_a_rank_waits_for_one_that_loads_as_long_as_the_group_does(tmp_path: Path) -> None:
+    place = Place(rank=1, ranks=2, local_rank=1, local_ranks=2, meeting=f"file:{tmp_path / 'meeting'}")
+    assert group._store(place).timeout == timedelta(minutes=30)
+
+
+def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    backends = [group._backend(Place(rank, 2, rank, 2, "file:meeting")) for rank in range(2)]
+    assert backends == ["cpu:gloo,cuda:nccl"] * 2
+    assert taken == [0]
+
+
+def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = measured._own_bytes()["VmData:"]
+    limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: taken}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
+
+    def load(settings: TrainingPathSettings) -> None:
+        raise AssertionError("there is no room")
+
+    whole = whole_pass(llama, TrainingPathSettings(ranks=1), torch.device("cpu"), load)  # type: ignore[arg-type]
+    assert whole is not None
+    assert whole.why_not is not None
+    assert whole.why_not.startswith("the whole model may take")
