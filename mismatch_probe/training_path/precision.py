@@ -1,6 +1,8 @@
 """The precision modes of trainers, applied to a freshly loaded model."""
 
 import atexit
+from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
@@ -80,7 +82,7 @@ def load_reference_model(
         folder, at_load, settings, "eager", device, trust_remote_code=trust_remote_code, expanded=True, advice=advice
     )
     if rounded is not None and settings.num_ranks:
-        _round_in_place(model, rounded)
+        _round_in_place(model, rounded, trust_remote_code=trust_remote_code)
     use_reference_kernels(model)
     for parameter in model.parameters():
         if parameter.dtype != target:
@@ -143,13 +145,20 @@ def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _round_in_place(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Give parameters the values that they have after loading in `dtype`, in the format and place that they are in."""
+def _round_in_place(model: PreTrainedModel, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+    """Give parameters and buffers the values that they have after loading in `dtype`, in the format and place that they
+    are in. Which buffers take that format (the scale of Gemma's embeddings does) is read from an empty model.
+    """
     kept: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    maker: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        empty = maker.from_config(deepcopy(model.config), dtype=dtype, trust_remote_code=trust_remote_code)
+    buffers = {name for name, buffer in empty.named_buffers() if buffer.dtype == dtype}
+    tensors = chain(model.named_parameters(), (named for named in model.named_buffers() if named[0] in buffers))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, tensor in tensors:
             if not any(part in name for part in kept):
-                parameter.copy_(parameter.to(dtype))
+                tensor.copy_(tensor.to(dtype))
 
 
 class HeadInDtype(torch.nn.Module):

@@ -9,9 +9,12 @@ import torch
 
 from mismatch_probe.children.ranks import Place
 from mismatch_probe.config.model import TrainingPathSettings
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.by_layer import free_memory as measured
 from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.ranks.whole_pass import whole_pass
+from tests.tiny_models import make_checkpoint
 
 
 def test_a_rank_waits_for_one_that_loads_as_long_as_the_group_does(tmp_path: Path) -> None:
@@ -43,3 +46,10 @@ def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
     assert whole is not None
     assert whole.why_not is not None
     assert whole.why_not.startswith("the whole model may take")
+
+
+def test_the_scale_of_embeddings_is_rounded_with_the_weights(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "gemma2", hidden_size=96)  # the root of 96 is no number of BF16
+    settings = TrainingPathSettings(ranks=1)
+    with Scorer.load(folder, Dtype.FP32, settings, reference=True, rounded_to=Dtype.BF16) as scorer:
+        assert scorer.effective_settings()["ranks"]["against_whole"] == {"difference": 0.0, "why_not": None}
