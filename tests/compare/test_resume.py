@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.compare.continuation import later_settings
 from mismatch_probe.compare.events import EffectiveSettings, StageStarted
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Recorder
@@ -177,3 +178,15 @@ def test_a_run_goes_on_with_what_was_prepared_and_not_with_what_its_manifest_say
     found = run.read_manifest()
     assert (found.model, found.settings) == (now.model, now.settings)
     assert not found.settings.model.trust_remote_code
+
+
+def test_another_number_of_ranks_is_noted_with_its_threads_and_threads_alone_are_refused() -> None:
+    began, later = {"ranks": {"ranks": 2}, "num_threads": 1}, {"ranks": {"ranks": 4}, "num_threads": 2}
+    assert later_settings("score-train-bf16", began, later) == [
+        "ranks.ranks = 2 (now 4)",
+        "num_threads = 1 (now 2)",
+    ]
+    with pytest.raises(RunDirectoryError, match=r"began with num_threads = 1 \(now 2\)"):
+        later_settings("score-train-bf16", began, began | {"num_threads": 2})
+    with pytest.raises(RunDirectoryError, match=r"began with tensor_parallel = 1 \(now 2\)"):
+        later_settings("score-train-tp", {**began, "tensor_parallel": 1}, {**later, "tensor_parallel": 2})
