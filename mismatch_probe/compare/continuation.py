@@ -32,6 +32,8 @@ _HARMLESS_SETTINGS: Final = (
 """Beginnings of effective settings that follow free memory or a part's own prompts, say who chose another setting, are
 measured anew, are held to elsewhere, or say how many ranks hold a model.
 """
+_UNSAID_BEFORE: Final = {"tensor_parallel": 1}
+"""Effective settings that earlier versions had and did not record."""
 _OF_RANKS: Final = "ranks"
 _OF_A_RANK: Final = "num_threads"
 """Ranks on a CPU share its threads, and passes are planned without either."""
@@ -119,7 +121,8 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
     Raises:
         RunDirectoryError: in something that can change a number.
     """
-    changes = _changes(first, later)
+    unsaid = {name: value for name, value in _UNSAID_BEFORE.items() if name in later}
+    changes = _changes({**unsaid, **first}, later)
     harmless: tuple[str, ...] = _HARMLESS_SETTINGS
     if any(name.startswith(_OF_RANKS) for name in changes):
         harmless += (_OF_A_RANK,)

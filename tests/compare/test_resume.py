@@ -190,3 +190,9 @@ def test_another_number_of_ranks_is_noted_with_its_threads_and_threads_alone_are
         later_settings("score-train-bf16", began, began | {"num_threads": 2})
     with pytest.raises(RunDirectoryError, match=r"began with tensor_parallel = 1 \(now 2\)"):
         later_settings("score-train-tp", {**began, "tensor_parallel": 1}, {**later, "tensor_parallel": 2})
+
+
+def test_a_stage_begun_before_tensor_parallel_was_recorded_goes_on_and_not_over_two() -> None:
+    assert later_settings("score-train-bf16", {"dtype": "bf16"}, {"dtype": "bf16", "tensor_parallel": 1}) == []
+    with pytest.raises(RunDirectoryError, match=r"began with tensor_parallel = 1 \(now 2\)"):
+        later_settings("score-train-bf16", {"dtype": "bf16"}, {"dtype": "bf16", "tensor_parallel": 2})
