@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_probe.config.model import ModelSettings
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
@@ -77,7 +78,7 @@ def stale_weights(source: Path, folder: Path) -> Path:
 def row(pair: PairSummary, planted: Path) -> str:
     told = pair.settings_told_apart
     settings = "" if told is None else ", ".join(told.settings).replace(f"{planted}/", "")
-    ratio = "" if told is None else f"{write_estimate(told.ratios.get('kl_k3'))} of {'/'.join(told.beside)}"
+    ratio = "" if told is None else f"{write_estimate(told.ratios.get('kl_k3'))} of {sides_label(*told.beside)}"
     verdict = f"{pair.verdict.kind}: {pair.verdict.code}"
     return f"| {pair_label(pair)} | {verdict} | {write_estimate(pair.metrics.get('kl_k3'))} | {settings} | {ratio} |"
 

@@ -114,10 +114,10 @@ class Measurer:
 def _part(asked: Slice, clip: float | None, pair: TokenPair, where: str) -> TokenPair:
     part = part_of(pair, position=asked.position, length=asked.length, step=asked.step, clip=clip)
     if part is None and asked.step != EVERYTHING:
-        raise UsageError(f"no token of {where} lies in the slice {asked}: {_steps(pair)}; change the slice")
+        raise UsageError(f"no token of {where} lies in the slice [{asked}]: {_steps(pair)}; change the slice")
     if part is None:
         raise UsageError(
-            f"no token of {where} lies in the slice {asked}: its longest response has {pair.sequences.lengths.max()} "
+            f"no token of {where} lies in the slice [{asked}]: its longest response has {pair.sequences.lengths.max()} "
             "tokens; change the slice, or raise --max-new-tokens"
         )
     return part

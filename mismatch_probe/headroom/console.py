@@ -8,7 +8,7 @@ from mismatch_probe.headroom.sentences import parts_in_fp32
 from mismatch_probe.records.headroom import GradientFindings, Headroom, HeadroomCode, LayerRange, Trial
 from mismatch_probe.report.findings.gradients import underflow_table
 from mismatch_probe.report.findings.headroom import layers_table
-from mismatch_probe.report.screen import print_advice, print_line, print_titled
+from mismatch_probe.report.screen import print_advice, print_line, print_room, print_titled
 from mismatch_probe.report.view import Table
 
 _STYLES = {
@@ -22,7 +22,7 @@ _MOST_LAYERS = 12
 
 def render_headroom(headroom: Headroom, console: Console) -> None:
     """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
-    print_line(console, "")
+    print_room(console)
     print_line(console, headroom.verdict.sentence, _STYLES[headroom.verdict.code])
     print_line(console, "")
     for line in headroom.verdict.evidence:

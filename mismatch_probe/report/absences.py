@@ -6,7 +6,7 @@ from typing import Final
 from mismatch_probe.report.view import Note
 
 _WORDS: Final = {
-    "budget_tokens": "the length budget",
+    "budget_tokens": "a fitted length budget",
     "budget_closed_form": "the closed form of the length budget",
     "drift_per_1000": "the drift of S",
     "error_correlation": "the correlation of the two errors",

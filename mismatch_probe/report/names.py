@@ -1,5 +1,6 @@
 """What things are called and how they look: pairs, metrics, sides, verdicts."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -122,7 +123,7 @@ _MEANINGS = {
     "kl_k3": "KL from mu to pi by mean of e^d - d - 1; unbiased and never negative",
     "token_mult_prob_error": "factor by which a token's probability differs, mean of e^|d|; 1 is agreement",
     "prob_abs_diff": "distance of the two probabilities of a sampled token",
-    "prob_diff_extremes": "largest and smallest pi - mu; values near +1 and -1 precede collapse",
+    "prob_diff_extremes": "pi - mu; values near +1 and -1 precede collapse",
     "prob_pearson": "correlation of the two probabilities; 1 is agreement",
     "chi2": "chi-squared divergence; heavy-tailed, shown and never blocking",
     "log_ppl_diff": "difference of mean log-probability per response, in nats",
@@ -153,7 +154,7 @@ _AGGREGATES = {"max": "largest", "min": "smallest", "std": "standard deviation",
 
 def metric_aggregate(name: str) -> str:
     """`99th percentile` for `..._p99`; `mean` where the name carries no aggregate."""
-    last = name.rsplit("_", 1)[-1]
-    if last.startswith("p") and last[1:].replace(".", "").isdigit():
-        return f"{last[1:]}th percentile"
-    return _AGGREGATES.get(last, "mean")
+    quantile = re.search(r"_p(\d+)(?:_(\d+))?$", name)
+    if quantile:
+        return f"{'.'.join(filter(None, quantile.groups()))}th percentile"
+    return _AGGREGATES.get(name.rsplit("_", 1)[-1], "mean")

@@ -32,6 +32,12 @@ def print_line(console: Console, line: str, style: str = "") -> None:
     console.print(Text(plain(line), style=style), soft_wrap=not console.is_terminal)
 
 
+def print_room(console: Console) -> None:
+    """A line between progress and the answer on a terminal; a pipe begins with the answer."""
+    if console.is_terminal:
+        print_line(console, "")
+
+
 def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
     """Each under its word or two, which stand in a column of their own."""
     grid = rich_table.Table.grid(padding=(0, 2, 0, 0))

@@ -15,13 +15,15 @@ from mismatch_probe.report.screen import (
     print_facts,
     print_fitting,
     print_line,
+    print_room,
 )
+from mismatch_probe.verdict.headline import most_serious_first
 
 
 def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     """The answer, one row a pair, what another dtype would change, what it means, and what to do next with `run`."""
     filed = Findings(run).documents()
-    print_line(console, "")
+    print_room(console)
     print_line(console, short_answer(summary), style="bold")
     print_line(console, "")
     print_fitting(console, pairs_table(summary), can_lack={2})
@@ -34,7 +36,7 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     print_facts(console, facts(summary, filed))
     print_line(console, "")
     followable = with_advice_to_follow(summary, run, filed)
-    print_advice(console, [advice for pair in followable.pairs for advice in pair.verdict.advice])
+    print_advice(console, [advice for pair in most_serious_first(followable.pairs) for advice in pair.verdict.advice])
 
 
 def _troubles(summary: Summary) -> list[str]:

@@ -23,6 +23,11 @@ def overall(pairs: Sequence[PairSummary]) -> Verdict:
     return min((pair.verdict for pair in pairs), key=lambda verdict: _SEVERITY.index(verdict.kind))
 
 
+def most_serious_first(pairs: Sequence[PairSummary]) -> list[PairSummary]:
+    """Pairs of one kind in their own order."""
+    return sorted(pairs, key=lambda pair: _SEVERITY.index(pair.verdict.kind))
+
+
 def measures_precision(verdict: Verdict) -> bool:
     """Whether the pair's numbers say what its formats do, so that they can be so many times those of another."""
     return verdict.kind not in _NO_MEASURE_OF_PRECISION

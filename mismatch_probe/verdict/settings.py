@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import Kind, PairSummary, SettingsToldApart, Verdict
 from mismatch_probe.verdict.codes import Code
@@ -50,7 +51,7 @@ def metric_words(name: str) -> str:
 
 
 def what_changes(told_apart: SettingsToldApart) -> str:
-    """`KL (k3) is 12 [8, 15] times that of bf16/bf16`."""
+    """`KL (k3) is 12 [8, 15] times that of BF16`."""
     if not told_apart.ratios:
         return f"no ratio to {_name(told_apart)} can be had"
     name, ratio = next(iter(told_apart.ratios.items()))
@@ -58,4 +59,4 @@ def what_changes(told_apart: SettingsToldApart) -> str:
 
 
 def _name(told_apart: SettingsToldApart) -> str:
-    return "/".join(told_apart.beside)
+    return sides_label(*told_apart.beside)

@@ -58,7 +58,7 @@ def pair(run: RunDirectory, name: str) -> PairSummary:
 def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
     judged = pair(run, "bf16/fp8kv")
     assert judged.verdict.code == "settings"
-    assert "kv_cache_dtype = fp8 is all that differs from bf16/bf16, where FP32 agrees" in judged.verdict.sentence
+    assert "kv_cache_dtype = fp8 is all that differs from BF16, where FP32 agrees" in judged.verdict.sentence
     assert judged.settings_told_apart is not None
     ratio = judged.settings_told_apart.ratios["kl_k3"]
     assert ratio.low is not None

@@ -55,7 +55,7 @@ def judged(run: RunDirectory) -> PairSummary:
 def test_settings_that_change_nothing_are_precision(run: RunDirectory) -> None:
     pair = judged(run)
     assert (pair.verdict.kind, pair.verdict.code) == ("precision", "settings")
-    assert "enforce_eager = False is all that differs from bf16/bf16" in pair.verdict.sentence
+    assert "enforce_eager = False is all that differs from BF16" in pair.verdict.sentence
     assert pair.settings_told_apart is not None
     assert pair.settings_told_apart.ratios["kl_k3"].value == pytest.approx(1)
 

@@ -123,6 +123,14 @@ def test_the_name_of_a_limit_stands_beside_its_line_on_either_axis(report: Tab) 
         assert min(abs(end - path[0]) for end in text) < 12
 
 
+def test_the_buttons_of_a_drawing_cover_no_words(report: Tab) -> None:
+    """Where no pointer can hover, they are always there."""
+    bottom = f"{plot('overview-kl')}.querySelector('.modebar-btn').getBoundingClientRect().bottom"
+    words = f"{plot('overview-kl')}.querySelectorAll('.textpoint text, .annotation text')"
+    tops = f"[...{words}].map((each) => each.getBoundingClientRect().top)"
+    assert report.run(f"Math.min(...{tops}) >= {bottom}")
+
+
 def test_the_buttons_of_a_drawing_are_one_stop_and_arrows_lead_through_them(report: Tab) -> None:
     buttons = f"[...{plot('length-position')}.querySelectorAll('.modebar-btn')]"
     assert report.run(f"{buttons}.filter((button) => button.tabIndex >= 0).length") == 1
@@ -268,6 +276,16 @@ def test_a_page_that_names_plotlys_server_asks_for_nothing_else(tab: Tab, tmp_pa
     shown(tab, page, tmp_path)
     asked = tab.run("performance.getEntriesByType('resource').map((entry) => new URL(entry.name).host)")
     assert set(asked) <= {"cdn.plot.ly"}
+
+
+@pytest.mark.parametrize(("cell", "is_seen"), [("", False), ("1", True)])
+def test_an_empty_cell_has_no_line_on_a_narrow_screen(
+    tab: Tab, page: str, tmp_path: Path, cell: str, is_seen: bool
+) -> None:
+    head, row = "<tr><th>pair</th><th>bound</th></tr>", f"<tr><th>BF16</th><td>{cell}</td></tr>"
+    table = f'<table class="stacked"><thead>{head}</thead><tbody>{row}</tbody></table>'
+    shown(tab, page.replace('<ul class="facts">', f'{table}<ul class="facts">'), tmp_path, 400)
+    assert tab.run("document.querySelector('table.stacked td').checkVisibility()") == is_seen
 
 
 @pytest.mark.parametrize("width", [400, 1280])

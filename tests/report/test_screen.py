@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable
 from html import unescape
+from pathlib import Path
 
 import pytest
 from markupsafe import Markup
@@ -13,10 +14,14 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
+from mismatch_probe.report.evaluation.terminal import render_evaluation
 from mismatch_probe.report.findings.page import render_document
 from mismatch_probe.report.screen import print_fitting, print_line, print_table, print_titled, without_intervals
+from mismatch_probe.report.terminal import render_terminal
 from mismatch_probe.report.view import Badge, Table
+from tests.report import samples
 from tests.report.documents import headroom, localization
+from tests.report.test_evaluation_page import evaluation, pair
 
 ROWS = [["a\x1b[2J", Written("1.5", "[1, 2]"), Badge("bug", "stale"), Markup("<code>{}</code>").format("x < y")]]
 TABLE = Table("Found", ["place", "KL", "verdict", "where"], ROWS)
@@ -33,6 +38,21 @@ def test_brackets_are_no_markup(terminal: bool) -> None:
     place = "model.layers.0.self_attn.rotary_emb[q]"
     line = screen(lambda console: print_line(console, f"The sides differ at {place}."), terminal=terminal)
     assert "rotary_emb[q]." in line.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        lambda console: render_localization(localization(), console),
+        lambda console: render_headroom(headroom(), console),
+        lambda console: render_evaluation(evaluation(pair(Dtype.BF16)), console),
+        lambda console: render_terminal(samples.summary(((Dtype.BF16, Dtype.BF16),)), console, Path("runs/mine")),
+    ],
+    ids=["localize", "headroom", "evaluate", "report"],
+)
+def test_the_first_line_of_a_pipe_says_something(render: Callable[[Console], None]) -> None:
+    assert screen(render).splitlines()[0].strip()
+    assert not screen(render, terminal=True).splitlines()[0].strip()
 
 
 def test_what_a_stranger_wrote_is_inert() -> None:

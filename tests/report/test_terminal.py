@@ -117,13 +117,23 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     console = Console(file=out, width=120, color_system=None)
     render_terminal(summary, console, tmp_path)
     before = out.getvalue()
-    assert "% of NeMo-RL's limit" in before.splitlines()[1]
+    assert "% of NeMo-RL's limit" in before.splitlines()[0]
     assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
     assert re.search(r"Who errs +the error against the reference is .* the training path's", before)
     assert "FP16  " not in before.partition("Who errs")[2]
     (tmp_path / "headroom.json").write_text(headroom().model_dump_json())
     render_terminal(summary, console, tmp_path)
     assert f"FP16           {headroom().verdict.sentence}" in out.getvalue()
+
+
+def test_advice_of_a_bug_stands_before_that_of_precision() -> None:
+    summary = samples.summary(CROSSED)
+    first, *others, last = summary.pairs
+    look = first.verdict.model_copy(update={"advice": ["Look closer."]})
+    bug = Verdict(kind="bug", code="stale_weights", sentence="The weights are old.", evidence=[], advice=["Push them."])
+    pairs = [first.model_copy(update={"verdict": look}), *others, last.model_copy(update={"verdict": bug})]
+    lines = printed(summary.model_copy(update={"pairs": pairs, "verdict": bug})).splitlines()
+    assert lines[lines.index("Next") + 1 :] == ["  Push them.", "  Look closer."]
 
 
 def test_a_setting_that_is_known_to_differ_is_the_first_line() -> None:
@@ -134,7 +144,7 @@ def test_a_setting_that_is_known_to_differ_is_the_first_line() -> None:
     bug = Verdict(kind="bug", code="positions", sentence=known, evidence=[], advice=[])
     pair = summary.pairs[0].model_copy(update={"verdict": bug})
     told = summary.model_copy(update={"pairs": [pair], "verdict": bug, "headline": headline([pair], [])})
-    assert printed(told, width=200).split("\n")[1] == f"Bug: {known}"
+    assert printed(told, width=200).split("\n")[0] == f"Bug: {known}"
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -8,6 +8,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.absences import absences
+from mismatch_probe.report.names import metric_aggregate
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.corrections import rule_words
 from tests.report import samples
@@ -26,6 +27,20 @@ def with_few_lengths(summary: Summary) -> Summary:
         law = samples.replace(pair.length, budget_tokens=None, fitted_ess=[], unavailable=LOST)
         pairs.append(pair.model_copy(update={"length": law}))
     return summary.model_copy(update={"pairs": pairs})
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregate"),
+    [
+        ("abs_logprob_diff", "mean"),
+        ("abs_logprob_diff_p50", "50th percentile"),
+        ("abs_logprob_diff_p99_9", "99.9th percentile"),
+        ("abs_logprob_diff_max", "largest"),
+        ("outside_band_0.5_2", "mean"),
+    ],
+)
+def test_a_metrics_aggregate_is_said(name: str, aggregate: str) -> None:
+    assert metric_aggregate(name) == aggregate
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +72,7 @@ def test_no_number_says_nothing(text: str) -> None:
 
 def test_the_same_absence_of_several_pairs_stands_once(text: str) -> None:
     assert text.count(WHY) == 1
-    assert f"BF16, FP16, FP32: the spread, its exponent, the length budget, since {WHY}" in text
+    assert f"BF16, FP16, FP32: the spread, its exponent, a fitted length budget, since {WHY}" in text
 
 
 def test_nothing_absent_is_no_note() -> None:

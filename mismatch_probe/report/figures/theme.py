@@ -43,7 +43,7 @@ def theme() -> dict[str, Any]:
         font={"color": color("muted"), "size": 12, "family": "var(--sans)"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 52, "r": 12, "t": 22, "b": 42},
+        margin={"l": 52, "r": 12, "t": 28, "b": 42},
         showlegend=False,
         hovermode="closest",
         hoverlabel={
