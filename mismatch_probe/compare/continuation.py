@@ -36,15 +36,17 @@ _UNSAID_BEFORE: Final = {"tensor_parallel": 1}
 """Effective settings that earlier versions had and did not record."""
 _OF_RANKS: Final = "ranks"
 _OF_A_RANK: Final = "num_threads"
-"""Ranks on a CPU share its threads, and passes are planned without either."""
+"""Ranks on a CPU share its threads, and passes are planned without either. Another number of threads can add up a large
+product in another order, which is of the size of the floor.
+"""
 
 
 def as_recorded_now(manifest: Manifest, now: Manifest) -> Manifest:
     """The manifest with its settings as a run records them now.
 
     Earlier runs kept the text of a flag among their engine arguments and every spelling of a folder, and did not ask
-    for the experts of any response. A reference gives the same bits layer by layer and over ranks, and pi over another
-    number of ranks, so a run may go on either way.
+    for the experts of any response. A reference gives the same bits layer by layer, and so do ranks with as many
+    threads each, so a run may go on either way.
     """
     settings = with_ranks_of(now.settings, with_one_spelling(with_typed_engines(manifest.settings)))
     if settings.experts.num_sequences is None:

@@ -1,5 +1,6 @@
 """A model that ranks hold: FSDP2 changes no bit, tensor parallelism is told, a fault of one rank ends all."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
@@ -78,6 +80,22 @@ def test_ranks_give_the_bits_of_one_process(
     assert effective["ranks"]["ranks"] == ranks
     assert effective["ranks"]["held_share"] < 1.2 / ranks
     assert effective["ranks"]["against_whole"] == {"difference": 0.0, "why_not": None}
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+def test_large_products_have_the_bits_of_one_process_with_as_many_threads(
+    dtype: Dtype, sequences: list[TokenSequence], tmp_path: Path
+) -> None:
+    wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "head_dim": 128}
+    folder = make_checkpoint(tmp_path, "llama", init_std=0.03, **wide)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+    try:
+        expected = by_one(folder, dtype, sequences, {})
+    finally:
+        torch.set_num_threads(threads)
+    scored, _ = score_over_ranks(2, folder, dtype, TrainingPathSettings(ranks=2), batches(sequences))
+    assert same_bits(scored, expected)
 
 
 @pytest.mark.parametrize("rounded_to", [None, Dtype.FP16])
