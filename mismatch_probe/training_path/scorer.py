@@ -135,7 +135,7 @@ class Scorer(Closing):
                 trust_remote_code=trust_remote_code,
                 advice=_BY_LAYER,
             )
-            whole = whole_pass(folder, settings, device, lambda settings: load_reference(settings=settings)[:2])
+            whole = whole_pass(folder, dtype, settings, device, lambda settings: load_reference(settings=settings)[:2])
             model, arithmetic, attention_choice = load_reference(settings=settings)
         elif rounded_to is not None:
             raise UsageError(
@@ -143,7 +143,7 @@ class Scorer(Closing):
             )
         else:
             load = partial(load_training_model, folder, dtype, device=device, trust_remote_code=trust_remote_code)
-            whole = whole_pass(folder, settings, device, lambda settings: load(settings=settings))
+            whole = whole_pass(folder, dtype, settings, device, lambda settings: load(settings=settings))
             model, arithmetic = load(settings=settings)
         weights_dtype = rounded_to or dtype
         return cls(

@@ -77,15 +77,20 @@ class WholePass:
         return compared
 
 
-def whole_pass(folder: Path, settings: TrainingPathSettings, device: torch.device, load: Load) -> WholePass | None:
-    """The first rank's pass before the model is shared out; None where it is not to be."""
+def whole_pass(
+    folder: Path, dtype: Dtype, settings: TrainingPathSettings, device: torch.device, load: Load
+) -> WholePass | None:
+    """The first rank's pass before the model is shared out; None where it is not to be.
+
+    Its weights are counted in FP32, in which a model of fewer bits may pass through memory, or in FP64.
+    """
     if settings.num_ranks is None:
         return None
     if group.rank() != 0:
         return WholePass(None, None)
     precision = "weights" if settings.precision == "fsdp" else settings.precision
     whole = settings.model_copy(update={"ranks": None, "tensor_parallel": 1, "precision": precision})
-    needed, free = num_parameters(folder) * 4, free_memory(device)
+    needed, free = num_parameters(folder) * max(dtype.num_bytes, Dtype.FP32.num_bytes), free_memory(device)
     if needed > _MOST_OF_MEMORY * free:
         gigabytes = f"{needed / 1e9:.0f} of {free / 1e9:.0f} GB"
         return WholePass(None, f"the whole model may take {gigabytes} that are free on the first rank")

@@ -3,6 +3,7 @@
 import resource
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from mismatch_probe.children.ranks import Place
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.provenance.checkpoint import num_parameters
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.by_layer import free_memory as measured
 from mismatch_probe.training_path.ranks import group
@@ -38,14 +40,35 @@ def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
     taken = measured._own_bytes()["VmData:"]
     limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: taken}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
+    assert not has_room(llama, Dtype.FP32)
 
-    def load(settings: TrainingPathSettings) -> None:
-        raise AssertionError("there is no room")
 
-    whole = whole_pass(llama, TrainingPathSettings(ranks=1), torch.device("cpu"), load)  # type: ignore[arg-type]
+def test_the_whole_model_in_fp64_takes_twice_the_room(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = num_parameters(llama) * 4 * 3
+    monkeypatch.setattr("mismatch_probe.training_path.ranks.whole_pass.free_memory", lambda device: free)
+    assert has_room(llama, Dtype.BF16)
+    assert has_room(llama, Dtype.FP32)
+    assert not has_room(llama, Dtype.FP64)
+
+
+class LoadedError(Exception):
+    pass
+
+
+def has_room(folder: Path, dtype: Dtype) -> bool:
+    """Whether the whole model would be loaded."""
+
+    def load(settings: TrainingPathSettings) -> Any:
+        raise LoadedError
+
+    try:
+        whole = whole_pass(folder, dtype, TrainingPathSettings(ranks=1), torch.device("cpu"), load)
+    except LoadedError:
+        return True
     assert whole is not None
     assert whole.why_not is not None
     assert whole.why_not.startswith("the whole model may take")
+    return False
 
 
 def test_the_scale_of_embeddings_is_rounded_with_the_weights(tmp_path: Path) -> None:
