@@ -6,6 +6,7 @@ are asked for, and `gh` answers as its manual says.
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -219,6 +220,16 @@ def test_a_comparison_that_cannot_be_made_ends_the_job(job: Job) -> None:
         "OUT": "out",
     }
     job.step("action.yml", "Compare", 2, MODEL="none", BASELINE="", **inputs)
+
+
+@pytest.mark.parametrize("folder", ["runs/of this job", "a\nanswer=pass", "$(touch ran)`touch ran`"])
+def test_the_artifact_has_a_name_whatever_the_folder_is_called(job: Job, folder: str) -> None:
+    gate_file(job.folder, GATE + KEPT)
+    inputs = {"MODEL": "none", "GATE_FILE": "mismatch.toml", "DTYPE": "bf16", "PROMPTS": "sums:easy"}
+    job.step("action.yml", "Compare", 2, BASELINE="", MAX_NEW_TOKENS="8", OUT=folder, **inputs)
+    [line] = job.output.read_text().splitlines()
+    assert re.fullmatch(r"artifact=[\w.-]+", line)
+    assert not (job.folder / "ran").exists()
 
 
 @pytest.mark.slow
