@@ -9,7 +9,7 @@ from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Tile
 from mismatch_probe.verdict.headline import KL_LIMIT, against_limit, closest, foremost, measures_precision
 
-_MANY: Final = 10
+_WHOLE: Final = 10
 
 
 def tiles(summary: Summary) -> list[Tile]:
@@ -37,7 +37,8 @@ def _length(pair: PairSummary) -> list[Tile]:
     assert tokens is not None
     median = law.median_response
     times = tokens.value / median
-    compared = f"{times:,.0f}" if times >= _MANY else f"{times:.2g}"
+    rounded = float(f"{times:.2g}")
+    compared = f"{rounded:,.0f}" if rounded >= _WHOLE else f"{rounded:g}"
     note = f"{compared} times the median response here, {write_token_count(median)} tokens"
     return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{written} tokens", note)]
 

@@ -113,7 +113,7 @@ def _differ(pair: PairSummary) -> str:
 
 def _what_would_decide(pair: PairSummary) -> str:
     if pair.is_logged:
-        return "`explain` with the checkpoint tells whether it is a bug"
+        return "the checkpoint would tell whether it is a bug"
     return "no FP32 pair was run to rule out a bug"
 
 

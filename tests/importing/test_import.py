@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.sections.overview import overview
 from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
@@ -25,6 +26,14 @@ def test_the_mean_deviation_is_that_of_the_log_and_every_token_is_counted(tmp_pa
     assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written), rel=1e-12)
     assert (pair.counts.num_sequences, pair.counts.num_tokens) == (len(written), 30 * len(written))
     assert pair.counts.num_prompts == len(written) // 2
+
+
+def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: Path) -> None:
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
+    top = overview(run.read_summary(), run.read_manifest())
+    assert "the log's engine against the log's trainer" in top.facts
+    assert "vLLM" not in "".join(top.facts)
+    assert "`" not in top.headline
 
 
 def test_tokens_that_the_policy_did_not_sample_are_in_no_number(tmp_path: Path) -> None:

