@@ -77,10 +77,20 @@ def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    """Earlier runs kept the text of a flag where a file gives a number: each argument as the value it spells."""
+    """Sides by name, with what they were given. Earlier runs kept the text of a flag where a file gives a number: each
+    argument as the value it spells.
+    """
     settings = manifest.settings.model_dump(mode="json")
     args = settings["engine"]["args"]
-    return settings | {"engine": settings["engine"] | {"args": {name: _spelled(args[name]) for name in args}}}
+    engine = settings["engine"] | {"args": {name: _spelled(args[name]) for name in args}}
+    sides = {role: {side["name"]: _given(side) for side in settings[role]} for role in ("train", "infer")}
+    return settings | {"engine": engine, "pairs": ", ".join(map("/".join, settings["pairs"]))} | sides
+
+
+def _given(side: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of a side beside its name."""
+    unsaid = {"name": side["name"], "logged": False, "args": {}}
+    return {name: value for name, value in side.items() if value is not None and value != unsaid.get(name)}
 
 
 def _spelled(value: Any) -> Any:

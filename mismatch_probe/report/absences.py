@@ -10,6 +10,8 @@ _WORDS: Final = {
     "budget_closed_form": "the closed form of the length budget",
     "drift_per_1000": "the drift of S",
     "error_correlation": "the correlation of the two errors",
+    "rms_error_mu": "the engine's error",
+    "rms_error_pi": "the training path's error",
     "share_pi": "the training path's share of the error",
     "spread_coefficient": "the spread",
     "spread_exponent": "its exponent",

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from mismatch_probe.config.sides import InferSide
+from mismatch_probe.difference.changes import changes
 from mismatch_probe.difference.result import Difference
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.dtypes import Dtype
@@ -99,6 +101,21 @@ def test_an_engine_argument_reads_the_same_by_flag_and_by_file(tmp_path: Path) -
     for run, args in ((before, by_flag), (after, by_file)):
         edit_manifest(run, lambda manifest, args=args: manifest.settings.engine.args.update(args))
     assert [str(change) for change in difference_of(before, after).changes] == ["engine.args.max_num_seqs 2 -> 3"]
+
+
+def test_a_side_that_was_added_is_named_with_what_it_was_given(tmp_path: Path) -> None:
+    before = simulated_run(tmp_path / "run", SMALL).read_manifest()
+    side = InferSide(name="fp8kv", dtype=Dtype.BF16, prefix_caching=False, args={"kv_cache_dtype": "fp8"})
+    settings = before.settings.model_copy(
+        update={"infer": (side,), "pairs": (*before.settings.pairs, ("bf16", "fp8kv"))}
+    )
+    pairs = ", ".join("/".join(pair) for pair in before.settings.pairs)
+    assert {str(change) for change in changes(before, before.model_copy(update={"settings": settings}))} == {
+        "infer.fp8kv.dtype absent -> bf16",
+        "infer.fp8kv.prefix_caching absent -> False",
+        "infer.fp8kv.args.kv_cache_dtype absent -> fp8",
+        f"pairs {pairs} -> {pairs}, bf16/fp8kv",
+    }
 
 
 def test_what_reads_alike_and_differs_is_told_apart(tmp_path: Path) -> None:

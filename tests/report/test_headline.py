@@ -89,8 +89,8 @@ ANSWERS = [
     ),
     (
         judged(OPEN, "undecided", is_logged=True),
-        "Undecided: the log's sides differ by KL 9.7e-5 a token, 10 % of NeMo-RL's limit; `explain` with the "
-        "checkpoint tells whether it is a bug.",
+        "Undecided: the log's sides differ by KL 9.7e-5 a token, 10 % of NeMo-RL's limit; the checkpoint "
+        "would tell whether it is a bug.",
     ),
     (
         judged(cause("other_checkpoint", "The checkpoint is not the one that made this log."), "undecided"),
