@@ -25,6 +25,8 @@ _DEFAULT_SIGNIFICANT = 3
 _MAX_EXTRA_DIGITS = 3
 _BESIDE_ONE = 0.05
 _HARDLY_OFF_ONE = 1e-5
+_NO_WIDTH = 1e-9
+"""Of the value: what the rounding of sums leaves."""
 _BOUNDS_NOTHING = 1e4
 """A bound so many times the value is that of an interval from too few prompts."""
 _SMALLEST_PLAIN = 1e-3
@@ -72,7 +74,7 @@ def _said_in_words(estimate: Estimate) -> Written | None:
     farthest = max(abs(number - 1) for number in (low, value, high))
     if 0 < farthest < _HARDLY_OFF_ONE:
         return Written("1", f"(within 1e{math.ceil(math.log10(farthest))})")
-    if low == value == high:
+    if high - low <= _NO_WIDTH * abs(value):
         return Written(write_number(value), _NO_SPREAD)
     if value > 0 and high > _BOUNDS_NOTHING * value:
         return Written(write_number(value), _UNBOUNDED)
