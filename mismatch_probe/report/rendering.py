@@ -17,6 +17,7 @@ from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Sec
 
 _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
+_POWER = re.compile(r"\d[\d.]*e-\d+", re.ASCII)
 
 
 def rendered_page(
@@ -65,7 +66,10 @@ def _inert(value: Any) -> Any:
 
 
 def _visible(text: str | Markup) -> Markup:
-    return text if isinstance(text, Markup) else visible(text)
+    """No line ends inside a number, as it would after the hyphen of `7.1e-5`; what is HTML already stays as it is."""
+    if isinstance(text, Markup):
+        return text
+    return Markup(_POWER.sub(r'<span class="whole">\g<0></span>', str(visible(text))))
 
 
 def _advice(text: str | Markup) -> Markup:
@@ -79,7 +83,7 @@ def _advice(text: str | Markup) -> Markup:
     def as_code(command: re.Match[str]) -> str:
         return f"<code>{' '.join(f'<span>{word}</span>' for word in command[1].split())}</code>"
 
-    return Markup(re.sub(r"`([^`]+)`", as_code, str(visible(text))))
+    return Markup(re.sub(r"`([^`]+)`", as_code, str(_visible(text))))
 
 
 def _cell(cell: Cell) -> Markup:

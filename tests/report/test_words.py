@@ -43,6 +43,19 @@ def test_a_metrics_aggregate_is_said(name: str, aggregate: str) -> None:
     assert metric_aggregate(name) == aggregate
 
 
+def test_no_line_ends_inside_a_number_of_a_sentence() -> None:
+    summary = samples.undrawn(samples.summary(PAIRS))
+    html_page = render_html(summary, samples.manifest(PAIRS))
+    headline = re.search(r"<h1>(.*?)</h1>", html_page)
+    assert headline is not None
+    power = r"\d[\d.]*e-\d+"
+    assert re.search(power, headline[1])
+    assert not re.search(power, re.sub(rf'<span class="whole">{power}</span>', "", headline[1]))
+    evidence = "".join(re.findall(r"<li>(token KL.*?)</li>", html_page))
+    assert re.search(power, evidence)
+    assert not re.search(power, re.sub(rf'<span class="whole">{power}</span>', "", evidence))
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
     return render_html(with_few_lengths(samples.summary(PAIRS)), samples.manifest(PAIRS))
