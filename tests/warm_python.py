@@ -106,7 +106,7 @@ def become(send: Send, module: str, words: list[str], environment: dict[str, str
         os.dup2(opened, standard)
         os.close(opened)
     os.environ.update(environment)
-    if "WORLD_SIZE" in environment:
+    if "WORLD_SIZE" in environment or module == "torch.distributed.run":
         take_every_core()
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))

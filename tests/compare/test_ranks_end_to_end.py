@@ -18,12 +18,20 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 from tests.command_line import Answer, probe
+from tests.cores import every_core
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_python, warm_ranks, warm_ranks_with_one_killed
 
 pytestmark = pytest.mark.slow
 
 ADDED = ("--train", "more:dtype=bf16,attention=eager", "--infer", "bf16")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_every_core() -> Iterator[None]:
+    """As the ranks: a run goes on with as many cores as it was begun with."""
+    with every_core():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=[0, 4], ids=[DESIGNS[0].name, DESIGNS[4].name])
 def shares(request: pytest.FixtureRequest) -> dict[tuple[str, str, float], dict[Answer, float]]:
     source = Source(DESIGNS[request.param].name, design=request.param)
-    truths = source.truths(num_batches=4)
+    truths = source.truths(num_batches=8)
     answers: dict[tuple[str, str, float], Counter[Answer]] = {}
     for repeat in range(REPEATS):
         for key, answer in gated(source, truths, repeat, OVER_LIMIT).items():

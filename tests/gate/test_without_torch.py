@@ -36,7 +36,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     config = gate_file(folder, "[gate]\nmin_sequences = 64\nmax_sequences = 64\n" + check(metric="kl_k2", max=1))
     words = [sys.executable, "-c", WITHOUT_ENGINES, str(run.path), str(config)]
     answer = subprocess.run(words, capture_output=True, text=True, check=True)
-    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+    return json.loads(answer.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 @pytest.mark.slow

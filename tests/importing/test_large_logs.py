@@ -68,7 +68,7 @@ def test_a_gate_clusters_two_logs_by_group_too(tmp_path: Path) -> None:
     gate.write_text(f'{head}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax_regression = 0.5\n')
     answer = probe("gate", "run", runs[1].path, "--config", gate, "--baseline", runs[0].path)
     assert answer.returncode == ExitCode.INCONCLUSIVE, answer.stderr
-    assert "a pass needs 40 prompts, and there are 12" in " ".join(answer.stderr.split())
+    assert "a pass needs 40 prompts, and there are 12" in " ".join(answer.stdout.split())
 
 
 @pytest.mark.slow

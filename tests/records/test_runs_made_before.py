@@ -18,6 +18,7 @@ from mismatch_probe.report.page import write_report
 
 THEN = Path(__file__).parent / "runs_made_before"
 RUNS = ("dtypes", "crossed", "plain")
+WORDS = ("headline", "sentence", "evidence")
 
 
 @pytest.fixture(params=RUNS)
@@ -41,6 +42,13 @@ def test_another_number_is_seen() -> None:
     assert not same({}, {"a": 1})
 
 
+def without_words(then: Any) -> Any:
+    """How a verdict is put may change; its kind, its causes and every number stay."""
+    if isinstance(then, dict):
+        return {name: without_words(value) for name, value in then.items() if name not in WORDS}
+    return [without_words(value) for value in then] if isinstance(then, list) else then
+
+
 def said(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -48,8 +56,7 @@ def said(path: Path) -> Any:
 def test_the_numbers_and_the_verdicts_are_those_of_then(run: RunDirectory) -> None:
     summary = summarise(run, run.read_manifest()).model_dump(mode="json")
     then = said(run.path / "summary-then.json")
-    del then["headline"]  # its words may change
-    assert same(summary, then)
+    assert same(summary, without_words(then))
 
 
 def test_the_page_can_be_drawn(run: RunDirectory) -> None:
