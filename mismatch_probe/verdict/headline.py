@@ -78,7 +78,8 @@ def against_limit(kl: float) -> str:
     share = kl / KL_LIMIT
     if share < 0.01:
         return f"less than 1 % of {KL_LIMIT_NAME}"
-    return f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{share:,.3g} times {KL_LIMIT_NAME}"
+    times = float(f"{share:.3g}")
+    return f"{write_percent(share)} of {KL_LIMIT_NAME}" if share <= 1 else f"{times:,.15g} times {KL_LIMIT_NAME}"
 
 
 def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mismatch_probe
+from mismatch_probe.children.servers import close_servers
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
@@ -29,9 +30,11 @@ ADDED = ("--train", "more:dtype=bf16,attention=eager", "--infer", "bf16")
 
 @pytest.fixture(scope="module", autouse=True)
 def _on_every_core() -> Iterator[None]:
-    """As the ranks: a run goes on with as many cores as it was begun with."""
+    """As the ranks, and jobs with this process: a run goes on with as many cores as it was begun with."""
+    close_servers()
     with every_core():
         yield
+    close_servers()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +113,9 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
 ) -> None:
     words = ("compare", "--out", run, "--resume", *ADDED)
     with killing(run / "parts" / "score-train-more" / "000000-train-more.parquet", first_rank) as kill:
-        assert torchrun(2, *words, on_start=kill).returncode != ExitCode.PASS
+        answer = torchrun(2, *words, on_start=kill)
+        assert answer.returncode != ExitCode.PASS
+        assert (run / "parts" / "score-train-more").exists(), answer.stderr
     assert not (run / "legs" / "train-more.parquet").exists()
     if ranks == 1:
         probe(*words, "--train-ranks", 1, code=ExitCode.PASS)

@@ -40,6 +40,7 @@ def test_the_worst_pair_is_set_against_the_published_limit(summary: Summary) -> 
 
 def test_beyond_the_limit_it_is_so_many_times_the_limit(summary: Summary) -> None:
     assert tiles(with_kl(summary, 0.012))[0].note == "12 times NeMo-RL's limit (0.001)"
+    assert tiles(with_kl(summary, 48.81))[0].note == "48,800 times NeMo-RL's limit (0.001)"
 
 
 def test_the_length_budget_is_set_against_the_responses_of_the_run(drawn: Summary) -> None:
