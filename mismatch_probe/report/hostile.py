@@ -11,8 +11,11 @@ _MOST_CHARACTERS: Final = 4000
 
 def visible(text: str) -> Markup:
     """`text` as HTML: escaped, what cannot be seen shown as a small named box (`<i>`), and what is endless cut."""
+    shown = shortened(text, _MOST_CHARACTERS, keep="start")
+    if shown.isascii() and shown.isprintable():
+        return escape(shown)
     pieces: list[str] = []
-    for character in tamed(shortened(text, _MOST_CHARACTERS, keep="start")):
+    for character in tamed(shown):
         if is_unseen(character):
             pieces.append(f"<i>{SHORT_NAMES.get(character, f'U+{ord(character):04X}')}</i>")
         else:

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,24 @@ def old(folder: Path) -> None:
     """As if nothing had been written for an hour."""
     for path in folder.iterdir():
         os.utime(path, (time.time() - 3600,) * 2)
+
+
+def once_said(words: str) -> None:
+    """Wait until the watch of this process has said it."""
+    for _ in range(6000):
+        if words in getattr(sys.stderr, "getvalue", str)():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"the watch never said {words!r}")
+
+
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    """Its failure is the test's."""
+    with ThreadPoolExecutor(1) as other:
+        acting = other.submit(act)
+        yield
+        acting.result()
 
 
 def test_a_steady_log_is_judged_step_by_step_and_passes(folder: Path, guards: Path) -> None:
@@ -227,13 +247,11 @@ def test_a_link_that_comes_while_it_watches_ends_it_with_the_reason(folder: Path
     old(log_of(folder, [1.0, 1.0]))
 
     def train() -> None:
-        time.sleep(1)
+        once_said("step 1:")
         (folder / "latest").symlink_to(folder / "step_1.jsonl")
 
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    answer = probe("watch", folder, "--every", 0.2, "--idle", 3, "--json")
-    trainer.join()
+    with meanwhile(train):
+        answer = probe("watch", folder, "--every", 0.1, "--idle", 1, "--json")
     assert answer.returncode == ExitCode.USAGE
     assert len(WatchRecord.model_validate_json(answer.stdout).steps) == 2
     assert "latest is a link" in answer.stderr
@@ -251,16 +269,16 @@ def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards:
     (folder / "step_0.jsonl").write_text(json.dumps(row(0))[:40])
 
     def train() -> None:
-        time.sleep(1)
-        write(folder / "step_0.jsonl", step_rows())
-        write(folder / "step_1.jsonl", step_rows())
+        once_said("waiting:")
+        for number in range(2):
+            path = write(folder / f".step_{number}", step_rows())
+            os.utime(path, (time.time() - 3600,) * 2)
+            path.rename(folder / f"step_{number}.jsonl")
 
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    answer = probe("watch", folder, "--guards", guards, "--every", 0.2, "--idle", 10, "--json")
-    trainer.join()
+    with meanwhile(train):
+        answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 1, "--json")
     assert answer.returncode == ExitCode.PASS, answer.stderr
-    assert [one.step for one in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
+    assert [step.step for step in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
 
 
 def test_entropies_that_were_not_recorded_turn_no_guard_on(folder: Path) -> None:
@@ -285,14 +303,13 @@ def test_steps_that_come_while_it_watches_are_judged_as_they_come(folder: Path, 
 
     def train() -> None:
         for number in range(1, 8):
-            time.sleep(0.3)
+            if number > 1:
+                once_said(f"step {number - 2}:")
             unfinished = write(folder / f".step_{number}", step_rows(1.0 if number < 3 else 100.0))
             unfinished.rename(folder / f"step_{number}.jsonl")
 
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 60, "--json")
-    trainer.join()
+    with meanwhile(train):
+        answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 60, "--json")
     assert answer.returncode == ExitCode.GATE_FAILED
     assert WatchRecord.model_validate_json(answer.stdout).stopped_at == 6
 

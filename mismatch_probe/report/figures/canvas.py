@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 from textwrap import wrap
-from typing import Any, Literal
-
-import plotly.graph_objects as go
+from typing import Any
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_estimate, write_power
+from mismatch_probe.report.figures.drawing import Axis, Drawing
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -31,17 +30,15 @@ _NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
 _DIGITS = 5
 
 
-def panel(heading: Heading, draw: Callable[[go.Figure], object], height: int = WIDE) -> Panel:
+def panel(heading: Heading, draw: Callable[[Drawing], object], height: int = WIDE) -> Panel:
     """What `draw` puts into a figure, or words where that is nothing; the same drawing gives the same bytes."""
-    figure = go.Figure()
+    figure = Drawing()
     draw(figure)
     if not figure.data:
-        figure.update_xaxes(visible=False)
-        figure.update_yaxes(visible=False)
+        figure.update_axis("x", visible=False)
+        figure.update_axis("y", visible=False)
         words_inside(figure, _NOTHING_DRAWN, 0.02, 0.5)
-    specification = figure.to_plotly_json()
-    specification["layout"].pop("template", None)
-    return Panel(heading, _short(specification), height)
+    return Panel(heading, _short({"data": figure.data, "layout": figure.layout}), height)
 
 
 def said(text: str) -> str:
@@ -65,7 +62,7 @@ def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") ->
 
 
 def line(
-    figure: go.Figure,
+    figure: Drawing,
     x: Sequence[float],
     y: Values,
     style: PairStyle,
@@ -76,19 +73,19 @@ def line(
         return
     every = max(1, len(x) // _MARKERS_A_LINE)
     sizes = [6 if number % every == 0 else 0 for number in range(len(x))]
-    marker = {"symbol": symbol(style.marker), "size": sizes, "line": {"width": 0}}
+    marker = {"marker": {"symbol": symbol(style.marker), "size": sizes, "line": {"width": 0}}} if style.marker else {}
     figure.add_scatter(
         x=list(x),
         y=list(y),
         mode="lines+markers" if style.marker else "lines",
         line={"color": color(style.color), "width": 1.8, "dash": dashes(style.dash)},
-        marker=marker if style.marker else None,
         legendgroup=style.group,
+        **marker,
         **_says(texts),
     )
 
 
-def thin_line(figure: go.Figure, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
+def thin_line(figure: Drawing, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
     """A fitted or secondary curve, which says nothing of its own."""
     figure.add_scatter(
         x=list(x),
@@ -101,7 +98,7 @@ def thin_line(figure: go.Figure, x: Sequence[float], y: Values, style: PairStyle
 
 
 def marks(
-    figure: go.Figure,
+    figure: Drawing,
     x: Sequence[float],
     y: Values,
     style: PairStyle,
@@ -113,9 +110,9 @@ def marks(
     high: Values = (),
 ) -> None:
     """Single points, with intervals where `low` and `high` are given."""
-    error = None
+    error = {}
     if len(low):
-        error = {
+        error["error_y"] = {
             "type": "data",
             "symmetric": False,
             "array": [_distance(end, value) for end, value in zip(high, y, strict=True)],
@@ -133,13 +130,13 @@ def marks(
             "size": size,
             "color": color(style.color),
         },
-        error_y=error,
         legendgroup=style.group,
+        **error,
         **_says(texts),
     )
 
 
-def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
+def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
     """The area between two curves; where a bound is missing it is broken."""
     for start, end in _whole_stretches(low, high):
         there = slice(start, end)
@@ -157,7 +154,7 @@ def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style
 
 
 def at_height(
-    figure: go.Figure, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
+    figure: Drawing, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
 ) -> None:
     """Marks at one height of the drawing (0 to 1), whatever its scale; `shape` is plotly's name of a symbol.
 
@@ -174,10 +171,10 @@ def at_height(
         cliponaxis=False,
         **_says(texts),
     )
-    figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True})
+    figure.layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
 
 
-def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: bool = False) -> None:
+def words_inside(figure: Drawing, text: str, x: float, y: float, *, right: bool = False) -> None:
     """A few muted words at a fraction of the drawing's size."""
     figure.add_annotation(
         text=said(text),
@@ -191,23 +188,22 @@ def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: boo
     )
 
 
-def limit_line(figure: go.Figure, value: float, *, role: str = "muted", upright: bool = False) -> None:
+def limit_line(figure: Drawing, value: float, *, role: str = "muted", upright: bool = False) -> None:
     """A dotted line across, below the curves, or upright, where a line of the grid would cover it."""
-    add = figure.add_vline if upright else figure.add_hline
-    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="above" if upright else "below")
+    look = {"color": color(role), "width": 1, "dash": "2px,3px"}
+    figure.add_line("x" if upright else "y", value, line=look, layer="above" if upright else "below")
 
 
-def titles(figure: go.Figure, x: str, y: str) -> None:
-    figure.update_xaxes(title_text=said(x))
-    figure.update_yaxes(title_text=said(y))
+def titles(figure: Drawing, x: str, y: str) -> None:
+    figure.update_axis("x", title={"text": said(x)})
+    figure.update_axis("y", title={"text": said(y)})
 
 
-def logarithmic(figure: go.Figure, axis: Literal["x", "y"], values: Values = (), least_span: float = 1.0) -> None:
+def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:
     """Make `axis` logarithmic. Its range is that of those `values` that are positive, where they are given, so that a
     band that reaches over many powers of ten does not squeeze the curves; it spans a factor of `least_span` or more.
     """
-    update = figure.update_xaxes if axis == "x" else figure.update_yaxes
-    update(type="log")
+    figure.update_axis(axis, type="log")
     positive = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
     if not positive:
         return
@@ -217,14 +213,14 @@ def logarithmic(figure: go.Figure, axis: Literal["x", "y"], values: Values = (),
         low, high = middle / room, middle * room
     room = max(_ROOM, (high / low) ** 0.06)
     decades = math.log10(high / low)
-    update(range=[math.log10(low / room), math.log10(high * room)])
+    figure.update_axis(axis, range=[math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
-        update(dtick=math.ceil(decades / _MOST_TICKS))
+        figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS))
     elif decades > _MOST_OF_A_DECADE:
-        update(dtick=_TWO_AND_FIVE)
+        figure.update_axis(axis, dtick=_TWO_AND_FIVE)
 
 
-def bounded(figure: go.Figure, values: Values, bounds: Values) -> None:
+def bounded(figure: Drawing, values: Values, bounds: Values) -> None:
     """Make the linear y axis hold 0, all `values`, and of their bounds what is near: a very wide interval of few
     responses squeezes no curve.
     """
@@ -234,7 +230,7 @@ def bounded(figure: go.Figure, values: Values, bounds: Values) -> None:
     held += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
     margin = _MARGIN * (max(held) - min(held))
     if margin:
-        figure.update_yaxes(range=[min(held) - margin, max(held) + margin])
+        figure.update_axis("y", range=[min(held) - margin, max(held) + margin])
 
 
 def power_of_ten(value: float) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 
 from mismatch_probe.report.figures.canvas import said
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import color
 
 _TINT = 0.07
@@ -38,7 +38,7 @@ def limits_in_reach(limits: Sequence[Limit], values: Sequence[float], *, logarit
     return [limit for limit in limits if low - span <= limit.value <= high + span]
 
 
-def draw_limits(figure: go.Figure, limits: Sequence[Limit], last_step: int, *, logarithmic: bool) -> None:
+def draw_limits(figure: Drawing, limits: Sequence[Limit], last_step: int, *, logarithmic: bool) -> None:
     """A line across that can be pointed at anywhere, and a tint beyond it."""
     steps = np.linspace(1, max(last_step, 2), _POINTS).tolist()
     for limit in limits:
@@ -46,7 +46,9 @@ def draw_limits(figure: go.Figure, limits: Sequence[Limit], last_step: int, *, l
             beyond = limit.value * (10.0**_FAR if limit.is_upper else 10.0**-_FAR)
         else:
             beyond = limit.value + (_FAR if limit.is_upper else -_FAR) * max(1.0, abs(limit.value))
-        figure.add_hrect(limit.value, beyond, fillcolor=color("reject"), opacity=_TINT, line_width=0, layer="below")
+        figure.add_stretch(
+            "y", limit.value, beyond, fillcolor=color("reject"), opacity=_TINT, line={"width": 0}, layer="below"
+        )
         figure.add_scatter(
             x=steps,
             y=[limit.value] * _POINTS,

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 
 from mismatch_probe.notation import write_percent, write_seconds
 from mismatch_probe.report.figures.canvas import (
@@ -23,6 +22,7 @@ from mismatch_probe.report.figures.canvas import (
     thin_line,
     titles,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.limits import Limit, draw_limits, limits_in_reach, linear_range
 from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import PairStyle
@@ -131,11 +131,11 @@ def draw(
     values += [firing.value for event in events for firing in event.firings]
     reached = limits_in_reach(limits, values, logarithmic=scale == "log")
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         margin = max(0.5, 0.02 * last_step)
-        figure.update_xaxes(range=[1 - margin, last_step + margin])
+        figure.update_axis("x", range=[1 - margin, last_step + margin])
         if last_step <= _EACH_STEP:
-            figure.update_xaxes(dtick=1)
+            figure.update_axis("x", dtick=1)
         titles(figure, "step", y_label)
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
@@ -143,16 +143,16 @@ def draw(
         if scale == "log" and figure.data:
             logarithmic(figure, "y", [*values, *(limit.value for limit in reached)], LEAST_SPAN)
         elif scale == "share":
-            figure.update_yaxes(range=_SHARE_LIMITS)
+            figure.update_axis("y", range=_SHARE_LIMITS)
         elif reached:
-            figure.update_yaxes(range=linear_range(values, reached))
+            figure.update_axis("y", range=linear_range(values, reached))
         for event in events:
             _draw_events(figure, event)
 
     return panel(heading, on, height)
 
 
-def _draw_curve(figure: go.Figure, curve: Curve, y_label: str, *, above_zero: bool) -> None:
+def _draw_curve(figure: Drawing, curve: Curve, y_label: str, *, above_zero: bool) -> None:
     if not len(curve.steps):
         return
     shown = curve.values if not above_zero else np.where(curve.values > 0, curve.values, np.nan)
@@ -192,7 +192,7 @@ def _steps(curve: Curve, chosen: npt.NDArray[np.bool_]) -> list[float]:
     return steps
 
 
-def _draw_events(figure: go.Figure, events: Events) -> None:
+def _draw_events(figure: Drawing, events: Events) -> None:
     for change in events.changes:
         limit_line(figure, change.step, role="reject", upright=True)
     changed = [change.step for change in events.changes]
@@ -218,7 +218,7 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
     """
     phases = sorted({phase for _, seconds, _ in runs for phase in seconds}, key=lambda phase: -runs[0][1][phase])
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         for style, seconds, whole in runs:
             words = [f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}" for phase in phases]
             figure.add_bar(
@@ -234,8 +234,8 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
                 legendgroup=style.group,
             )
         longest = max(max(seconds.values()) for _, seconds, _ in runs)
-        figure.update_xaxes(title_text="seconds", range=[0, _ROOM_FOR_WORDS * longest])
-        figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", fixedrange=True)
-        figure.update_layout(barmode="group")
+        figure.update_axis("x", title={"text": "seconds"}, range=[0, _ROOM_FOR_WORDS * longest])
+        figure.update_axis("y", autorange="reversed", showgrid=False, ticks="", fixedrange=True)
+        figure.layout["barmode"] = "group"
 
     return panel(heading, on, max(SMALL, _FRAME + len(phases) * (_PHASE + _BAR * len(runs))))
