@@ -6,6 +6,9 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# Or each of the processes would compile the package and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-fast check lint types documents docs setup clean
 
 help: ## Show the targets

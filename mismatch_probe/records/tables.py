@@ -126,17 +126,22 @@ def _has(table: pa.Table, field: pa.Field) -> bool:
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Read a table of a run.
+    """Read a table of a run, or some of its columns.
 
     Raises:
-        BrokenRecord: the file is missing, truncated, not parquet, or no regular file.
+        BrokenRecord: the file is missing, truncated, not parquet, or no regular file, or it lacks a column.
     """
     try:
-        with open_to_read(path) as file:
-            return pq.read_table(file, columns=columns)
+        with open_to_read(path) as file, pq.ParquetFile(file) as parquet:
+            table = parquet.read(columns)
     except FileNotFoundError as error:
         raise BrokenRecord(f"{path} is missing: the run is unfinished; {go_on(path)}") from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise BrokenRecord(
             f"{path} cannot be read ({said(error)}): it is truncated or not parquet; remove it and {go_on(path)}"
         ) from error
+    if missing := sorted(set(columns or ()).difference(table.column_names)):
+        raise BrokenRecord(
+            f"{path} does not hold {', '.join(missing)}: it is another file; remove it and {go_on(path)}"
+        )
+    return table

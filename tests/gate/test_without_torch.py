@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,13 @@ answers = {}
 for name, words in commands.items():
     with redirect_stderr(io.StringIO()) as said:
         answers[name] = run(words), said.getvalue()
-print(json.dumps(answers))
+print(json.dumps({"answers": answers, "loaded": list(sys.modules)}))
 """
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """The exit code and the words of each command, by its name."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The exit code and the words of each command, by its name, and the modules that they loaded."""
     folder = tmp_path_factory.mktemp("runs")
     run = simulated_run(folder / "run", Simulation(num_prompts=64), with_summary=True)
     config = gate_file(folder, "[gate]\nmin_sequences = 64\nmax_sequences = 64\n" + check(metric="kl_k2", max=1))
@@ -41,6 +42,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["gate", "diff", "report"])
-def test_no_engine_is_needed(command: str, answers: dict[str, tuple[int, str]]) -> None:
-    code, said = answers[command]
+def test_no_engine_is_needed(command: str, ended: dict[str, Any]) -> None:
+    code, said = ended["answers"][command]
     assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["pyarrow.dataset", "plotly.graph_objs"])
+def test_nothing_is_loaded_that_takes_long_and_is_not_needed(module: str, ended: dict[str, Any]) -> None:
+    assert module not in ended["loaded"]

@@ -48,6 +48,14 @@ def test_a_truncated_file_is_named_and_not_believed(tmp_path: Path) -> None:
         read_table(path)
 
 
+def test_a_column_that_a_table_lacks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "leg.parquet"
+    write_table(path, leg_table(SEQUENCES, SCORES))
+    assert read_table(path, ["id"]).column_names == ["id"]
+    with pytest.raises(BrokenRecord, match=r"leg\.parquet does not hold none: it is another file; remove it and make"):
+        read_table(path, ["id", "none"])
+
+
 def test_a_missing_file_says_that_the_run_is_unfinished(tmp_path: Path) -> None:
     with pytest.raises(BrokenRecord, match=r"unfinished; make the run again$"):
         read_table(tmp_path / "none.parquet")
