@@ -109,6 +109,11 @@ def write_count(number: int) -> str:
     return f"{number:,}"
 
 
+def write_many(number: int, what: str) -> str:
+    """`1 log-prob`, `1,234 log-probs`; `what` is one of them."""
+    return f"{write_count(number)} {what}{'' if number == 1 else 's'}"
+
+
 def write_share(part: int, whole: int) -> str:
     """`0.8 %`; a share too small to show reads `< 0.01 %`, never `0 %`."""
     if whole == 0:

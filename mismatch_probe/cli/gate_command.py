@@ -7,8 +7,9 @@ from pathlib import Path
 
 import typer
 
-from mismatch_probe.cli.output import print_json, results
-from mismatch_probe.errors import BrokenRecord, MismatchProbeError, RunDirectoryError, UsageError
+from mismatch_probe.cli.output import narration, print_json, results
+from mismatch_probe.command_line import command_line
+from mismatch_probe.errors import MismatchProbeError, UsageError
 from mismatch_probe.gate.calibrate import calibrate
 from mismatch_probe.gate.console import render_floor, render_gate
 from mismatch_probe.gate.floor import write_floor
@@ -57,11 +58,14 @@ def judge_run(
         result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
     except MismatchProbeError as error:
         publish(refused(error, run, gate_file), outputs)
-        with suppress(BrokenRecord, RunDirectoryError):  # the error that is raised says what is wrong with the run
+        with suppress(MismatchProbeError):  # the error that is raised says what is wrong with the run
             _update_page(run)
         raise
     publish(result, outputs)
-    _update_page(run)
+    try:
+        _update_page(run)
+    except Exception as error:  # noqa: BLE001 - the page was not asked for, and the answer stands whatever it lacks
+        narration().print(_page_is_old(run, error), soft_wrap=True)
     return result
 
 
@@ -70,6 +74,13 @@ def _update_page(run: Path) -> None:
     directory = RunDirectory(run)
     if directory.report_path.exists() and directory.summary_path.exists():
         write_report(directory)
+
+
+def _page_is_old(run: Path, error: Exception) -> str:
+    """That the answer is not on the page, and why."""
+    why = str(error) if isinstance(error, MismatchProbeError) else f"{type(error).__name__}: {error}"
+    page, again = RunDirectory(run).report_path, command_line("report", run)
+    return f"The answer stands, but {page} could not be drawn with it: {why}; draw it again with `{again}`"
 
 
 def _require_replaceable(outputs: Outputs, gate_file: Path) -> None:

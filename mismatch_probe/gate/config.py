@@ -13,6 +13,7 @@ from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
 from mismatch_probe.gate.metric_names import HIGHER_IS_BETTER, full_name, has_regression, range_of, why_never_blocking
 from mismatch_probe.gate.spending import LEAST_STEP, declared_looks
 from mismatch_probe.records.gate_result import Kind
+from mismatch_probe.verdict.metric_words import metric_words
 
 KINDS: tuple[Kind, ...] = ("max", "min", "max_regression", "equal")
 SIGNS: dict[Kind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
@@ -164,8 +165,17 @@ class Check(Limit):
     def measured(self) -> str:
         """What is measured: metric, clip and slice."""
         clip = "" if self.clip is None else f" (clip {self.clip:g})"
-        part = f" [{self.slice}]" if str(self.slice) else ""
-        return f"{self.name}{clip}{part}"
+        return f"{self.name}{clip}{self._part}"
+
+    @property
+    def words(self) -> str:
+        """The same as a sentence says it."""
+        clip = "" if self.clip is None else f", clipped at {self.clip:g},"
+        return f"{metric_words(self.name)}{clip}{self._part}"
+
+    @property
+    def _part(self) -> str:
+        return f" [{self.slice}]" if str(self.slice) else ""
 
 
 class FiledSlice(Settings):

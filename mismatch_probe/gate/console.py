@@ -7,7 +7,7 @@ from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.report.gate import checks_table
-from mismatch_probe.report.screen import print_line, print_table
+from mismatch_probe.report.screen import print_command, print_line, print_table
 from mismatch_probe.report.view import Table
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold magenta"}
@@ -21,6 +21,8 @@ def render_gate(result: GateResult, console: Console) -> None:
         print_line(console, line)
     if result.answer != "error":
         print_line(console, result.sentence, _STYLES[result.answer])
+    if result.next_command is not None:
+        print_command(console, result.next_command)
 
 
 def render_floor(floor: Floor, console: Console) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mismatch_probe.command_line import command_line
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.gate.config import FiledCheck
 from mismatch_probe.gate.filed_metrics import FILED_METRICS, HEADROOM
@@ -54,6 +54,7 @@ def _result(
     if isinstance(value, str):
         raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {made}")
     kept = check.is_kept_by(value)
+    what = f"{check.metric.replace('_', ' ')} of {_label(pair)} is {write_number(value)}"
     num_sequences, num_tokens = _size(document)
     return CheckResult(
         metric=check.metric,
@@ -63,7 +64,7 @@ def _result(
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer="pass" if kept else "fail",
-        sentence=f"{check.metric} of {pair} is {write_number(value)}; {check.asked} is {'kept' if kept else 'broken'}",
+        sentence=f"{what}; {check.asked} is {'kept' if kept else 'broken'}",
         value=value,
         low=None,
         high=None,
@@ -79,6 +80,12 @@ def _result(
         by="token",
         source=check.source,
     )
+
+
+def _label(pair: str) -> str:
+    """What the check is of as the report calls it: two sides, or one dtype."""
+    sides = pair.split("/")
+    return sides_label(sides[0], sides[-1])
 
 
 def _size(document: Headroom | Localization) -> tuple[int, int]:

@@ -34,6 +34,8 @@ def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
 def render_markdown(result: GateResult) -> str:
     """A heading with the answer, the sentence, one row a check, and what the answer rests on."""
     lines = [f"### {_MARKS[result.answer]} mismatch-probe gate: {result.answer}", "", escaped(result.sentence), ""]
+    if result.next_command is not None:
+        lines += [escaped(result.next_command), ""]
     if result.checks:
         lines += [*markdown_table(checks_table(result.checks), _written), ""]
     lines += [f"- {_WARNED} {escaped(sentence)}" for sentence in no_baseline(result)]

@@ -45,12 +45,15 @@ def run_gate(
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
     decided = filed_results(gate.filed, run_path, run.manifest)
     decision = decide(gate, Measurer(evidence_of(run, baseline)), decided)
+    is_open = decision.answer == "inconclusive"
+    what_next, next_command = _what_next(decision, gate, run, gate_path) if is_open else ("", None)
     gate_key = content_key(whole.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
         answer=decision.answer,
         exit_code=decision.exit_code(gate.settings),
-        sentence=_sentence(decision, gate, run, gate_path),
+        sentence=_sentence(decision, what_next),
+        next_command=next_command,
         run=str(run_path),
         gate_file=str(gate_path),
         gate_key=gate_key,
@@ -108,7 +111,7 @@ def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateR
     )
 
 
-def _sentence(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:
+def _sentence(decision: Decision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
     size = f"{look.num_sequences} sequences of {look.num_prompts} prompts"
@@ -121,49 +124,48 @@ def _sentence(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path)
     if decision.answer == "fail":
         return f"Fail: {len(answered['fail'])} of {_limits(blocking, 'is', 'are')} broken {at}."
     text = f"Inconclusive: {len(answered['inconclusive'])} of {_limits(blocking, 'is', 'are')} undecided {at}"
-    return f"{text}; {_what_next(decision, gate, run, gate_path)}."
+    return f"{text}; {what_next}."
 
 
 def _limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
     return f"{len(checks)} {f'limit {verb}' if len(checks) == 1 else f'limits {many}'}"
 
 
-def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:
+def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> tuple[str, str | None]:
+    """What an open answer asks for, and the command that does it, where one does."""
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
+    command = None if run.manifest.log is not None else _command_on(run.path, gate_path)
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
-        return _more_prompts(short, gate, run, gate_path)
+        return _more_prompts(short, gate, run), command
     if on_inconclusive in ("warn", "pass") and not decision.look.number:
-        return f"no setting passes what was not tested: {_following(decision, gate, run, gate_path)}"
+        return f"no setting passes what was not tested: {_following(decision, gate, run)}", command
     if on_inconclusive != "extend":
         result = "failed" if decision.exit_code(gate.settings) == ExitCode.GATE_FAILED else "passed"
-        return f'{result}, because on_inconclusive = "{on_inconclusive}"'
+        return f'{result}, because on_inconclusive = "{on_inconclusive}"', None
     if following is None:
-        return "that was the last look: move the limit, or raise max_sequences"
-    return _following(decision, gate, run, gate_path)
+        return "that was the last look: move the limit, or raise max_sequences", None
+    return _following(decision, gate, run), command
 
 
-def _following(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path) -> str:
-    """The next look, what it takes of the run's prompts, and the command that goes there."""
+def _following(decision: Decision, gate: GateFile, run: OpenRun) -> str:
+    """The next look, and what it takes of the run's prompts."""
     wanted, settings = decision.look.next_sequences, run.manifest.settings
     assert wanted is not None
     if run.manifest.log is not None:
         return f"the next look is at {wanted} sequences: import a log with as many"
     num_prompts = gate.settings.prompts_for(wanted, settings.sampling.samples_per_prompt)
-    return (
-        f"the next look is at {wanted} sequences, which takes {num_prompts} prompts of {settings.prompts.source}: "
-        f"{_command_on(run.path, gate_path)}"
-    )
+    return f"the next look is at {wanted} sequences, which takes {num_prompts} prompts of {settings.prompts.source}"
 
 
-def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run: OpenRun, gate_path: Path) -> str:
+def _more_prompts(short: Sequence[CheckResult], gate: GateFile, run: OpenRun) -> str:
     """More responses to the same prompts do not mend it."""
     fewest = min(check.num_prompts or 0 for check in short)
-    how = "import a log with more" if run.manifest.log is not None else _command_on(run.path, gate_path)
+    how = " (import a log with more)" if run.manifest.log is not None else ""
     return (
         f"a pass needs {gate.settings.min_prompts} prompts, and there are {fewest}: add prompts, not samples of the "
-        f"same ones ({how}), or lower min_prompts and be wrong more often"
+        f"same ones{how}, or lower min_prompts and be wrong more often"
     )
 
 

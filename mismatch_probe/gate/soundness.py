@@ -6,6 +6,7 @@ from pathlib import Path
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.going_on import go_on
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.sequences import TokenPair
@@ -51,16 +52,17 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
     _check_applied(manifest, mu.stage("sample"), mu.dtype, f"the engine for {name}")
     counts = sample.data.counts
     dropped = sample.num_sampled - sample.num_empty - counts.num_sequences
+    foreign, void = write_many(counts.mismatched_ids, "response"), write_many(dropped, "response")
     faults = (
         (sample.num_sampled == 0, "holds no response at all"),
-        (counts.mismatched_ids, f"has {counts.mismatched_ids} responses scored on other token ids than were sampled"),
-        (counts.missing_mu, f"lacks {counts.missing_mu} log-probs of the engine (NaN, or -9999)"),
-        (counts.missing_pi, f"lacks {counts.missing_pi} log-probs of the training path (NaN, or -9999)"),
-        (counts.nonfinite_mu, f"has {counts.nonfinite_mu} infinite log-probs of the engine"),
-        (counts.nonfinite_pi, f"has {counts.nonfinite_pi} infinite log-probs of the training path"),
-        (counts.positive_mu, f"has {counts.positive_mu} log-probs of the engine above 0, and none can be"),
-        (counts.positive_pi, f"has {counts.positive_pi} log-probs of the training path above 0, and none can be"),
-        (dropped, f"has {dropped} responses whose prefill or reference log-probs are missing, not finite or above 0"),
+        (counts.mismatched_ids, f"has {foreign} scored on other token ids than were sampled"),
+        (counts.missing_mu, f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or -9999)"),
+        (counts.missing_pi, f"lacks {_log_probs(counts.missing_pi)} of the training path (NaN, or -9999)"),
+        (counts.nonfinite_mu, f"has {write_many(counts.nonfinite_mu, 'infinite log-prob')} of the engine"),
+        (counts.nonfinite_pi, f"has {write_many(counts.nonfinite_pi, 'infinite log-prob')} of the training path"),
+        (counts.positive_mu, f"has {_log_probs(counts.positive_mu)} of the engine above 0, and none can be"),
+        (counts.positive_pi, f"has {_log_probs(counts.positive_pi)} of the training path above 0, and none can be"),
+        (dropped, f"has {void} whose prefill or reference log-probs are missing, not finite or above 0"),
     )
     again = "find the cause and run compare again" if manifest.log is None else "mend the log and import it again"
     for count, what in faults:
@@ -94,3 +96,7 @@ def _check_applied(manifest: Manifest, stage: str, asked: Dtype, side: str) -> N
             f"{side} ran in {applied or 'an unknown dtype'}, not in {asked}: nothing is judged; "
             "find what overrides the dtype (quantisation, the checkpoint's own config)"
         )
+
+
+def _log_probs(number: int) -> str:
+    return write_many(number, "log-prob")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mismatch_probe.command_line import command_line
+from mismatch_probe.dtypes import sides_label
 from mismatch_probe.gate.measure import Measurement
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
@@ -45,9 +46,14 @@ def no_baseline(result: GateResult) -> list[str]:
     ]
 
 
+def _label(pair: str) -> str:
+    """`bf16/bf16` as the report calls it."""
+    return sides_label(*pair.split("/"))
+
+
 def _measured(measurement: Measurement) -> str:
     check = measurement.check
-    what = f"{check.measured} of {measurement.pair}"
+    what = f"{check.words} of {_label(measurement.pair)}"
     if measurement.baseline is None:
         return f"{what} is {write_number(measurement.claim.value)}"
     baseline = f"the baseline's {write_number(measurement.baseline.value)}"

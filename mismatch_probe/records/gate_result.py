@@ -75,7 +75,8 @@ class Look(Record):
 class GateResult(Record):
     """The answer of a gate; `error` means that nothing was decided, and is never a pass.
 
-    left_out: checks that compare with a baseline, where there is none yet.
+    left_out: checks that compare with a baseline, where there is none yet. next_command: what goes on to the next look,
+    where a command does.
     """
 
     schema_version: int = 1
@@ -83,6 +84,7 @@ class GateResult(Record):
     answer: Literal["pass", "fail", "inconclusive", "error"]
     exit_code: ExitCode
     sentence: str
+    next_command: str | None = None
     run: str
     gate_file: str
     gate_key: str | None = None

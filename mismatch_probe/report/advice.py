@@ -19,6 +19,12 @@ def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]
     return summary.model_copy(update={"verdict": _to_follow(summary.verdict, run, done), "pairs": pairs})
 
 
+def parted(advice: str) -> tuple[str, str]:
+    """What to do, and the command that does it: what stands between backticks at the end, or nothing."""
+    what, _, command = advice.partition(": `")
+    return (what, command.removesuffix("`")) if command.endswith("`") else (advice, "")
+
+
 def _to_follow(verdict: Verdict, run: Path, done: Sequence[str]) -> Verdict:
     left = [advice for advice in verdict.advice if not any(_asks_for(command, advice) for command in done)]
     return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in left]})

@@ -1,15 +1,17 @@
 """What a run comes to in a sentence and a few facts: the first line of the page and of the terminal."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from mismatch_probe.notation import write_token_count
 from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.pairs import budget
-from mismatch_probe.report.tiles import tiles
 from mismatch_probe.verdict.headline import foremost, headline
 from mismatch_probe.verdict.no_bug import where_the_error_is
+
+_OF_PRECISION: Final = ("precision", "undecided")
 
 
 def short_answer(summary: Summary) -> str:
@@ -22,7 +24,7 @@ def facts(summary: Summary, filed: Sequence[Document]) -> list[tuple[str, str]]:
     FP16 fits where that was measured. `filed` was found beside the run.
     """
     pair = foremost(summary.pairs)
-    measured = [*_length(pair), *_blame(pair)] if tiles(summary) else []
+    measured = [*_length(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
     return [*measured, *(("FP16", document.verdict.sentence) for document in filed if isinstance(document, Headroom))]
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.gate_result import CheckResult, GateResult
-from mismatch_probe.report.view import Badge, Block, Cell, Finding, Note, Section, Table
+from mismatch_probe.report.view import Badge, Block, Cell, Command, Finding, Note, Section, Table
 
 _DIGITS: Final = 3
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "error": "broken"}
@@ -34,6 +34,8 @@ def gate_section(result: GateResult) -> Section:
     sentences = [check.sentence for check in result.checks if check.answer != "pass"]
     lists = [("Not kept", sentences)] if sentences else []
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
+    if result.next_command is not None:
+        blocks.append(Command(result.next_command))
     if result.checks:
         blocks.append(checks_table(result.checks))
     if result.notes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -27,6 +28,15 @@ class PlotlyJs(StrEnum):
 
     EMBED = "embed"
     CDN = "cdn"
+
+
+def plotly_js_of(page: Path) -> PlotlyJs:
+    """Where the page that lies at this path has it from; a page that is not there yet has it in itself."""
+    try:
+        text = page.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return PlotlyJs.EMBED
+    return PlotlyJs.CDN if f'<script src="{_CDN.partition("{")[0]}' in text else PlotlyJs.EMBED
 
 
 @dataclass(frozen=True)

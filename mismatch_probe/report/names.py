@@ -18,6 +18,11 @@ def verdict_words(verdict: Verdict) -> str:
     return verdict.kind if verdict.code == verdict.kind else f"{verdict.kind}: {verdict.code.replace('_', ' ')}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 DETAILED_PAIRS = 3
 """A page of more pairs than this draws coarser maps, and has the numbers of curves for the first ones only."""
 MORE_PAIRS_NOTE = (

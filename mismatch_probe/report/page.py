@@ -14,7 +14,7 @@ from mismatch_probe.report.evaluation import evaluation_overview, evaluation_sec
 from mismatch_probe.report.filed import NOTHING_FILED, Filed
 from mismatch_probe.report.findings import findings_section
 from mismatch_probe.report.gate import gate_fact, gate_section
-from mismatch_probe.report.interactive import PlotlyJs
+from mismatch_probe.report.interactive import PlotlyJs, plotly_js_of
 from mismatch_probe.report.rendering import rendered_page
 from mismatch_probe.report.sections.confidence import confidence
 from mismatch_probe.report.sections.corrections import corrections
@@ -41,8 +41,10 @@ _DETAILS: Final = frozenset(
 """Sections that open on request where nothing is wrong."""
 
 
-def write_report(run: RunDirectory, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Path:
+def write_report(run: RunDirectory, plotly_js: PlotlyJs | None = None) -> Path:
     """Write `report.html` of a run from its `summary.json`, its `manifest.json` and what is filed beside them.
+
+    plotly_js: unless given, as the page that is there has it.
 
     Raises:
         RunDirectoryError: a record is missing.
@@ -51,6 +53,7 @@ def write_report(run: RunDirectory, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> Pat
     """
     filed = Filed.of(run.path)
     summary = with_advice_to_follow(run.read_summary(), run.path, filed.findings)
+    plotly_js = plotly_js or plotly_js_of(run.report_path)
     write_text(run.report_path, render_html(summary, run.read_manifest(), filed, plotly_js))
     return run.report_path
 

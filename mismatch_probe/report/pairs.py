@@ -14,7 +14,8 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import measures_precision
-from mismatch_probe.verdict.settings import metric_words, what_changes
+from mismatch_probe.verdict.metric_words import metric_words
+from mismatch_probe.verdict.settings import what_changes
 
 
 def pairs_table(summary: Summary) -> Table:
@@ -36,9 +37,14 @@ def pairs_table(summary: Summary) -> Table:
 
 
 def budget(pair: PairSummary) -> Written:
-    """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form."""
+    """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form.
+
+    A bug has none: it is there to be mended, not to be lived with up to some length.
+    """
     law = pair.length
-    if law is None or (law.budget_tokens is None and law.budget_closed_form is None):
+    if law is None or not measures_precision(pair.verdict):
+        return Written(ABSENT)
+    if law.budget_tokens is None and law.budget_closed_form is None:
         return Written(ABSENT)
     if law.budget_tokens is None:
         return _marked(law.budget_closed_form, "†")

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
+from mismatch_probe.report.advice import parted
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.interactive import PlotlyJs, packed_figures, packed_json, scripts
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
@@ -73,17 +74,16 @@ def _visible(text: str | Markup) -> Markup:
 
 
 def _advice(text: str | Markup) -> Markup:
-    """What stands between backticks is a command: set as code, and no line ends inside one of its words.
-
-    What is HTML already stays as it is.
+    """A command at the end is set as code, and no line ends inside one of its words; what is HTML already stays as it
+    is.
     """
     if isinstance(text, Markup):
         return text
-
-    def as_code(command: re.Match[str]) -> str:
-        return f"<code>{' '.join(f'<span>{word}</span>' for word in command[1].split())}</code>"
-
-    return Markup(re.sub(r"`([^`]+)`", as_code, str(_visible(text))))
+    what, command = parted(text)
+    if not command:
+        return _visible(text)
+    words = Markup(" ").join(Markup("<span>{}</span>").format(visible(word)) for word in command.split())
+    return Markup("{}: <code>{}</code>").format(_visible(what), words)
 
 
 def _cell(cell: Cell) -> Markup:

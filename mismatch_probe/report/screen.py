@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import Written
+from mismatch_probe.report.advice import parted
 from mismatch_probe.report.names import SIGNS
 from mismatch_probe.report.view import Badge, Cell, Table
 
@@ -49,18 +50,24 @@ def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
 
 
 def print_advice(console: Console, advice: Sequence[str]) -> None:
-    """What to do next. A command stands in a line of its own that is never broken, so that it can be copied."""
+    """What to do next, each sentence once, with the commands that do it."""
     if advice:
         print_line(console, "Next", "dim")
-    for sentence in dict.fromkeys(advice):
-        what, _, command = sentence.partition(": `")
-        is_command = command.endswith("`")
-        text = Text(plain(f"{what}:" if is_command else sentence))
+    commands: dict[str, list[str]] = {}
+    for what, command in map(parted, dict.fromkeys(advice)):
+        commands.setdefault(what, []).extend([command] if command else [])
+    for what, doing_it in commands.items():
+        text = Text(plain(f"{what}:" if doing_it else what))
         console.print(
             Padding(text, (0, 0, 0, 2)) if console.is_terminal else Text("  ") + text, soft_wrap=not console.is_terminal
         )
-        if is_command:
-            console.print(Text(f"    {plain(command.removesuffix('`'))}", "bold"), soft_wrap=True)
+        for command in doing_it:
+            print_command(console, command)
+
+
+def print_command(console: Console, command: str) -> None:
+    """A line of its own that is never broken, so that it can be copied."""
+    console.print(Text(f"    {plain(command)}", "bold"), soft_wrap=True)
 
 
 def in_full(cell: Cell) -> str:

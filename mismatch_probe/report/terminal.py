@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.advice import with_advice_to_follow
@@ -48,8 +49,9 @@ def _troubles(summary: Summary) -> list[str]:
         positive = counts.positive_mu + counts.positive_pi
         if counts.has_faults:
             troubles.append(
-                f"{pair_label(pair)}: {missing:,} log-probs missing, {nonfinite:,} not finite, {positive:,} above 0, "
-                f"{counts.void_checks:,} responses with void prefill or reference log-probs, "
+                f"{pair_label(pair)}: {write_many(missing, 'log-prob')} missing, {nonfinite:,} not finite, "
+                f"{positive:,} above 0, "
+                f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
                 f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
             )
     return troubles

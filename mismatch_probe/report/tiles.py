@@ -1,24 +1,58 @@
-"""What an engineer asks first of the worst pair: how large, how long may responses be, what is closer."""
+"""What an engineer asks first of the worst pair: how large, how long may responses be or what the bug is, what next."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from mismatch_probe.notation import ABSENT, write_estimate, write_token_count
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.names import pair_label
+from mismatch_probe.report.advice import parted
+from mismatch_probe.report.names import listed, pair_label
 from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.view import Tile
-from mismatch_probe.verdict.headline import KL_LIMIT, against_limit, closest, foremost, measures_precision
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.headline import KL_LIMIT, against_limit, closest, foremost
 
 _WHOLE: Final = 10
+_PAIRS_NAMED: Final = 2
+
+_NOT_NAMED: Final = (Code.UNEXPLAINED, Code.BEYOND_FORMAT)
+_MENDS: Final[dict[str, str]] = {
+    Code.RETOKENISED: "Pass token ids on",
+    Code.MISPAIRED: "Join by a response id",
+    Code.LABEL_OFFSET: "Shift the labels",
+    Code.TRUNCATED_SUPPORT: "Cut both sides alike",
+    Code.TEMPERATURE: "Use one temperature",
+    Code.NOT_REPEATABLE: "Find what varies",
+    Code.ONE_SIDED_DTYPE: "Use one format",
+    Code.PROMPT_PREFIX: "Give both one prompt",
+    Code.POSITIONS: "Use one config",
+    Code.ROUTING: "Use one router",
+    Code.OTHER_EXPERTS: "Use one router",
+    Code.ADAPTER: "Use one adapter",
+    Code.STALE_WEIGHTS: "Send the weights",
+}
+"""What mends a bug, in a few words; its advice says how."""
+
+_NEXT: Final = {
+    "compare": ("Add an FP32 pair", "it tells rounding from a bug; the command is below"),
+    "explain": ("Explain the log", "with its checkpoint each cause is computed; the command is below"),
+    "localize": ("Localize it", "to the part it comes from; the command is below"),
+    "headroom": ("Examine FP16", "whether the checkpoint fits it; the command is below"),
+}
+"""What a command of the advice does."""
 
 
 def tiles(summary: Summary) -> list[Tile]:
-    """None where no pair measures a difference of precision, or none differs."""
-    measured = any("kl_k3" in pair.metrics for pair in summary.pairs)
-    if not measured or summary.verdict.kind == "clean" or not measures_precision(summary.verdict):
-        return []
+    """Size, length budget and next step. A bug has its cause in place of a budget, which would mean nothing; broken
+    data has none, since its numbers are no measurement.
+    """
     pair = foremost(summary.pairs)
-    return [_size(pair), *_length(pair), *_closer(summary, pair)]
+    kind = pair.verdict.kind
+    if kind == "broken" or "kl_k3" not in pair.metrics:
+        return []
+    if kind == "bug":
+        return [_size(pair), _cause(summary, pair), _mend(pair)]
+    return [_size(pair), *_length(pair), *_next(summary, pair)]
 
 
 def _size(pair: PairSummary) -> Tile:
@@ -43,9 +77,35 @@ def _length(pair: PairSummary) -> list[Tile]:
     return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{written} tokens", note)]
 
 
-def _closer(summary: Summary, pair: PairSummary) -> list[Tile]:
+def _next(summary: Summary, pair: PairSummary) -> list[Tile]:
+    if pair.verdict.kind == "clean":
+        return [Tile("Next step", "None", "there is nothing to mend between the two sides")]
     best = closest(pair, summary.contrasts)
-    if best is None:
-        return []
-    ratio = write_estimate(best.ratio)
-    return [Tile("Closest dtype in this run", best.over.upper(), f"{ratio.value} {ratio.interval} times closer in KL")]
+    if best is not None:
+        ratio = write_estimate(best.ratio)
+        note = f"{ratio.value} {ratio.interval} times closer in KL"
+        return [Tile("Closest dtype in this run", best.over.upper(), note)]
+    commands = [command for _, command in map(parted, pair.verdict.advice) if command]
+    return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
+
+
+def _cause(summary: Summary, pair: PairSummary) -> Tile:
+    code = pair.verdict.code
+    bugs = [other for other in summary.pairs if other.verdict.kind == "bug"]
+    alike = [other for other in bugs if other.verdict.code == code]
+    where = _pairs(alike, len(summary.pairs))
+    others = "; other pairs have other causes" if len(alike) < len(bugs) else ""
+    name = "Not known yet" if code in _NOT_NAMED else code.replace("_", " ").capitalize()
+    return Tile("Cause", name, f"seen in {where}{others}")
+
+
+def _pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
+    """`BF16`, `BF16 and FP32, 2 of 13 pairs`."""
+    named = listed([pair_label(pair) for pair in pairs]) if len(pairs) <= _PAIRS_NAMED else pair_label(pairs[0])
+    return named if num_all == 1 else f"{named}, {len(pairs)} of {num_all} pairs"
+
+
+def _mend(pair: PairSummary) -> Tile:
+    look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
+    again = "import a new log: its sides must agree" if pair.is_logged else "compare again: FP32 must agree with FP32"
+    return Tile("Next step", _MENDS.get(pair.verdict.code, look), f"as said below; then {again}")

@@ -2,8 +2,16 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from mismatch_probe.records.summary import Cause, Kind
+
+_OF_ONE: Final = (
+    ("log-probs are", "log-prob is"),
+    ("responses were", "response was"),
+    ("responses have", "response has"),
+)
+"""What a template says of many, and of one."""
 
 
 class Code(StrEnum):
@@ -85,6 +93,7 @@ class Code(StrEnum):
         "The two sides choose other experts in FP32, from layer {layer} on: for {share} of its tokens, with weights "
         "{distance} apart.",
     )
+    ADAPTER = "adapter", "bug", "The two sides are set differently: {what}."
     STALE_WEIGHTS = (
         "stale_weights",
         "bug",
@@ -109,6 +118,8 @@ class Code(StrEnum):
 
     def cause(self, evidence: Sequence[str] = (), advice: Sequence[str] = (), **figures: object) -> Cause:
         """This cause with its sentence filled in; `figures` are the names its template holds."""
-        return Cause(
-            code=self.value, sentence=self.template.format(**figures), evidence=list(evidence), advice=list(advice)
-        )
+        sentence = self.template.format(**figures)
+        if figures.get("count") == 1:
+            for many, one in _OF_ONE:
+                sentence = sentence.replace(f"1 {many} ", f"1 {one} ")
+        return Cause(code=self.value, sentence=sentence, evidence=list(evidence), advice=list(advice))

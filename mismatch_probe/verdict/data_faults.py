@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.codes import Code
@@ -24,7 +25,8 @@ def data_faults(case: Case) -> Iterator[Cause]:
                 side=side,
                 applied=applied or "an unknown dtype",
             )
-    left = f"{counts.num_sequences} responses with {counts.num_tokens} tokens were left to measure"
+    tokens = write_many(counts.num_tokens, "token")
+    left = f"left to measure: {write_many(counts.num_sequences, 'response')} with {tokens}"
     advice = "Numbers below describe the usable responses only; do not act on them before this is mended."
     if case.ids is not None:
         cause = ids_cause(case.ids)

@@ -6,6 +6,7 @@ from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.summary import Kind, PairSummary, SettingsToldApart, Verdict
 from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.metric_words import metric_words
 
 MODEST: Final = 3.0
 """Times that settings may make the KL as large before it is asked whether they do no more than round."""
@@ -43,11 +44,6 @@ def _is_modest(pair: PairSummary, told_apart: SettingsToldApart, beside: PairSum
         return False
     more = ratio.value > MODEST and (ratio.low is None or ratio.low > 1)
     return not more and largest[0].value <= SPIKE * largest[1].value
-
-
-def metric_words(name: str) -> str:
-    """What people call a metric in a sentence."""
-    return {"kl_k3": "KL (k3)", "abs_logprob_diff": "mean |d|"}.get(name, name)
 
 
 def what_changes(told_apart: SettingsToldApart) -> str:

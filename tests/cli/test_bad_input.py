@@ -182,7 +182,7 @@ def test_a_report_of_broken_data_ends_as_compare_does(tmp_path: Path, flags: lis
     run.write_summary(summarise(run, run.read_manifest()))
     answer = probe("report", run.path, *flags)
     assert answer.returncode == ExitCode.ENVIRONMENT
-    assert "1 log-probs are missing" in (answer.stderr if "--json" in flags else answer.stdout)
+    assert "1 log-prob is missing" in (answer.stderr if "--json" in flags else answer.stdout)
     assert run.report_path.exists()
 
 

@@ -156,11 +156,11 @@ def _no_stage(manifest: Manifest) -> None:
 
 
 BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
-    "a missing log-prob of the training path": (_first_row(_nan), "lacks 1 log-probs of the training path"),
-    "a log-prob at vLLM's floor": (_first_row(_floor), "lacks 1 log-probs of the training path"),
+    "a missing log-prob of the training path": (_first_row(_nan), "lacks 1 log-prob of the training path"),
+    "a log-prob at vLLM's floor": (_first_row(_floor), "lacks 1 log-prob of the training path"),
     "an infinite log-prob": (_first_row(_infinite), "1 infinite log-probs of the training path"),
-    "a log-prob above 0": (_first_row(_positive), "1 log-probs of the training path above 0"),
-    "a missing log-prob of the engine": (_engine_nan, "lacks 1 log-probs of the engine"),
+    "a log-prob above 0": (_first_row(_positive), "1 log-prob of the training path above 0"),
+    "a missing log-prob of the engine": (_engine_nan, "lacks 1 log-prob of the engine"),
     "a missing log-prob of the reference": (_reference_nan, "prefill or reference log-probs"),
     "other token ids": (_other_ids, "scored on other token ids"),
     "rows of another run": (_other_rows, "has no row for response"),
@@ -263,7 +263,7 @@ BAD_BASELINES: dict[str, tuple[Simulation, Callable[[RunDirectory], None], str, 
         "a share of 0 says nothing",
         ExitCode.USAGE,
     ),
-    "missing log-probs": (SMALL, _first_row(_nan), "lacks 1 log-probs", ExitCode.ENVIRONMENT),
+    "missing log-probs": (SMALL, _first_row(_nan), "lacks 1 log-prob", ExitCode.ENVIRONMENT),
 }
 
 

@@ -15,6 +15,7 @@ from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.report.gate import passing_text
+from mismatch_probe.report.interactive import PlotlyJs, plotly_js_of
 from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.report import samples
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
@@ -326,3 +327,30 @@ def test_the_answer_stands_on_the_page_of_a_run_that_has_one(
     ):
         assert command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + checks)).code == code
         assert words in baseline.report_path.read_text(encoding="utf-8")
+
+
+def test_the_page_keeps_where_it_has_plotly_from(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    words = ("gate", small.path, "--config", gate_file(tmp_path, GATE + KEPT))
+    for mode in PlotlyJs:
+        command_line("report", small.path, "--recompute", "--plotlyjs", mode)
+        assert command_line(*words).code == ExitCode.PASS
+        assert plotly_js_of(small.report_path) is mode
+        assert 'id="gate"' in small.report_path.read_text(encoding="utf-8")
+
+
+def test_a_page_that_cannot_be_drawn_changes_no_answer(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    words = ("gate", small.path, "--config", gate_file(tmp_path, GATE + KEPT))
+    command_line("report", small.path, "--recompute")
+    damaged = small.path / "headroom.json"
+    damaged.write_text("{")
+    ended = command_line(*words)
+    damaged.unlink()
+    assert ended.code == ExitCode.PASS
+    assert GateResult.model_validate_json((small.path / "gate.json").read_text()).answer == "pass"
+    assert f"The answer stands, but {small.report_path} could not be drawn with it: " in ended.stderr
+    assert "headroom.json" in ended.stderr
+    assert f"draw it again with `mismatch-probe report {small.path}`" in ended.stderr

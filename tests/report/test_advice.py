@@ -1,5 +1,8 @@
 """Advice as it can be followed: with the folder of the run, and not what was done already."""
 
+import re
+import shlex
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.page import write_report
+from mismatch_probe.report.rendering import _advice
 from mismatch_probe.verdict.next_commands import ADD_EXACT_PAIR, HEADROOM, localize_command
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -54,3 +58,13 @@ def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path
     assert "<span>RUN</span>" not in page
     Findings(run.path).write(headroom())
     assert "<span>headroom</span>" not in write_report(run).read_text()
+
+
+@pytest.mark.parametrize("name", ["one two", "back`tick", "`both`", "lr-2e-4", "a'b", "x<y"])
+def test_the_command_is_whole_whatever_the_folder_is_called(name: str) -> None:
+    """On the page every word stands in a box of its own."""
+    command = f"mismatch-probe headroom --run {shlex.quote(f'runs/{name}')}"
+    shown = str(_advice(f"Look whether 2e-4 fits: `{command}`"))
+    [code] = re.findall(r"<code>(.*)</code>$", shown)
+    assert unescape(re.sub(r"</?span>", "", code)) == command
+    assert "2e-4</span> fits: <code>" in shown

@@ -85,3 +85,9 @@ def test_a_page_that_is_rendered_again_keeps_what_the_gate_said(tmp_path: Path) 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_a_stranger_wrote_into_a_gates_answer_is_text(payload: str) -> None:
     assert_acts_not(page_of(attacked(FAILED, payload, least=5)))
+
+
+def test_the_command_that_goes_on_stands_apart_and_can_be_copied() -> None:
+    command = "mismatch-probe compare --resume --out runs/mine --gate ci/mismatch.toml"
+    open_answer = FAILED.model_copy(update={"answer": "inconclusive", "next_command": command})
+    assert f'<pre class="block" tabindex="0"><code>{command}</code></pre>' in page_of(open_answer)

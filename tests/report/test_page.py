@@ -210,14 +210,14 @@ def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
 
 def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text() -> None:
     summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
-    advice = ["See: `mismatch-probe headroom --run RUN`", "`<script>` is text"]
+    advice = ["See: `mismatch-probe headroom --run RUN`", "Run it: `<script>`"]
     page = render_html(
         summary.model_copy(update={"verdict": summary.verdict.model_copy(update={"advice": advice})}),
         samples.manifest(((Dtype.BF16, Dtype.BF16),)),
     )
     command = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
     assert f"<li>See: <code>{command.strip()}</code></li>" in page
-    assert "<li><code><span>&lt;script&gt;</span></code> is text</li>" in page
+    assert "<li>Run it: <code><span>&lt;script&gt;</span></code></li>" in page
 
 
 def test_settings_of_another_pair_are_told_where_they_are_not_those_of_the_first(page: str) -> None:

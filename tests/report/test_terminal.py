@@ -155,3 +155,23 @@ def test_a_command_to_copy_is_never_broken(width: int) -> None:
     told = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [f"See: `{command}`"]})})
     text = printed(summary.model_copy(update={"pairs": [told]}), width=width, terminal=True)
     assert f"    {command}\n" in text
+
+
+def test_a_sentence_that_several_pairs_share_is_said_once_with_the_command_of_each() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
+    pairs = [
+        pair.model_copy(
+            update={"verdict": pair.verdict.model_copy(update={"advice": [f"Decide: `mismatch-probe {n}`"]})}
+        )
+        for n, pair in enumerate(summary.pairs)
+    ]
+    lines = printed(summary.model_copy(update={"pairs": pairs})).splitlines()
+    assert lines[lines.index("Next") + 1 :] == ["  Decide:", "    mismatch-probe 0", "    mismatch-probe 1"]
+
+
+def test_one_response_that_is_void_is_not_many() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    counts = summary.pairs[0].counts.model_copy(update={"missing_mu": 1, "void_checks": 2})
+    text = printed(summary.model_copy(update={"pairs": [summary.pairs[0].model_copy(update={"counts": counts})]}))
+    assert "1 log-prob missing" in text
+    assert "2 responses with void prefill" in text

@@ -3,9 +3,13 @@
 import pytest
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.pairs import budget
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.tiles import tiles
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.next_commands import ADD_EXACT_PAIR, EXPLAIN, HEADROOM
 from tests.report import samples
 
 PAIRS: samples.Pairs = ((Dtype.FP16, Dtype.FP16), (Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
@@ -77,15 +81,78 @@ def test_a_closer_dtype_is_named_only_where_it_surely_is_closer(drawn: Summary) 
     ]
 
 
-@pytest.mark.parametrize("kind", ["bug", "broken", "clean"])
-def test_where_the_numbers_measure_no_precision_there_are_no_tiles_and_the_page_says_why(
-    kind: str, summary: Summary
-) -> None:
-    verdict = summary.verdict.model_copy(update={"kind": kind, "sentence": "Another answer."})
-    pairs = [pair.model_copy(update={"verdict": verdict}) for pair in summary.pairs]
-    other = summary.model_copy(update={"verdict": verdict, "pairs": pairs})
+def judged(summary: Summary, kind: str, *codes: str) -> Summary:
+    """With a verdict of this kind on the first pairs, one code each."""
+    verdicts = [
+        summary.verdict.model_copy(update={"kind": kind, "code": code, "sentence": "Another answer."}) for code in codes
+    ]
+    changed = [
+        pair.model_copy(update={"verdict": verdict}) for pair, verdict in zip(summary.pairs, verdicts, strict=False)
+    ]
+    pairs = [*changed, *summary.pairs[len(codes) :]]
+    return summary.model_copy(update={"verdict": verdicts[0], "pairs": pairs})
+
+
+def test_broken_data_has_no_tiles_since_its_numbers_are_no_measurement(drawn: Summary) -> None:
+    other = judged(drawn, "broken", "missing_logprobs")
     assert tiles(other) == []
-    assert overview(other, samples.manifest(PAIRS)).headline.lower().endswith("another answer.")
+    assert overview(other, samples.manifest(PAIRS)).headline.endswith("another answer.")
+
+
+def test_a_bug_has_its_size_its_cause_and_what_mends_it_but_no_length_budget(drawn: Summary) -> None:
+    size, cause, mend = tiles(judged(drawn, "bug", "label_offset", "label_offset"))
+    assert size.label == "FP16: KL per token"
+    assert size.note.endswith("NeMo-RL's limit (0.001)")
+    assert (cause.label, cause.value) == ("Cause", "Label offset")
+    assert cause.note == "seen in FP16 and BF16, 2 of 3 pairs"
+    assert (mend.label, mend.value) == ("Next step", "Shift the labels")
+
+
+def test_other_causes_in_other_pairs_are_not_passed_over(drawn: Summary) -> None:
+    cause = tiles(judged(drawn, "bug", "adapter", "stale_weights"))[1]
+    assert cause.value == "Adapter"
+    assert cause.note == "seen in FP16, 1 of 3 pairs; other pairs have other causes"
+
+
+@pytest.mark.parametrize("code", ["unexplained", "beyond_format", "a_code_of_another_version"])
+def test_a_bug_without_a_name_claims_none(code: str, summary: Summary) -> None:
+    _, cause, mend = tiles(judged(summary, "bug", code))
+    assert cause.value == ("A code of another version" if code.startswith("a_") else "Not known yet")
+    assert mend.value.startswith("Look ")
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code.kind == "bug"])
+def test_every_bug_that_is_named_has_a_mend(code: Code, summary: Summary) -> None:
+    mend = tiles(judged(summary, "bug", code.value))[2]
+    assert mend.value.startswith("Look ") == (code is Code.BEYOND_FORMAT)
+
+
+def test_sides_that_agree_have_nothing_left_to_do(drawn: Summary) -> None:
+    shown = tiles(judged(drawn, "clean", "clean", "clean", "clean"))
+    assert [tile.label.partition(":")[2] or tile.label for tile in shown] == [
+        " KL per token",
+        "Length budget at ESS 0.5",
+        "Next step",
+    ]
+    assert shown[-1].value == "None"
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [(ADD_EXACT_PAIR, "Add an FP32 pair"), (EXPLAIN, "Explain the log"), (HEADROOM, "Examine FP16")],
+)
+def test_where_no_dtype_is_closer_the_next_step_is_the_first_command(
+    command: str, value: str, summary: Summary
+) -> None:
+    verdict = summary.verdict.model_copy(update={"kind": "undecided", "advice": ["Look.", f"Do: `{command}`"]})
+    pairs = [summary.pairs[0].model_copy(update={"verdict": verdict})]
+    other = summary.model_copy(update={"verdict": verdict, "pairs": pairs, "contrasts": []})
+    assert tiles(other)[-1].value == value
+
+
+def test_a_bug_has_no_length_budget_in_the_table_either(drawn: Summary) -> None:
+    pairs = judged(drawn, "bug", "label_offset").pairs
+    assert [budget(pair).value == ABSENT for pair in pairs] == [True, False, False]
 
 
 def test_the_page_does_not_say_no_bug_while_another_pair_is_undecided(summary: Summary) -> None:

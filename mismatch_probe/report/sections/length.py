@@ -79,7 +79,8 @@ def _curves(shown: Shown, style_of: StyleOf) -> Figure:
             style_of,
         ),
     ]
-    fitted = [(pair, law) for pair, law in shown if law.budget_tokens and law.fitted_ess]
+    with_budget = [(pair, law) for pair, law in shown if budget(pair).value != ABSENT]
+    fitted = [(pair, law) for pair, law in with_budget if law.budget_tokens and law.fitted_ess]
     if fitted:
         panels.append(drawing.draw_budget(_budget_heading(fitted), fitted, style_of))
     kinds: list[tuple[str, str, Callable[[LengthLaw], list[CurveBin]]]] = [

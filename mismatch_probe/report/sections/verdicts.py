@@ -1,47 +1,106 @@
-"""The verdict on each pair with its evidence, and where to look when there is a bug or doubt."""
+"""The verdict on each pair with its evidence, and where to look when there is a bug or doubt; equal ones are merged."""
 
 from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from mismatch_probe.records.summary import Cause, PairSummary, Summary
+from mismatch_probe.report.advice import parted
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.names import pair_key, pair_label
+from mismatch_probe.report.names import listed, pair_key, pair_label
 from mismatch_probe.report.view import Badge, Finding, Section
 from mismatch_probe.report.where_to_look import where_to_look
 
 _FINE = ("clean", "precision")
+_NO_BUG = {
+    "clean": "the two sides agree in {}",
+    "precision": "rounding is all that is left in {}",
+    "routing": "experts are chosen otherwise by rounding in {}",
+    "settings": "settings are all that differs in {}",
+}
+"""What a fine verdict comes to for the pairs of its code."""
+
+Lists = list[tuple[str, Sequence[str] | Sequence[Markup]]]
 
 
 def verdicts(summary: Summary) -> Section:
+    said_above = summary.verdict.advice
     return Section(
         "verdicts",
         "Verdict on each pair",
         "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision.",
-        [_finding(pair, summary.verdict.advice) for pair in summary.pairs],
+        [_finding(pairs, said_above) for pairs in _alike(summary.pairs)],
     )
+
+
+def _alike(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
+    """Pairs of the same verdict: all that are fine, and bugs that are told in the same words."""
+    groups: dict[tuple[str, ...], list[PairSummary]] = {}
+    for pair in pairs:
+        verdict = pair.verdict
+        key = ("fine",) if verdict.kind in _FINE else (verdict.kind, verdict.code, verdict.sentence)
+        groups.setdefault(key, []).append(pair)
+    return list(groups.values())
+
+
+def _finding(pairs: Sequence[PairSummary], said_above: Sequence[str]) -> Finding:
+    first, is_fine = pairs[0], pairs[0].verdict.kind in _FINE
+    lists = _lists(first, said_above) if len(pairs) == 1 else _of_all(pairs, said_above, with_sentences=is_fine)
+    merged = is_fine and len(pairs) > 1
+    return Finding(
+        f"verdict-{pair_key(first)}",
+        listed([pair_label(pair) for pair in pairs]),
+        Badge("clean", "no bug") if merged else Badge.of(first.verdict),
+        _no_bug(pairs) if merged else first.verdict.sentence,
+        [(heading, items) for heading, items in lists if items],
+        folded=is_fine,
+    )
+
+
+def _no_bug(pairs: Sequence[PairSummary]) -> str:
+    """`Rounding is all that is left in BF16 and FP16; the two sides agree in FP32.`"""
+    of_code: dict[str, list[str]] = {}
+    for pair in pairs:
+        of_code.setdefault(pair.verdict.code, []).append(pair_label(pair))
+    parts = [_NO_BUG.get(code, "no bug in {}").format(listed(labels)) for code, labels in of_code.items()]
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _of_all(pairs: Sequence[PairSummary], said_above: Sequence[str], *, with_sentences: bool) -> Lists:
+    """What holds for all once, what differs under each pair's name."""
+    of_each = [_lists(pair, said_above) for pair in pairs]
+    shared = [entry for entry in of_each[0] if all(entry in lists for lists in of_each)]
+    told: Lists = list(shared)
+    for pair, lists in zip(pairs, of_each, strict=True):
+        own = [item for entry in lists if entry not in shared for item in entry[1]]
+        sentence = [pair.verdict.sentence] if with_sentences else []
+        told.append((pair_label(pair), [*sentence, *own]))
+    return told
+
+
+def _lists(pair: PairSummary, said_above: Sequence[str]) -> Lists:
+    verdict = pair.verdict
+    lists: Lists = [("Evidence", verdict.evidence)]
+    if verdict.kind not in _FINE:
+        lists.append(("Where to look", where_to_look(pair)))
+    lists.append(("Advice", _advice_left(verdict.advice, said_above)))
+    lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
+    return lists
+
+
+def _advice_left(advice: Sequence[str], said_above: Sequence[str]) -> list[str]:
+    """Of a sentence that stands above its command alone."""
+    known = {parted(said)[0] for said in said_above}
+    left = [parted(each) for each in advice if each not in said_above]
+    return [
+        f"For this pair: `{command}`" if what in known else f"{what}: `{command}`" if command else what
+        for what, command in left
+    ]
 
 
 def _other(cause: Cause) -> Markup:
     evidence = [f"Evidence: {'; '.join(cause.evidence)}."] if cause.evidence else []
     return Markup("<code>{}</code>: {}").format(
         cause.code, visible(" ".join([cause.sentence, *evidence, *cause.advice]))
-    )
-
-
-def _finding(pair: PairSummary, said_above: Sequence[str]) -> Finding:
-    verdict = pair.verdict
-    lists: list[tuple[str, list[str] | list[Markup]]] = [("Evidence", verdict.evidence)]
-    is_fine = verdict.kind in _FINE
-    if not is_fine:
-        lists.append(("Where to look", where_to_look(pair)))
-    lists.append(("Advice", [advice for advice in verdict.advice if advice not in said_above]))
-    lists.append(("Also seen", [_other(cause) for cause in verdict.also]))
-    return Finding(
-        f"verdict-{pair_key(pair)}",
-        pair_label(pair),
-        Badge.of(verdict),
-        verdict.sentence,
-        [(heading, items) for heading, items in lists if items],
-        folded=is_fine,
     )

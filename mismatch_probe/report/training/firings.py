@@ -7,8 +7,9 @@ from markupsafe import Markup
 from mismatch_probe.notation import write_count
 from mismatch_probe.report.figures.firings import Effect, Mark, draw_firings
 from mismatch_probe.report.hostile import visible
+from mismatch_probe.report.names import listed
 from mismatch_probe.report.training.course import Course, Firing
-from mismatch_probe.report.training.guard_words import actions_words, firing_words, listed, times
+from mismatch_probe.report.training.guard_words import actions_words, firing_words, times
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 
 _MOST_FIRINGS = 100

@@ -39,11 +39,6 @@ def firing_words(firing: Firing) -> list[str]:
     return [firing.sentence, f"asked to {actions_words(firing.actions)}"]
 
 
-def listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def times(number: int) -> str:
     return "once" if number == 1 else f"{write_count(number)} times"
 

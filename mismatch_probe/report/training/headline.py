@@ -7,7 +7,8 @@ from markupsafe import Markup
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
 from mismatch_probe.report.hostile import visible
-from mismatch_probe.report.training.guard_words import listed, times
+from mismatch_probe.report.names import listed
+from mismatch_probe.report.training.guard_words import times
 from mismatch_probe.report.training.summarise import MISMATCH, REWARD
 
 _ENDINGS = {

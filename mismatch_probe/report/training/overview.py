@@ -8,10 +8,11 @@ import numpy as np
 
 from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_seconds
 from mismatch_probe.records.training_run import TrainingSummary
+from mismatch_probe.report.names import listed
 from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.dynamics import figure
-from mismatch_probe.report.training.guard_words import actions_words, listed, times
+from mismatch_probe.report.training.guard_words import actions_words, times
 from mismatch_probe.report.training.headline import run_headline, runs_headline
 from mismatch_probe.report.training.plots import OVERVIEW
 from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge

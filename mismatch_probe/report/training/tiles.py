@@ -2,7 +2,8 @@
 
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
-from mismatch_probe.report.training.guard_words import listed, times
+from mismatch_probe.report.names import listed
+from mismatch_probe.report.training.guard_words import times
 from mismatch_probe.report.training.headline import stopping_guards
 from mismatch_probe.report.training.summarise import MISMATCH, REWARD
 from mismatch_probe.report.view import Tile

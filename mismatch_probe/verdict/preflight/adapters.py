@@ -59,9 +59,7 @@ def _one_sided(
 
 
 def _error(what: str, advice: str, side: Literal["pi", "mu"] | None = None) -> SettingFinding:
-    return SettingFinding(
-        level="error", side=side, setting="adapter", what=what, advice=advice, code=Code.STALE_WEIGHTS
-    )
+    return SettingFinding(level="error", side=side, setting="adapter", what=what, advice=advice, code=Code.ADAPTER)
 
 
 def _told(facts: Mapping[str, Any]) -> str:

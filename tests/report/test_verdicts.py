@@ -1,0 +1,93 @@
+"""The verdicts of a page: equal ones are one, and nothing of a pair is lost."""
+
+import re
+
+import pytest
+from markupsafe import Markup
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import PairSummary, Summary, Verdict
+from mismatch_probe.report.page import render_html
+from mismatch_probe.report.sections.verdicts import verdicts
+from mismatch_probe.report.view import Finding
+from tests.report import samples
+
+PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
+
+
+def judged(*told: Verdict) -> Summary:
+    summary = samples.undrawn(samples.summary(PAIRS))
+    pairs = [pair.model_copy(update={"verdict": verdict}) for pair, verdict in zip(summary.pairs, told, strict=True)]
+    return summary.model_copy(update={"pairs": pairs, "verdict": told[0]})
+
+
+def verdict(kind: str, code: str, sentence: str, *advice: str, evidence: str = "seen") -> Verdict:
+    return Verdict.model_validate(
+        {"kind": kind, "code": code, "sentence": sentence, "evidence": [evidence], "advice": list(advice)}
+    )
+
+
+def findings(summary: Summary) -> list[Finding]:
+    return [block for block in verdicts(summary).blocks if isinstance(block, Finding)]
+
+
+def words(finding: Finding) -> str:
+    items = [f"{heading}: {item}" for heading, list_ in finding.lists for item in list_]
+    return "\n".join(Markup(item).striptags() for item in items)
+
+
+BF16 = verdict("precision", "precision", "Precision: KL 1e-4.", evidence="of BF16")
+FP16 = verdict("precision", "precision", "Precision: KL 1e-6.", evidence="of FP16")
+FP32 = verdict("clean", "clean", "Clean: 1e-8.", evidence="of FP32")
+
+
+def test_pairs_without_a_bug_are_one_verdict_that_opens_to_each() -> None:
+    [finding] = findings(judged(BF16, FP16, FP32))
+    assert (finding.label, finding.badge.words, finding.folded) == ("BF16, FP16 and FP32", "no bug", True)
+    assert finding.sentence == "Rounding is all that is left in BF16 and FP16; the two sides agree in FP32."
+    assert words(finding).splitlines() == [
+        "BF16: Precision: KL 1e-4.",
+        "BF16: of BF16",
+        "FP16: Precision: KL 1e-6.",
+        "FP16: of FP16",
+        "FP32: Clean: 1e-8.",
+        "FP32: of FP32",
+    ]
+
+
+def test_a_pair_alone_is_told_as_it_is() -> None:
+    bug = verdict("bug", "positions", "Positions differ.")
+    first, second = findings(judged(bug, bug, FP32))
+    assert (second.label, second.badge.words, second.sentence) == ("FP32", "clean", "Clean: 1e-8.")
+    assert first.label == "BF16 and FP16"
+
+
+def test_bugs_in_the_same_words_are_one_and_what_differs_is_told_of_each() -> None:
+    bug = verdict("bug", "positions", "Positions differ.")
+    finding = findings(judged(bug, bug.model_copy(update={"also": []}), FP32))[0]
+    assert finding.badge.words == "bug: positions"
+    assert words(finding).count("Evidence: seen") == 1
+    headings = [heading for heading, _ in finding.lists]
+    assert headings[0] == "Evidence"
+    assert set(headings[1:]) == {"BF16", "FP16"}
+
+
+def test_bugs_in_other_words_stay_apart() -> None:
+    one, other = (verdict("bug", "positions", f"Positions differ {place}.") for place in ("here", "there"))
+    assert [finding.label for finding in findings(judged(one, other, FP32))] == ["BF16", "FP16", "FP32"]
+
+
+def test_advice_that_stands_above_is_not_repeated_but_for_another_command() -> None:
+    told = [verdict("undecided", "unexplained", f"Open {n}.", f"FP32 decides: `mismatch-probe {n}`") for n in range(3)]
+    advice = [
+        [str(item) for heading, items in finding.lists if heading == "Advice" for item in items]
+        for finding in findings(judged(*told))
+    ]
+    assert advice == [[], ["For this pair: `mismatch-probe 1`"], ["For this pair: `mismatch-probe 2`"]]
+
+
+@pytest.mark.parametrize("pair", samples.summary(PAIRS).pairs, ids=lambda pair: pair.infer)
+def test_every_pairs_evidence_is_on_the_page(pair: PairSummary) -> None:
+    summary = samples.undrawn(samples.summary(PAIRS))
+    text = re.sub(r"<[^>]+>", "", render_html(summary, samples.manifest(PAIRS)))
+    assert all(evidence in text for evidence in pair.verdict.evidence)
