@@ -9,7 +9,7 @@ Every metric joins TRL's own logs. Read in TRL 1.16; where a method that it need
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -101,8 +101,13 @@ class _GuardCallback(TrainerCallback):
             _saved(args, state).write_text(json.dumps(self._guards.state_dict()), encoding="utf-8")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step and _saved(args, state).exists():
-            self._guards.load_state_dict(json.loads(_saved(args, state).read_text(encoding="utf-8")))
+        """As the first rank's file says, which other machines may lack."""
+        saved = None
+        if state.global_step and state.is_world_process_zero and _saved(args, state).exists():
+            saved = json.loads(_saved(args, state).read_text(encoding="utf-8"))
+        [saved, *_] = _of_ranks(saved)
+        if saved is not None:
+            self._guards.load_state_dict(saved)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are there and the optimizer has not stepped."""
@@ -211,9 +216,7 @@ class _GuardCallback(TrainerCallback):
 
     def _choose_probed(self, output: dict[str, torch.Tensor]) -> None:
         if hasattr(self, "_generate") and not self._probed_ids:
-            rows = zip(output["completion_ids"].tolist(), output["completion_mask"].sum(1).tolist(), strict=True)
-            kept = [ids[: min(length, _PROBED_TOKENS)] for ids, length in rows if length > 1]
-            self._probed_ids = kept[:_PROBED_RESPONSES]
+            self._probed_ids = probed_ids(output["completion_ids"].tolist(), output["completion_mask"].sum(1).tolist())
             self._probe = self._probed()
 
     def _probe_and_generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -251,6 +254,12 @@ class _GuardCallback(TrainerCallback):
         finally:
             trainer.temperature, self._entropies = temperature, held
         return [row[: length - 1] for row, length in zip(scored.tolist(), lengths, strict=True)]
+
+
+def probed_ids(responses: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """The beginnings of a few responses, of two tokens at least; never none, since all ranks probe together."""
+    kept = [list(ids[: min(length, _PROBED_TOKENS)]) for ids, length in zip(responses, lengths, strict=True)]
+    return [ids for ids in kept if len(ids) > 1][:_PROBED_RESPONSES] or [[responses[0][0]] * 2]
 
 
 def _saved(args: Any, state: Any) -> Path:

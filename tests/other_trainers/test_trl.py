@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from mismatch_probe.adapters.trl import CAN, guard  # noqa: E402
+from mismatch_probe.adapters.trl import CAN, guard, probed_ids  # noqa: E402
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT  # noqa: E402
 from mismatch_probe.errors import UsageError  # noqa: E402
 from mismatch_probe.guards.guards import Guards  # noqa: E402
@@ -115,3 +115,8 @@ def test_what_the_trainer_cannot_do_is_one_sentence(trainer: Callable[..., Any])
         guard(trainer(distinct), probe=True)
     with pytest.raises(UsageError, match="this object has no _generate_and_score_completions"):
         guard(object())
+
+
+def test_a_rank_without_a_response_of_two_tokens_probes_with_the_others() -> None:
+    assert probed_ids([[5, 6, 7, 0], [8, 0, 0, 0]], [3, 1]) == [[5, 6, 7]]
+    assert probed_ids([[8, 0, 0, 0], [9, 0, 0, 0]], [1, 0]) == [[8, 8]]

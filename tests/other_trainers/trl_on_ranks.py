@@ -1,0 +1,101 @@
+"""TRL's GRPOTrainer under guards on every rank that torchrun starts: what each rank decided, logged, and ended with.
+
+python -m tests.other_trainers.trl_on_ranks FAULT FOLDER
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from mismatch_probe.adapters.trl import guard
+from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
+from mismatch_probe.engines.weight_digests import weight_digest
+
+RANK: Final = int(os.environ["RANK"])
+STEPS: Final = 6
+FAULT_AT: Final = 3
+"""Of the second rank alone."""
+
+
+def main(fault: str, folder: Path) -> None:
+    def reward(completions: list[Any], trainer_state: Any, **_: Any) -> list[float]:
+        rewards = [float(RANK + number) for number in range(len(completions))]
+        return [float("nan"), *rewards[1:]] if fault == "reward" and spoiled(trainer_state) else rewards
+
+    trainer = GRPOTrainer(
+        str(DEMO_CHECKPOINT),
+        reward,
+        args=GRPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=8,
+            max_steps=STEPS,
+            learning_rate=1e-4,
+            logging_steps=1,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="steps",
+            save_steps=2,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": f"{number}+1="} for number in range(8)]),
+    )
+    step = trainer.training_step
+
+    def spoiled_step(*given: Any, **named: Any) -> Any:
+        loss = step(*given, **named)
+        return loss * float("nan") if fault == "loss" and spoiled(trainer.state) else loss
+
+    trainer.training_step = spoiled_step
+    guards = guard(trainer)
+    observe, decisions = guards.observe, list[dict[str, Any]]()
+
+    def recorded(*given: Any, **named: Any) -> Any:
+        decision = observe(*given, **named)
+        fired = [event.guard for event in decision.events]
+        told = {name: repr(value) for name, value in decision.metrics.items()}
+        decisions.append({"fired": fired, "skip": decision.skip, "stop": decision.stop, "metrics": told})
+        return decision
+
+    guards.observe = recorded  # type: ignore[method-assign]
+    weights = [digest(trainer)]
+    trainer.add_callback(after_each_step(lambda: weights.append(digest(trainer))))
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if fault == "resumed" else None)
+    told = {
+        "ranks": trainer.accelerator.num_processes,
+        "decisions": decisions,
+        "weights": weights,
+        "rewards": [log["reward"] for log in trainer.state.log_history if "reward" in log],
+        "state": guards.state_dict(),
+    }
+    (folder / f"{fault}-{RANK}.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def spoiled(state: Any) -> bool:
+    return RANK == 1 and state.global_step + 1 >= FAULT_AT
+
+
+def digest(trainer: Any) -> int:
+    return sum(int(weight_digest(parameter)) for parameter in trainer.model.parameters())
+
+
+def after_each_step(do: Any) -> Any:
+    from transformers import TrainerCallback
+
+    class After(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            do()
+
+    return After()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main(sys.argv[1], Path(sys.argv[2]))
