@@ -27,7 +27,7 @@ STEPS = 20
 FAULT_AT = 6
 WARM_UP = 2
 COST_STEPS = 7
-COST_ROUNDS = (1,)
+COST_ROUNDS = (1, 2, 3, 4, 5, 6)
 SOURCE, PROMPTS, NEW_TOKENS = "sums:terms=3", 8, 48
 RATE = {"stale engine": 2e-4}
 FAULTS: Final = ("none", "stale engine", "temperature 0.7", "NaN reward")

@@ -56,7 +56,9 @@ def run_canary(
 
 
 def _show(canary: Canary, console: Console) -> None:
-    values = ", ".join(f"{title} {write_number(canary.metrics[name])}" for title, name in _SHOWN)
+    values = ", ".join(
+        f"{title} {write_number(canary.metrics[name])}" for title, name in _SHOWN if name in canary.metrics
+    )
     guards = f"{len(canary.fired)} guards fire" if canary.fired else "no guard fires"
     where = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
     console.print(f"canary on {where}: {values}; {guards}", soft_wrap=True, highlight=False)

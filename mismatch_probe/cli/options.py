@@ -73,6 +73,9 @@ InferSides = Annotated[
         help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, checkpoint=FOLDER or url=SERVER (repeatable)."
     ),
 ]
+ServerSide = Annotated[
+    str | None, typer.Option(help="A server that samples, and is sent the weights: NAME:url=SERVER,transfer=gloo.")
+]
 Run = Annotated[Path | None, typer.Option(help="Run of `compare` to take the settings from and to file the result in.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
@@ -81,6 +84,19 @@ WithoutBaseline = Annotated[
     bool, typer.Option("--without-baseline", help="Leave out the checks that compare with a baseline, and say so.")
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def server_side(text: str | None) -> dict[str, Any]:
+    """The setting that --infer of a training is.
+
+    Raises:
+        UsageError: it is not written as a side.
+    """
+    if text is None:
+        return {}
+    from mismatch_probe.config.side_text import parse_side
+
+    return {"infer": [parse_side("infer", text)]}
 
 
 def gives_settings(*groups: Flags) -> Callable[[Command], Command]:

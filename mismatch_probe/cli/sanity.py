@@ -21,6 +21,7 @@ def sanity(
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
+    infer: options.ServerSide = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Keep the problems that the model solves now and then, train on them, and pass when it solves over 95 %.
@@ -29,4 +30,6 @@ def sanity(
     """
     from mismatch_probe.cli.sanity_command import run_sanity
 
-    return run_sanity(given, config=config, out=out, resume=resume, json_output=json_output)
+    return run_sanity(
+        given | options.server_side(infer), config=config, out=out, resume=resume, json_output=json_output
+    )

@@ -16,6 +16,7 @@ def train(
     out: options.Out = None,
     resume: options.Resume = False,
     config: options.Config = None,
+    infer: options.ServerSide = None,
     canary: Annotated[
         bool,
         typer.Option("--canary", help="Train nothing: sync, sample and compare once, and say what guards think of it."),
@@ -27,6 +28,7 @@ def train(
     Engine arguments pass through: --vllm.KEY VALUE. On several GPUs: torchrun --nproc-per-node N -m mismatch_probe
     train …
     """
+    given = given | options.server_side(infer)
     if canary:
         from mismatch_probe.cli.canary_command import run_canary
 

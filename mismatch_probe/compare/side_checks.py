@@ -40,13 +40,18 @@ def check_sides(settings: CompareSettings) -> None:
     """Refuse settings that no checkpoint could make usable on this machine.
 
     Raises:
-        UsageError: the engine has no such dtype or cannot sample so, the device is not there, the device map is none,
-            or the attention does not run on it or in a format asked for.
+        UsageError: the engine has no such dtype or cannot sample so, a server is to be sent weights, the device is not
+            there, the device map is none, or the attention does not run on it or in a format asked for.
         MissingExtra: the attention is not installed.
     """
     for mu in settings.infer_sides:
         assert mu.engine is not None
         check_engine(mu.dtype, settings.sampling, mu.engine)
+        if mu.engine.is_remote and mu.engine.args.get("transfer") is not None:
+            raise UsageError(
+                f"--infer {mu.name}: transfer is how train sends a server weights, and its own are compared; leave it "
+                "out"
+            )
     for pi in settings.train_sides:
         assert pi.training is not None
         _check_ranks(pi.training)

@@ -19,6 +19,7 @@ from mismatch_probe.config.model import (
     Settings,
     Temperature,
 )
+from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 
 DEFAULT_NUM_PROBLEMS: Final = 256
@@ -127,7 +128,7 @@ class CheckpointSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """One run of `train`."""
+    """One run of `train`. infer: one side, a server that samples instead of an engine in this process."""
 
     model: ModelSettings
     task: TaskSettings = TaskSettings()
@@ -137,6 +138,7 @@ class TrainSettings(Settings):
     infer_dtype: DtypeField = Dtype.FP16
     policy: PolicySettings = PolicySettings()
     engine: EngineSettings = EngineSettings()
+    infer: Annotated[tuple[InferSide, ...], ListAsTuple] = ()
     optimizer: OptimizerSettings = OptimizerSettings()
     critic: CriticSettings = CriticSettings()
     loss_scale: LossScaleSettings = LossScaleSettings()
@@ -145,6 +147,53 @@ class TrainSettings(Settings):
     report_to: Annotated[tuple[Tracker, ...], ListAsTuple] = ()
     steps: Count = 100
     seed: Seed = 0
+
+    @property
+    def server(self) -> InferSide | None:
+        return self.infer[0] if self.infer else None
+
+    @property
+    def sampler(self) -> EngineSettings:
+        """The engine that samples, wherever it is."""
+        return self.engine if self.server is None else self.server.over(EngineSettings())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _server_has_its_dtype(cls, values: Any) -> Any:
+        """Unless it is said twice, `infer_dtype` is the server's."""
+        sides = values.get("infer") if isinstance(values, dict) else None
+        if isinstance(sides, list | tuple) and len(sides) == 1 and isinstance(sides[0], dict):
+            return {"infer_dtype": sides[0].get("dtype", Dtype.BF16), **values}
+        return values
+
+    @model_validator(mode="after")
+    def _samples_from_one_server(self) -> "TrainSettings":
+        if self.server is None:
+            return self
+        if len(self.infer) > 1:
+            raise ValueError("train samples from one server; give one --infer")
+        if self.server.url is None:
+            raise ValueError(
+                "--infer names a server here, NAME:url=http://HOST:PORT; the engine in this process has --infer-dtype "
+                "and --vllm.KEY"
+            )
+        if self.server.checkpoint is not None or self.server.adapter is not None:
+            raise ValueError("train sends the server its own weights; leave checkpoint and adapter out of --infer")
+        if self.server.args.get("transfer") is None:
+            raise ValueError(
+                "train sends the server its weights, and --infer does not say how; give transfer=gloo, or between GPUs "
+                "transfer=nccl"
+            )
+        if self.engine != EngineSettings():
+            raise ValueError(
+                "the engine's settings are of one in this process, and --infer names a server; leave one of them out"
+            )
+        if self.infer_dtype != self.server.dtype:
+            raise ValueError(
+                f"--infer-dtype {self.infer_dtype} is not what the server computes in, {self.server.dtype}; leave it "
+                "out, or give --infer its dtype"
+            )
+        return self
 
     @model_validator(mode="after")
     def _trainable(self) -> "TrainSettings":

@@ -71,6 +71,11 @@ class Engine(Closing):
             EngineError: the engine failed or scored other token ids than those given.
         """
 
+    @property
+    def scores_given_tokens(self) -> bool:
+        """Whether `replay` may be asked for."""
+        return True
+
     def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
         """As `replay`, each alone and computed behind what the prefix cache holds of its prompt, in order.
 

@@ -34,6 +34,7 @@ class TrainingManifest(Entry):
     hardware: dict[str, Any]
     git: dict[str, Any] | None
     effective: dict[str, Any] = {}
+    guards_off: dict[str, list[str]] = {}
     outcome: str = "unfinished"
 
 
@@ -143,7 +144,7 @@ class TrainingSummary(Entry):
 
     best_reward: the highest mean reward of `window` steps in a row, the last of them at best_reward_step.
     skipped_updates: steps whose gradients were not finite. seconds, num_tokens: of all recorded steps; the tokens are
-    those of responses.
+    those of responses. guards_off: guards that judged no step, and the metrics that no step gave them.
     """
 
     training_version: int = 1
@@ -166,5 +167,6 @@ class TrainingSummary(Entry):
     num_tokens: int
     num_events: int
     guards: list[GuardFirings]
+    guards_off: dict[str, list[str]]
     metrics: dict[str, MetricCourse]
     report: str

@@ -75,7 +75,6 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
         seed=settings.seed,
         products=CpuProducts if _shares_products(settings, infer_dtype) else nullcontext,
     ) as engine:
-        probe = _probe_sequences(engine, preparation, sampling)
         policy = Policy(
             preparation.folder,
             train_dtype,
@@ -84,6 +83,9 @@ def assembled(preparation: TrainingPreparation, adjustments: Adjustments) -> Ite
             trust_remote_code=settings.model.trust_remote_code,
             seed=settings.seed,
         )
+        if settings.server is not None:  # it may hold whatever an earlier run sent it
+            engine.update_weights(policy.weights(infer_dtype))
+        probe = _probe_sequences(engine, preparation, sampling)
         updater = Updater(
             policy,
             _optimizer(policy, settings, settings.optimizer),
@@ -133,7 +135,9 @@ def _critic(preparation: TrainingPreparation, dtype: Dtype) -> Critic | None:
 
 
 def _engine_settings(settings: TrainSettings) -> EngineSettings:
-    """The user's engine with what sharing a device and a process group asks for."""
+    """The user's engine; one in this process with what sharing a device and a process group asks for."""
+    if settings.server is not None:
+        return settings.sampler
     args = dict(settings.engine.args)
     if choose_device(settings.policy.device).type == "cuda":
         args.setdefault("gpu_memory_utilization", _GPU_MEMORY_SHARE)
@@ -143,9 +147,9 @@ def _engine_settings(settings: TrainSettings) -> EngineSettings:
 
 
 def _ranks_an_engine(engine: Engine) -> int:
-    """How many of torchrun's ranks hold one engine together."""
+    """How many of torchrun's ranks hold one engine together; a server answers each of them alone."""
     effective = engine.effective_settings()
-    return 1 if world_size() == 1 else prod(effective[name] for name in _PARALLEL_SIZES)
+    return 1 if world_size() == 1 else prod(effective.get(name, 1) for name in _PARALLEL_SIZES)
 
 
 def _shares_products(settings: TrainSettings, dtype: Dtype) -> bool:

@@ -1,15 +1,16 @@
 """Before anything heavy starts: the checkpoint, problems, reward, objective and guards are resolved and checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe import __version__
-from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.config.model import PromptSettings, SamplingSettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.rehearsal import with_typed_arguments
+from mismatch_probe.engines.rehearsal import check_engine, check_room, with_typed_arguments
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
@@ -68,7 +69,7 @@ def prepare_training(
     """
     from mismatch_probe.training_path.fit import require_fit
 
-    settings = settings.model_copy(update={"engine": with_typed_arguments(settings.engine, settings.engine.name)})
+    settings = with_typed_engines(settings)
     if settings.engine.adapter is not None:
         raise UsageError(
             "train sends the engine whole weights, to which engine.adapter would be added again; leave it unset "
@@ -105,6 +106,7 @@ def prepare_training(
         prompts, tokenizer, settings.task.chat_template, checkpoint.vocab_size(config), identity.context_length
     )
     check_lengths(problems, settings.rollout.max_new_tokens, identity.context_length)
+    _check_server(settings, problems)
     manifest = TrainingManifest(
         tool_version=__version__,
         created_at=environment.now(),
@@ -125,6 +127,29 @@ def prepare_training(
     return TrainingPreparation(settings, manifest, folder, tokenizer, problems, reward, guards)
 
 
+def with_typed_engines(settings: TrainSettings) -> TrainSettings:
+    """The settings as a run records them. Raises as `with_typed_arguments`."""
+    return settings.model_copy(
+        update={
+            "engine": with_typed_arguments(settings.engine, settings.engine.name),
+            "infer": tuple(with_typed_arguments(side, settings.sampler.name) for side in settings.infer),
+        }
+    )
+
+
+def _check_server(settings: TrainSettings, problems: Sequence[EncodedPrompt]) -> None:
+    """
+    Raises:
+        UsageError: no server samples so, or this one has no room for a problem.
+        EngineError: nothing answers.
+    """
+    if settings.server is not None:
+        sampling = SamplingSettings(temperature=settings.rollout.temperature)
+        check_engine(settings.infer_dtype, sampling, settings.sampler)
+        longest = max(problems, key=lambda problem: len(problem.token_ids))
+        check_room(settings.sampler, longest.label, len(longest.token_ids))
+
+
 def _refuse_empty_raises(settings: TrainSettings, guards: tuple[GuardSettings, ...]) -> None:
     """
     Raises:
@@ -135,12 +160,19 @@ def _refuse_empty_raises(settings: TrainSettings, guards: tuple[GuardSettings, .
             raise UsageError(
                 f"a guard asks for {action}, and --{action.side}-dtype is fp32 already; give that guard another action"
             )
+        if action.kind is ActionKind.RAISE_PRECISION and action.side == "infer" and settings.server is not None:
+            raise UsageError(
+                f"a guard asks for {action}, and a server computes in the dtype that it was started with; give that "
+                "guard another action"
+            )
 
 
-def free_to_change(settings: TrainSettings) -> set[str]:
-    """What a resumed run may have otherwise; guards have a key of their own, and a decaying rate needs its steps."""
-    free = {"report_to", "guards"}
-    return free | {"steps"} if settings.optimizer.schedule == "constant" else free
+def free_to_change(settings: TrainSettings) -> dict[str, Any]:
+    """What a resumed run may have otherwise, as pydantic excludes it; guards have a key of their own, a decaying rate
+    needs its steps, and a server that is sent the weights may have been started elsewhere.
+    """
+    free = {"report_to": True, "guards": True, "infer": {"__all__": {"url": True, "args": True}}}
+    return free | {"steps": True} if settings.optimizer.schedule == "constant" else free
 
 
 def default_training_path(command: str = "train") -> Path:

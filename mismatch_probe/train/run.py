@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from mismatch_probe.config.nested import differences
-from mismatch_probe.engines.rehearsal import with_typed_arguments
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.decision import StepFirings
@@ -16,7 +15,7 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import is_main, join_process_group
 from mismatch_probe.train.parts import assembled
-from mismatch_probe.train.preparation import TrainingPreparation, free_to_change
+from mismatch_probe.train.preparation import TrainingPreparation, free_to_change, with_typed_engines
 from mismatch_probe.train.state import Adjustments
 from mismatch_probe.train.trainer import Goal, Listener, Trainer
 from mismatch_probe.training_path.loading import choose_device
@@ -53,10 +52,8 @@ def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDir
     recorded = directory.read_training_manifest()
     free = free_to_change(preparation.settings)
     old, new = (
-        settings.model_dump(mode="json", exclude=free) for settings in (recorded.settings, preparation.settings)
-    )
-    old["engine"] = with_typed_arguments(recorded.settings.engine, recorded.settings.engine.name).model_dump(
-        mode="json"
+        settings.model_dump(mode="json", exclude=free)
+        for settings in (with_typed_engines(recorded.settings), preparation.settings)
     )
     before, now = recorded.content_keys, preparation.manifest.content_keys
     changed = [name for name in {**now, **before} if name != "settings" and before.get(name) != now.get(name)]
@@ -117,7 +114,13 @@ def _train_assembled(
     with assembled(preparation, adjustments) as parts:
         _record(directory, effective=parts.effective())
         guards = Guards(preparation.guards, can=list(ActionKind))
-        trainer = Trainer(parts, preparation.settings, guards, checkpoints, adjustments, listener, goal)
+
+        def listen(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
+            if step == 1:
+                _record(directory, guards_off={name: list(lacking) for name, lacking in guards.off.items()})
+            listener(step, metrics, decision)
+
+        trainer = Trainer(parts, preparation.settings, guards, checkpoints, adjustments, listen, goal)
         if newest is not None:
             trainer.resume(newest)
         try:

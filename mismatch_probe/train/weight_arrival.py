@@ -46,7 +46,8 @@ class WeightArrival:
 
         `sync/weights_unchanged` is the number of the engine's weights that hold what they held, although other numbers
         were sent; `sync/weights_other` that of the others that do not hold the numbers sent; `sync/weights_compared`
-        the share of the engine's numbers that can be compared with those sent.
+        the share of the engine's numbers that can be compared with those sent. None of an engine that cannot say what
+        it holds.
         """
         unchanged, other, sizes = set(), set(), dict[str, int]()
         for place, engine in enumerate(self._read(list(sent))):
@@ -64,6 +65,8 @@ class WeightArrival:
                         other.add(name)
                 before.held = _digests(workers)
                 sizes[name] = sum(worker.num_elements for worker in workers)
+        if not sizes:
+            return {}
         if not self._is_told:
             _warn("cannot be compared with what is sent, number by number", sizes.keys() - self.comparable)
             self._is_told = True
@@ -73,7 +76,7 @@ class WeightArrival:
         return {
             "sync/weights_unchanged": float(len(unchanged)),
             "sync/weights_other": float(len(other - unchanged)),
-            "sync/weights_compared": compared / max(1, sum(sizes.values())),
+            "sync/weights_compared": compared / sum(sizes.values()),
         }
 
     def _read(self, names: Sequence[str]) -> list[dict[str, list[HeldWeight]]]:

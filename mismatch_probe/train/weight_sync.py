@@ -56,10 +56,12 @@ class WeightSync:
 
     def verify(self) -> Metrics:
         """Score the probe on both sides after a `send`: metrics of `Probed.take`, each engine's largest, and of
-        `WeightArrival.check`.
+        `WeightArrival.check`. Of an engine that scores no given tokens, those that pi alone says.
         """
-        log_mu = np.concatenate([scores.logprobs for scores in self._engine.replay(self._probe)])
-        probed = self._probed.take(Probe(self._log_pi(), log_mu))
+        log_pi = self._log_pi()
+        probed = self._probed.take(Probe(log_pi, self._log_mu(log_pi.size)))
+        if not self._engine.scores_given_tokens:
+            probed = {name: value for name, value in probed.items() if not name.startswith("sync/")}
         return {**self._arrival.check(self._sent), **{name: largest(value) for name, value in probed.items()}}
 
     def state(self) -> dict[str, Any]:
@@ -81,6 +83,12 @@ class WeightSync:
         for name, tensor in self._policy.weights(self._dtype):
             digests[name] = weight_digest(tensor)
             yield name, tensor
+
+    def _log_mu(self, num_tokens: int) -> Floats:
+        """[T] in nats; NaN of an engine that scores no given tokens."""
+        if not self._engine.scores_given_tokens:
+            return np.full(num_tokens, np.nan)
+        return np.concatenate([scores.logprobs for scores in self._engine.replay(self._probe)])
 
     def _log_pi(self) -> Floats:
         with torch.no_grad(), self._policy.computing():

@@ -41,6 +41,13 @@ def test_flash_attention_that_is_not_installed_is_missed_before_anything_is_samp
         check("bf16")
 
 
+def test_a_comparison_sends_a_server_no_weights() -> None:
+    side = {"name": "prod", "url": "http://127.0.0.1:9", "args": {"transfer": "gloo"}}
+    given = {"model": {"path": "demo"}, "pairs": [("bf16", "prod")], "infer": [side]}
+    with pytest.raises(UsageError, match="--infer prod: transfer is how train sends a server weights"):
+        check_sides(parse_settings(CompareSettings, given))
+
+
 def test_a_device_map_that_is_none_is_refused_before_anything_is_sampled() -> None:
     def check_map(device_map: str) -> None:
         training = {"device_map": device_map}

@@ -17,6 +17,11 @@ from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
 
 CONTEXT: Final = 2048
+TAKES_WEIGHTS: Final = (
+    *("--worker-extension-cls", "mismatch_probe.engines.vllm.serving.ServedWorker"),
+    *("--weight-transfer-config", '{"backend": "gloo"}'),
+)
+"""As docs/servers.md has it."""
 SEQUENCES: Final = 16
 """At once, each prefilled whole: a CPU's server ends at a seeded request whose prefill is cut in two."""
 _START_SECONDS: Final = 300.0
@@ -86,6 +91,7 @@ class RealServer:
     def load(self, checkpoint: Path) -> None:
         """Other weights in the running engine, as a trainer pushes them, and no label."""
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}})
+        self._post("/collective_rpc", {"method": "probe_repack"})
         self._post("/reset_prefix_cache", {})
 
     def label(self, version: str) -> None:

@@ -26,6 +26,7 @@ class ServerArguments(BaseModel):
     """protocol: how it is asked, found out where it is not given. concurrency: requests in flight at once. tries: of a
     request, before the server is given up. longest_prefill: the longest sequence, in tokens, that is scored by prefill
     where that is asked for at all. key_variable: the environment variable that holds the key, if the server wants one.
+    transfer: the backend of vLLM's weight transfer that `train` sends it weights through.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,6 +39,7 @@ class ServerArguments(BaseModel):
     tries: Count = 6
     longest_prefill: Count = 2048
     key_variable: Annotated[str, AfterValidator(_as_name_of_a_variable)] = KEY_VARIABLE
+    transfer: Literal["gloo", "nccl"] | None = None
 
 
 def known_arguments() -> dict[str, str]:

@@ -1,5 +1,7 @@
 """What an answer must be to be a measurement: of the prompt that was asked, within what was asked, by one policy."""
 
+from typing import Final
+
 from mismatch_probe.engines.server.answers import Answer, Question
 from mismatch_probe.errors import EngineError
 
@@ -56,12 +58,26 @@ def _first_difference(question: Question, answer: Answer) -> str:
     return f"{used[place]} instead of {given[place]} at position {place}"
 
 
-class SameWeights:
-    """Holds a server to the weights that it began with, as far as it labels them."""
+KEEP_THEM: Final = "bring it back to the first weights and continue with --resume, or give another --out"
+"""What to do with a server whose weights are not ours, and were to stay."""
+SEND_THEM: Final = (
+    "it was started again, or is sent weights by someone else: see to it, and continue with --resume, which sends them "
+    "again"
+)
+"""What to do with one that was sent ours."""
 
-    def __init__(self, where: str) -> None:
+
+class SameWeights:
+    """Holds a server to the weights that it began with, or was sent, as far as it labels them."""
+
+    def __init__(self, where: str, advice: str) -> None:
         self._where = where
+        self.advice = advice
         self.version: str | None = None
+
+    def sent(self, version: str) -> None:
+        """It was sent weights with this label."""
+        self.version = version
 
     def check(self, answer: Answer) -> None:
         """
@@ -69,9 +85,16 @@ class SameWeights:
             EngineError: the response is of other weights than those before it.
         """
         for version in answer.versions:
-            if self.version is not None and version != self.version:
-                raise self._changed(self.version, version)
-            self.version = version
+            self.seen(version)
+
+    def seen(self, version: str) -> None:
+        """
+        Raises:
+            EngineError: it is another label than before.
+        """
+        if self.version is not None and version != self.version:
+            raise self._changed(self.version, version)
+        self.version = version
 
     def require(self, recorded: str | None) -> None:
         """
@@ -84,6 +107,5 @@ class SameWeights:
     def _changed(self, before: str | None, now: str | None) -> EngineError:
         return EngineError(
             f"the server at {self._where} changed its weights from {before} to {now} while it was measured: its "
-            "responses would be of two policies; bring it back to the first weights and continue with --resume, or "
-            "give another --out"
+            f"responses would be of two policies; {self.advice}"
         )

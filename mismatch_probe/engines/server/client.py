@@ -5,7 +5,7 @@ from typing import Any
 
 from mismatch_probe.closing import Closing
 from mismatch_probe.engines.server.answers import Answer, NoAnswer, Question
-from mismatch_probe.engines.server.checks import SameWeights, check_answer
+from mismatch_probe.engines.server.checks import KEEP_THEM, SameWeights, check_answer
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
 from mismatch_probe.engines.server.contact import Contact
 from mismatch_probe.errors import EngineError
@@ -14,15 +14,17 @@ from mismatch_probe.errors import EngineError
 class Client(Closing):
     """Raises, of every question: EngineError where the server fails, or its answer is none to the question."""
 
-    def __init__(self, connection: Connection, contact: Contact, vocabulary: int | None, longest: int) -> None:
-        """longest: sequence, in tokens, prompt and response."""
+    def __init__(
+        self, connection: Connection, contact: Contact, vocabulary: int | None, longest: int, advice: str = KEEP_THEM
+    ) -> None:
+        """longest: sequence, in tokens, prompt and response. advice: what to do where its weights change."""
         self._connection = connection
         self._contact = contact
         self._vocabulary = vocabulary
         self.longest = longest
         self.url = connection.url
         self.concurrency = connection.concurrency
-        self.weights = SameWeights(connection.url)
+        self.weights = SameWeights(connection.url, advice)
 
     def close(self) -> None:
         self._connection.close()

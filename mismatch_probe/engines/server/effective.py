@@ -17,8 +17,12 @@ def effective_settings(
     met: Contact,
     findings: Findings,
     standing: dict[str, float],
+    *,
+    says_what_it_holds: bool | None,
 ) -> dict[str, Any]:
-    """Plain JSON values. `asked` and `standing_answer` are measured anew by each process."""
+    """Plain JSON values. `asked` and `standing_answer` are measured anew by each process. says_what_it_holds: whether a
+    server that is sent weights says the digests of those that it holds; None of one that is not sent any.
+    """
     full_support = sampling.top_p == 1.0 and sampling.top_k == 0
     is_whole = full_support and sampling.temperature == 1.0
     said = _dtype(met.dtype)
@@ -44,6 +48,8 @@ def effective_settings(
         "prefill": engine.prefill,
         "prefix_caching": engine.prefix_caching,
         "adapter": engine.adapter,
+        "transfer": engine.args.get("transfer"),
+        "says_what_it_holds": says_what_it_holds,
         "asked": findings.to_json(),
         "standing_answer": standing,
     }

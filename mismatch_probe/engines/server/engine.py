@@ -11,16 +11,18 @@ import numpy as np
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.base import Engine, Products
+from mismatch_probe.engines.base import Engine, HeldWeight, Products
 from mismatch_probe.engines.server.answers import Answer, Question
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.asking import find_out, made_up_prompt
+from mismatch_probe.engines.server.asking import Findings, find_out, made_up_prompt
+from mismatch_probe.engines.server.checks import KEEP_THEM, SEND_THEM
 from mismatch_probe.engines.server.client import Client
 from mismatch_probe.engines.server.connection import Connection
 from mismatch_probe.engines.server.contact import contact
 from mismatch_probe.engines.server.effective import effective_settings
 from mismatch_probe.engines.server.scores import prefill_scores, sampled_scores
 from mismatch_probe.engines.server.standing import StandingQuestion
+from mismatch_probe.engines.server.transfer import WeightTransfer
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.provenance.checkpoint import has_tokenizer, read_config, vocab_size
@@ -51,22 +53,27 @@ def start_asking(
     vocabulary = vocab_size(read_config(Path(checkpoint)))
     if vocabulary is None:
         raise UsageError(f"the configuration of {checkpoint} has no vocab_size, and a server is held to it; add it")
-    if engine.prefill:
+    if engine.prefill and arguments.transfer is None:
         _require_short(max_model_len - 1, arguments.longest_prefill)
     connection = Connection(arguments)
     try:
         met = contact(connection, arguments)
         longest = min(max_model_len, met.max_model_len or max_model_len) - 1
-        client = Client(connection, met, vocabulary, longest)
+        client = Client(connection, met, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
         prompt = made_up_prompt(vocabulary, longest)
         findings = find_out(client, sampling, prompt, vocabulary)
+        transfer = None
+        if arguments.transfer is not None:
+            _require_sampled_log_probs(findings, sampling, connection.url)
+            transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         standing = StandingQuestion(client, prompt, findings.own_noise)
     except BaseException:
         connection.close()
         raise
-    settings = effective_settings(dtype, engine, sampling, met, findings, standing.answer)
+    says = None if transfer is None else transfer.says_what_is_held
+    settings = effective_settings(dtype, engine, sampling, met, findings, standing.answer, says_what_it_holds=says)
     texts = TokenTexts(_tokenizer(Path(checkpoint), trust_remote_code=trust_remote_code))
-    return ServerEngine(client, standing, engine, sampling, settings, vocabulary, texts)
+    return ServerEngine(client, standing, engine, sampling, settings, vocabulary, texts, transfer)
 
 
 class ServerEngine(Engine):
@@ -81,6 +88,7 @@ class ServerEngine(Engine):
         settings: dict[str, Any],
         vocabulary: int,
         texts: TokenTexts,
+        transfer: WeightTransfer | None = None,
     ) -> None:
         self._client = client
         self._standing = standing
@@ -89,6 +97,7 @@ class ServerEngine(Engine):
         self._settings = settings
         self._vocabulary = vocabulary
         self._texts = texts
+        self._transfer = transfer
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:
         for name in ("temperature", "top_p", "top_k"):
@@ -97,6 +106,8 @@ class ServerEngine(Engine):
         questions = [self._question(request, sampling) for request in requests]
         answers = self._client.ask_all(questions, [request.id for request in requests], self.on_finished)
         self._standing.check()
+        if self._transfer is not None:
+            self._client.weights.seen(self._transfer.version())
         sampled = [self._sampled(request, answer) for request, answer in zip(requests, answers, strict=True)]
         self._count_missing([response.scores for response in sampled])
         return sampled
@@ -122,7 +133,19 @@ class ServerEngine(Engine):
         raise EngineError("a server is not asked for whole distributions: each would be a megabyte of text")
 
     def update_weights(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
-        raise EngineError("the weights of a server that was started elsewhere are left as they are")
+        if self._transfer is None:
+            raise EngineError("the weights of a server are left as they are, where no transfer=gloo or nccl is given")
+        version = self._transfer.send(weights)
+        self._client.weights.sent(version)
+        self._standing.renew()
+        self._settings |= {"weight_version": version, "weights_are_labelled": True}
+
+    @property
+    def scores_given_tokens(self) -> bool:
+        return self._engine.prefill
+
+    def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+        return [] if self._transfer is None else self._transfer.held_weights(names)
 
     def require_same_policy(self, recorded: Mapping[str, Any]) -> None:
         self._client.weights.require(recorded.get("weight_version"))
@@ -132,6 +155,8 @@ class ServerEngine(Engine):
         return dict(self._settings)
 
     def close(self) -> None:
+        if self._transfer is not None:
+            self._transfer.close()
         self._client.close()
 
     def _question(self, request: SampleRequest, sampling: SamplingSettings) -> Question:
@@ -171,6 +196,19 @@ class ServerEngine(Engine):
         if missing:
             total = sum(len(scores.logprobs) for scores in scored)
             logger.warning("the server gave no log-prob for %d of %d tokens", missing, total)
+
+
+def _require_sampled_log_probs(findings: Findings, sampling: SamplingSettings, where: str) -> None:
+    """
+    Raises:
+        UsageError: its log-probs are not of the distribution that it samples from, which training would learn from.
+    """
+    if findings.log_probs == "before temperature" and sampling.temperature != 1:
+        raise UsageError(
+            f"the server at {where} gives log-probs of before temperature, and --temperature is "
+            f"{sampling.temperature}: they are not of what is sampled from; start it with --logprobs-mode "
+            "processed_logprobs, or train at temperature 1"
+        )
 
 
 def _require_short(num_tokens: int, longest: int) -> None:

@@ -31,6 +31,10 @@ class StandingQuestion:
         """Log-probs (nats) of the likeliest tokens by their ids, as JSON has them."""
         return {str(token_id): value for token_id, value in self._answer.items()}
 
+    def renew(self) -> None:
+        """The server was sent other weights: its answer is another from now on."""
+        self._answer = self._ask()
+
     def check(self) -> None:
         """Ask again.
 
@@ -52,8 +56,7 @@ class StandingQuestion:
         if change is not None:
             raise EngineError(
                 f"the server at {self._client.url} answers the same question otherwise {when} ({change}): it holds "
-                "other weights now, and its responses would be of two policies; bring it back to the first weights and "
-                "continue with --resume, or give another --out"
+                f"other weights now, and its responses would be of two policies; {self._client.weights.advice}"
             )
 
     def _ask(self) -> Candidates:

@@ -12,6 +12,7 @@ from mismatch_probe.engines.vllm.cpu_worker import rank_eagerly, spare_discarded
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
 from mismatch_probe.engines.vllm.held_weights import HeldWeights
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
+from mismatch_probe.engines.vllm.packing import pack_again
 from mismatch_probe.engines.vllm.routing_hooks import RoutingHooks
 
 if TYPE_CHECKING:
@@ -55,26 +56,9 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedA
         model.compute_logits = scaled_logits
 
     def probe_repack(self) -> None:
-        """Pack again for a CPU what `reload_weights` leaves out, from what the weights are now.
-
-        An output projection that shares the embedding's weight is passed over, since no weight is named after it, and
-        goes on multiplying with the old copy. Experts keep the checkpoint's layout, which their kernel misreads.
-        """
-        if torch.device(self.device).type != "cpu":
-            return
-        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-        modules = list(self.get_model().modules())
-        embeddings = [module for module in modules if isinstance(module, VocabParallelEmbedding)]
-        for module in embeddings:
-            shares = any(other is not module and other.weight is module.weight for other in embeddings)
-            if isinstance(module, ParallelLMHead) and shares:
-                module.quant_method.process_weights_after_loading(module)
-        for module in modules:
-            method = getattr(module, "quant_method", None)
-            if isinstance(method, UnquantizedFusedMoEMethod) and method.moe_kernel is not None:
-                method.moe_kernel.fused_experts.process_weights_after_loading(module)
+        """Pack again for a CPU what `reload_weights` leaves out."""
+        if torch.device(self.device).type == "cpu":
+            pack_again(self.get_model())
 
     def probe_describe(self) -> dict[str, Any]:
         """What this worker really holds and runs, as plain values."""

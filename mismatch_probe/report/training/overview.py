@@ -83,13 +83,19 @@ def steps_averaged(window: int) -> str:
 
 
 def events(summary: TrainingSummary) -> list[str]:
-    """Why a run stopped, and each guard that fired."""
+    """Why a run stopped, each guard that fired, and those that could not."""
     sentences = [summary.diagnosis] if summary.diagnosis else []
-    return sentences + [
-        f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
-        f"({actions_words(guard.actions)})."
-        for guard in summary.guards
-    ]
+    off = [f"{guard} (no {listed(lacking)})" for guard, lacking in summary.guards_off.items()]
+    told = [f"Guards that are off in this run: {', '.join(off)}."] if off else []
+    return (
+        sentences
+        + told
+        + [
+            f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
+            f"({actions_words(guard.actions)})."
+            for guard in summary.guards
+        ]
+    )
 
 
 def _facts(runs: Runs) -> list[str]:

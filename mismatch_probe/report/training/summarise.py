@@ -45,6 +45,7 @@ def summarise_course(course: Course, report: str) -> TrainingSummary:
         num_tokens=round(float(np.nansum(tokens))),
         num_events=len(course.firings),
         guards=_guards(course.firings),
+        guards_off=course.manifest.guards_off,
         metrics={name: metric_course(course.steps, values, window) for name, values in course.metrics.items()},
         report=report,
     )

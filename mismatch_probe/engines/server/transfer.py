@@ -1,0 +1,254 @@
+"""New weights for a vLLM server, through vLLM's own weight transfer: what is asked goes over HTTP, numbers over gloo or
+NCCL. The server is started for it (docs/servers.md).
+"""
+
+import secrets
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from mismatch_probe.engines.base import HeldWeight
+from mismatch_probe.engines.server.connection import Connection, Request, Unserved
+from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, said
+
+if TYPE_CHECKING:
+    import torch
+
+Weights = Iterable[tuple[str, "torch.Tensor"]]
+Chunk = list[tuple[str, "torch.Tensor"]]
+
+_CHUNK_BYTES: Final = 2**30
+"""Held at once beside the weights themselves."""
+_HELD: Final = TypeAdapter(list[dict[str, HeldWeight]])
+_EXTENSION: Final = "mismatch_probe.engines.vllm.serving.ServedWorker"
+
+
+class Sender(Protocol):
+    """The trainer's side of a vLLM backend."""
+
+    def send_weights(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class WeightTransfer:
+    """Of several ranks the first one sends; the others go through the weights with it, which gathers them.
+
+    says_what_is_held: whether the server tells the digests of its weights.
+    """
+
+    def __init__(self, connection: Connection, backend: str, timeout_seconds: float) -> None:
+        """
+        Raises:
+            UsageError: the server takes no weights.
+            MissingExtra: vLLM is not installed here.
+            EngineError: it fails, or does not meet this process at the backend.
+        """
+        self._connection = connection
+        self._backend = backend
+        self._name = f"mismatch-probe-{secrets.token_hex(4)}"
+        self._number = 0
+        self._chunk: Chunk = []
+        self._asked = _Asked(connection)
+        self._sender = self._met(timeout_seconds) if _rank() == 0 else None
+        self.says_what_is_held = self._says_what_is_held()
+
+    def send(self, weights: Weights) -> str:
+        """Replace the server's weights by those given under the checkpoint's names, and forget what the old ones
+        cached; the label that the server gives them.
+
+        Raises:
+            EngineError: the server failed, or did not take a tensor.
+        """
+        self._number += 1
+        version = f"{self._name}-{self._number}"
+        if self._sender is None:
+            deque(weights, maxlen=0)
+        else:
+            for self._chunk in _chunks(weights):
+                self._try("sent to", self._sender.send_weights)
+            self._chunk = []
+            self._asked.finish(version)
+        return _of_first_rank(version)
+
+    def version(self) -> str:
+        """The label of the weights that the server holds."""
+        return str(self._asked.get("/weight_info").get("weight_version"))
+
+    def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+        """As `Engine.held_weights`."""
+        if not self.says_what_is_held:
+            return []
+        answer = self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [list(names)]})
+        try:
+            return _HELD.validate_python(answer["results"])
+        except (KeyError, ValidationError) as error:
+            raise EngineError(
+                f"the server at {self._connection.url} does not say which weights it holds as --worker-extension-cls "
+                f"{_EXTENSION} does: start it with this version's"
+            ) from error
+
+    def close(self) -> None:
+        """Leave the server free for the next trainer, if it still answers."""
+        if self._sender is None:
+            return
+        self._sender.shutdown()
+        try:
+            self._asked.post("/shutdown_weight_transfer_engine")
+        except MismatchProbeError:
+            return
+
+    def _met(self, timeout_seconds: float) -> Sender:
+        """Both sides of the backend, joined."""
+        workers = self._asked.get("/get_world_size").get("world_size")
+        if type(workers) is not int or workers < 1:
+            raise EngineError(f"the server at {self._connection.url} does not say how many workers it has")
+        self._asked.leave_earlier_trainer()
+        address = _address_towards(self._connection.url)
+        met: Sender = self._try(
+            "taken by",
+            lambda: _sender(self._backend, self._asked, lambda: self._chunk, address, 1 + workers, timeout_seconds),
+            f'; it is started with --weight-transfer-config \'{{"backend": "{self._backend}"}}\''
+            + (f" and --worker-extension-cls {_EXTENSION}" if self._backend == "gloo" else ""),
+        )
+        return met
+
+    def _says_what_is_held(self) -> bool:
+        try:
+            self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [[]]})
+        except EngineError:
+            return False
+        return True
+
+    def _try(self, what: str, work: Any, advice: str = "") -> Any:
+        try:
+            return work()
+        except MismatchProbeError as error:
+            raise type(error)(f"{error}{advice}") from error
+        except Exception as error:
+            raise EngineError(
+                f"weights cannot be {what} the server at {self._connection.url} over {self._backend} "
+                f"({said(error)}){advice}"
+            ) from error
+
+
+class _Asked:
+    """What vLLM's trainers ask of a server (its `VLLMWeightSyncClient`), once each: none of it can be asked twice.
+
+    A trainer opens and ends an update around every chunk; the server sees one of all chunks.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_open = False
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.post("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        if not self._is_open:
+            self.post("/start_weight_update")
+        self._is_open = True
+
+    def update_weights(self, update_info: Any) -> None:
+        self.post("/update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Not yet: another chunk may follow."""
+
+    def finish(self, version: str) -> None:
+        """All chunks are there."""
+        self._is_open = False
+        self.post("/finish_weight_update", {"weight_version": version})
+        if self.post("/reset_prefix_cache").get("success") is not True:
+            raise EngineError(
+                f"the server at {self._connection.url} keeps what its old weights cached: it computes other requests "
+                "meanwhile; leave it to this run, and continue with --resume"
+            )
+
+    def leave_earlier_trainer(self) -> None:
+        """A trainer that was killed may have left an update open."""
+        try:
+            self.post("/shutdown_weight_transfer_engine")
+        except EngineError:
+            self.post("/finish_weight_update")
+            self.post("/shutdown_weight_transfer_engine")
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._ask(Request(path))
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._ask(Request(path, body or {}))
+
+    def _ask(self, request: Request) -> dict[str, Any]:
+        try:
+            answer = self._connection.ask(request, tries=1)
+        except Unserved as error:
+            raise UsageError(
+                f"the server at {self._connection.url} has no {request.path}, so it takes no weights; start vLLM with "
+                "VLLM_SERVER_DEV_MODE=1 in its environment, as docs/servers.md says"
+            ) from error
+        return answer if isinstance(answer, dict) else {}
+
+
+def _sender(backend: str, client: _Asked, chunk: Any, address: str, world_size: int, timeout_seconds: float) -> Sender:
+    """The trainer's side of a backend, met with the server's.
+
+    Raises:
+        MissingExtra: vLLM is not installed here.
+    """
+    if find_spec("vllm") is None:
+        raise MissingExtra(f"vLLM is not installed, and its weight transfer is needed; run {INSTALL_ENGINES}")
+    from mismatch_probe.engines.vllm.sending import sender
+
+    return sender(backend, client, chunk, address, _free_port(address), world_size, timeout_seconds)
+
+
+def _chunks(weights: Weights) -> Iterator[Chunk]:
+    """Parts of at least one tensor, of `_CHUNK_BYTES` or a little more."""
+    chunk: Chunk = []
+    size = 0
+    for name, tensor in weights:
+        chunk.append((name, tensor))
+        size += tensor.numel() * tensor.element_size()
+        if size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _address_towards(url: str) -> str:
+    """This machine's address as the server sees it."""
+    host = urlsplit(url).hostname or ""
+    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as towards:
+        towards.connect(place)
+        return str(towards.getsockname()[0])
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _of_first_rank(text: str) -> str:
+    """What the first rank has, on every rank, when it has it."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return text
+    texts = [text]
+    dist.broadcast_object_list(texts, src=0)
+    return texts[0]

@@ -1,0 +1,57 @@
+"""The trainer's side of vLLM's weight transfer."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mismatch_probe.engines.vllm.environment import prepare_import
+
+prepare_import()
+
+import torch  # noqa: E402
+from vllm.distributed.weight_transfer.base import (  # noqa: E402
+    ParamMeta,
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightSource,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory  # noqa: E402
+
+from mismatch_probe.engines.vllm.weight_transfer import GlooTrainerInitInfo  # noqa: E402
+
+Pairs = list[tuple[str, torch.Tensor]]
+
+
+class _Pairs(WeightSource):
+    """Whatever the chunk is now."""
+
+    def __init__(self, now: Callable[[], Pairs]) -> None:
+        self._now = now
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._now()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._now())
+
+
+def sender(
+    backend: str,
+    client: Any,
+    chunk: Callable[[], Pairs],
+    address: str,
+    port: int,
+    world_size: int,
+    timeout_seconds: float,
+) -> TrainerWeightTransferEngine[Any]:
+    """The backend's trainer, joined with the workers of the server that `client` asks; it sends what `chunk` gives.
+
+    world_size: this process and all workers. address, port: where they meet.
+    """
+    met: TrainerInitInfo
+    if backend == "gloo":
+        met = GlooTrainerInitInfo(address, port, world_size, timeout_seconds, rank=0)
+    else:
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        met = NCCLTrainerInitInfo(address, port, world_size, rank=0)
+    return WeightTransferTrainerFactory.trainer_init(met, client=client, source=_Pairs(chunk))

@@ -1,0 +1,24 @@
+"""What a vLLM server is extended by so that `train` can send it weights and compare what it then holds.
+
+    vllm serve M --worker-extension-cls mismatch_probe.engines.vllm.serving.ServedWorker \
+        --weight-transfer-config '{"backend": "gloo"}'
+"""
+
+from typing import Any
+
+import torch
+
+from mismatch_probe.engines.vllm import weight_transfer  # noqa: F401 - registers the backend
+from mismatch_probe.engines.vllm.held_weights import HeldWeights
+from mismatch_probe.engines.vllm.packing import pack_again
+
+
+class ServedWorker(HeldWeights):
+    """Methods vLLM mixes into a server's worker class, called over `/collective_rpc`."""
+
+    device: Any
+
+    def probe_repack(self) -> None:
+        """Pack again for a CPU what `reload_weights` leaves out."""
+        if torch.device(self.device).type == "cpu":
+            pack_again(self.get_model())

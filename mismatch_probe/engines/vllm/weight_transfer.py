@@ -1,0 +1,201 @@
+"""`gloo`, a backend of vLLM's weight transfer: as its `nccl`, but over TCP, so that CPUs take part.
+
+vLLM knows both sides of a transfer by the backend's name: the trainer's, made by `WeightTransferTrainerFactory`, and
+that of each of a server's workers, made by `WeightTransferEngineFactory`. Importing this module registers both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib import import_module
+from threading import Thread
+from typing import Any, ClassVar, Final, Self
+
+import torch
+from torch.distributed import BroadcastOptions, ProcessGroup
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    VLLMWeightSyncClient,
+    WeightSource,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+
+from mismatch_probe.engines.vllm.packing import pack_again
+
+BACKEND: Final = "gloo"
+
+
+@dataclass
+class GlooTrainerInitInfo(TrainerInitInfo):
+    """Where the trainer, rank 0 of `world_size`, waits for the workers, and for how long."""
+
+    backend: ClassVar[str] = BACKEND
+
+    master_address: str
+    master_port: int
+    world_size: int
+    timeout_seconds: float
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """The same for a worker; workers have the ranks from 1 on."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    timeout_seconds: float
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """What is sent, in order, by the checkpoint's names."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+    """A worker's side."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+
+    _group: ProcessGroup | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        self.shutdown()
+        parallel = self.parallel_config
+        own = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._group = _joined(init_info, rank=1 + own)
+
+    def start_weight_update(self) -> None:
+        _reloading().initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM's own, which ends by waiting for an accelerator that a CPU has not."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        if self._group is None:
+            raise RuntimeError("the transfer was not initialised: call init_weight_transfer_engine first")
+        model: Any = self.model
+        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            _broadcast(self._group, weight)
+            model.load_weights([(name, weight.to(self.device))])
+
+    def finish_weight_update(self) -> None:
+        _reloading().finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            pack_again(self.model)
+
+    def shutdown(self) -> None:
+        self._group = None
+
+
+class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
+    """The trainer's side. Ranks other than the first only go through the weights, which gathers them."""
+
+    init_info_cls = GlooTrainerInitInfo
+
+    _group: ProcessGroup | None = None
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: GlooTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
+    ) -> Self:
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        if engine.is_sender:
+            asked = GlooInitInfo(
+                init_info.master_address, init_info.master_port, init_info.world_size, init_info.timeout_seconds
+            )
+            joining = _Beside(lambda: _joined(asked, rank=0))
+            client.init_weight_transfer_engine(asdict(asked))
+            engine._group = joining.result()
+        return engine
+
+    def send_weights(self) -> None:
+        assert self.source is not None
+        if not self.is_sender:
+            for _ in self.source:
+                pass
+            return
+        described = self.source.metadata()
+        update = GlooUpdateInfo(
+            names=[weight.name for weight in described],
+            dtype_names=[str(weight.dtype).removeprefix("torch.") for weight in described],
+            shapes=[list(weight.shape) for weight in described],
+        )
+        self.client.start_weight_update()
+        sending = _Beside(lambda: self._send([tensor for _, tensor in self.source or ()]))
+        self.client.update_weights(asdict(update))
+        sending.result()
+        self.client.finish_weight_update()
+
+    def shutdown(self) -> None:
+        self._group = None
+
+    def _send(self, tensors: Sequence[torch.Tensor]) -> None:
+        assert self._group is not None
+        for tensor in tensors:
+            _broadcast(self._group, tensor.detach().cpu().contiguous())
+
+
+class _Beside:
+    """Work in a thread that nothing waits for where the request beside it fails: its other end never comes."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._error = error
+
+
+def _reloading() -> Any:
+    """vLLM's functions that begin and end a reload of a model's layers."""
+    return import_module("vllm.model_executor.model_loader.reload")
+
+
+def _joined(place: GlooInitInfo, rank: int) -> ProcessGroup:
+    group: Any = stateless_init_torch_distributed_process_group(
+        place.master_address,
+        place.master_port,
+        rank,
+        place.world_size,
+        "gloo",
+        timeout=timedelta(seconds=place.timeout_seconds),
+    )
+    assert isinstance(group, ProcessGroup)
+    return group
+
+
+def _broadcast(group: ProcessGroup, tensor: torch.Tensor) -> None:
+    options = BroadcastOptions()
+    options.rootRank = 0
+    group.broadcast([tensor], options).wait()
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
+WeightTransferTrainerFactory.register_engine(BACKEND, GlooTrainerWeightTransferEngine)
