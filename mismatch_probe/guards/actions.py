@@ -14,6 +14,7 @@ _CORRECTIONS: Final[tuple[str, ...]] = get_args(CorrectionName)
 _DEFAULT_FACTOR = 0.5
 _TO_LEVEL = "level"
 _LEAST_FACTOR = 0.01
+_DIGITS = 2
 OF_RATE = {"learning_rate": 1.0, "policy_shift_k3": 0.5}
 """Metrics that follow the learning rate: the power that turns their ratio into that of the rate."""
 
@@ -74,12 +75,15 @@ class Action:
     to_level: bool = False
 
     def against(self, metric: str, value: float, level: float | None) -> "Action":
-        """What it is at a firing on a metric's `value`, after its `level` before; at least a hundredth is left."""
+        """What it is at a firing on a metric's `value`, after its `level` before: a factor of two digits, at least a
+        hundredth.
+        """
         if not self.to_level:
             return self
         if level is None or not 0 < level < value < math.inf:
             return Action(self.kind, factor=_DEFAULT_FACTOR)
-        return Action(self.kind, factor=max(_LEAST_FACTOR, (level / value) ** OF_RATE[metric.rpartition("/")[2]]))
+        factor = max(_LEAST_FACTOR, (level / value) ** OF_RATE[metric.rpartition("/")[2]])
+        return Action(self.kind, factor=float(f"{factor:.{_DIGITS}g}"))
 
     def __str__(self) -> str:
         if self.to_level:

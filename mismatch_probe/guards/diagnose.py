@@ -13,8 +13,6 @@ from mismatch_probe.guards.end_signatures import (
     no_end,
     nonfinite_gradient,
     precision_drift,
-    sampling,
-    temperature,
     unexplained,
 )
 from mismatch_probe.guards.reward_signatures import (
@@ -27,6 +25,7 @@ from mismatch_probe.guards.reward_signatures import (
     truncated,
 )
 from mismatch_probe.guards.rules.base import Values
+from mismatch_probe.guards.sampling_signatures import sampling, support, temperature
 from mismatch_probe.guards.sync_signatures import engine_weights, partial_sync, stale_sync
 
 _SIGNATURES: Final = (
@@ -46,6 +45,7 @@ _SIGNATURES: Final = (
     learning_rate,
     engine_weights,
     sampling,
+    support,
     reward_changed,
     flat,
     precision_drift,

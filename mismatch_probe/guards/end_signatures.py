@@ -6,16 +6,14 @@ from itertools import pairwise
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
-from mismatch_probe.guards.rules.mean import newest_means
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.01
+_SHIFT = "update/policy_shift_k3"
+_LARGE_MEAN_SHIFT_NATS = 0.005
 _SEVERAL_STEPS = 4
 _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
-_OTHER_TEMPERATURE = 0.1
-_SURPRISE_NATS = 0.002
-_SURPRISE_ERRORS = 5.0
 _GROWN = 3.0
 _EXTREME = 0.9
 _LAST_EVENTS = 3
@@ -118,18 +116,6 @@ def label_offset(window: Window) -> Diagnosis | None:
     )
 
 
-def temperature(window: Window) -> Diagnosis | None:
-    fits = window.finite("mismatch/temperature_fit")[-2:]
-    if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
-        return None
-    return Diagnosis(
-        EndCause.TEMPERATURE,
-        f"The two sides use different temperatures: mu's log-probs follow pi's with a slope of {write_value(fits[-1])} "
-        "where 1 is due.",
-        ("Divide the training path's logits by the sampling temperature, and take processed log-probs of the engine.",),
-    )
-
-
 def learning_rate(window: Window) -> Diagnosis | None:
     """A rate that jumped, or an update that moved the policy far more than those before it, and what followed."""
     rates = [rate for rate in window.finite("optim/learning_rate") if rate > 0]
@@ -151,37 +137,23 @@ def learning_rate(window: Window) -> Diagnosis | None:
 
 
 def _large_shifts(window: Window) -> str | None:
-    """One update that moved the policy far, or several that moved it farther than those before and lost the reward."""
-    shifts = window.finite("update/policy_shift_k3")
+    """One update that moved the policy far, by the usual one or by a guard on it; or several that lost the reward:
+    farther than those before, or far on average.
+    """
+    shifts = window.finite(_SHIFT)
     moved = sorted(shift for shift in shifts if shift > 0)
     usual = statistics.median(moved or [0.0])
-    if shifts and max(shifts) > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0):
-        return f"one update moved the policy by {write_value(max(shifts))} nats, the usual one by {write_value(usual)}"
-    if len(shifts) <= 2 * _SEVERAL_STEPS or not _fell(window.finite("reward/mean")):
+    beyond_usual = moved and moved[-1] > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0)
+    if beyond_usual or (moved and any(event.metric == _SHIFT for event in window.events)):
+        return f"one update moved the policy by {write_value(moved[-1])} nats, the usual one by {write_value(usual)}"
+    if not moved or not _fell(window.finite("reward/mean")):
         return None
     newest, small = statistics.median(shifts[-_SEVERAL_STEPS:]), moved[len(moved) // 4]
-    if newest <= _JUMP * small:
-        return None
-    return f"the last updates moved the policy by {write_value(newest)} nats each, smaller ones by {write_value(small)}"
-
-
-def sampling(window: Window) -> Diagnosis | None:
-    """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
-    surprises = zip(window.finite("mismatch/surprise_mean"), window.finite("mismatch/surprise_error"), strict=False)
-    beyond = [
-        mean
-        for _, mean, error in newest_means([list(surprise) for surprise in surprises])
-        if abs(mean) > _SURPRISE_NATS + _SURPRISE_ERRORS * error
-    ]
-    if not beyond:
-        return None
-    side = "above" if beyond[0] > 0 else "below"
-    return Diagnosis(
-        EndCause.TEMPERATURE,
-        "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the responses "
-        f"are {write_value(abs(beyond[0]))} nats a token {side} what its entropy says.",
-        ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
-    )
+    if len(shifts) > 2 * _SEVERAL_STEPS and newest > _JUMP * small:
+        each = f"{write_value(newest)} nats each, smaller ones by {write_value(small)}"
+        return f"the last updates moved the policy by {each}"
+    mean = statistics.fmean(moved)
+    return f"updates moved the policy by {write_value(mean)} nats on average" if mean > _LARGE_MEAN_SHIFT_NATS else None
 
 
 def precision_drift(window: Window) -> Diagnosis | None:

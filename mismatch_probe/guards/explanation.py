@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.text_table import text_table
 
 _INPUTS: Final = {
@@ -37,7 +37,8 @@ _INPUTS: Final = {
 @dataclass(frozen=True)
 class GuardExplanation:
     """One guard. is_on: None before the first step. needs: the inputs it reads; lacks: those that were not given.
-    answers: what its first, second, ... firing asks for; unsupported: those of them that the loop cannot do.
+    answers: what its first, second, ... firing asks for; unsupported: those of them that the loop cannot do. sees: how
+    small a change it would see in steps like the last one, where its rule knows.
     """
 
     name: str
@@ -46,6 +47,7 @@ class GuardExplanation:
     lacks: tuple[str, ...]
     answers: tuple[str, ...]
     unsupported: tuple[str, ...]
+    sees: str = ""
 
     @classmethod
     def of(
@@ -54,10 +56,10 @@ class GuardExplanation:
         *,
         is_on: bool | None,
         lacking: Collection[str],
-        given: Collection[str],
+        given: Values,
         can: Collection[ActionKind],
     ) -> Self:
-        """lacking: metrics that it reads and no step gives. given: metrics that steps give."""
+        """lacking: metrics that it reads and no step gives. given: metrics of the last step."""
         asked = [action for firing in settings.actions for action in firing]
         return cls(
             settings.name,
@@ -66,6 +68,7 @@ class GuardExplanation:
             inputs_of(lacking, given),
             tuple(" + ".join(map(str, firing)) for firing in settings.actions),
             tuple(dict.fromkeys(str(action) for action in asked if action.kind not in can)),
+            settings.sees(given),
         )
 
     @property
@@ -77,7 +80,7 @@ class GuardExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A row for each guard; prints as a table."""
+    """A row for each guard; prints as a table, and below it how small a change shows."""
 
     guards: tuple[GuardExplanation, ...]
 
@@ -109,7 +112,8 @@ class Explanation:
         return f"guards that are off here, {told}" if off else ""
 
     def __str__(self) -> str:
-        return text_table(COLUMNS, self.rows)
+        told = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
+        return "\n".join((text_table(COLUMNS, self.rows), *told))
 
 
 COLUMNS: Final = ("guard", "is", "needs", "asks for", "not possible here")

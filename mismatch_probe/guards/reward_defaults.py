@@ -5,6 +5,7 @@ from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
+from mismatch_probe.guards.rules.mean import MeanSettings
 
 REWARD_GUARDS: tuple[GuardSettings, ...] = (
     LimitSettings(
@@ -45,6 +46,14 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
         patience=3,
         actions=((WARN,), (LOG,)),
         source="exact for a function of the response alone: asked again, it gives the reward that was learnt from",
+    ),
+    MeanSettings(
+        name="reward-pairing",
+        metric="reward/mispaired",
+        error="reward/mispaired_error",
+        errors=4.0,
+        actions=((ROLLBACK,), (STOP,)),
+        source="exact: a function that judges by chance agrees with its first answer as often as with its second",
     ),
     FlatlineSettings(
         name="constant-reward",

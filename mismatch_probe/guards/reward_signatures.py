@@ -5,12 +5,14 @@ import statistics
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.rules.mean import newest_means
 
 _FLAT_STEPS = 8
 _CUT_STEPS = 3
 _MOSTLY_CUT = 0.9
 _OTHER_SCALE = 10.0
 _REWARD_ERRORS = 6.0
+_PAIRING_ERRORS = 4.0
 
 
 def reward_scale(window: Window) -> Diagnosis | None:
@@ -55,13 +57,22 @@ def reward_nan(window: Window) -> Diagnosis | None:
 
 
 def reward_unrepeated(window: Window) -> Diagnosis | None:
+    pairs = zip(window.finite("reward/mispaired"), window.finite("reward/mispaired_error"), strict=False)
+    of_others = [mean * steps for steps, mean, error in newest_means(list(pairs)) if mean > _PAIRING_ERRORS * error > 0]
+    if of_others:
+        return Diagnosis(
+            EndCause.REWARD_UNREPEATED,
+            f"Rewards do not belong to their responses: {write_value(of_others[0])} times in the last steps the "
+            "reward function, asked twice again, gave one reward both times and not the one that was learnt from.",
+            ("See whether rewards are paired with other responses, or changed on their way into the loss.",),
+        )
     counts = window.finite("reward/unrepeated")[-_CUT_STEPS:]
     if len(counts) < _CUT_STEPS or min(counts) == 0:
         return None
     return Diagnosis(
         EndCause.REWARD_UNREPEATED,
-        f"Rewards do not belong to their responses: asked again, the reward function gives {write_value(counts[-1])} "
-        "of a few responses of the last step another reward.",
+        "Rewards do not repeat, or do not belong to their responses: asked again, the reward function gives "
+        f"{write_value(counts[-1])} of a few responses of the last step another reward.",
         ("See whether rewards are paired with other responses, or whether the function gives one response two.",),
     )
 

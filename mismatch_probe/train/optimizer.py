@@ -49,6 +49,7 @@ class Optimizer:
         self._settings = settings
         self._num_steps = steps
         self._overflows_in_a_row = 0
+        self._norm = 0.0
         self.adamw = torch.optim.AdamW(
             parameters,
             lr=settings.learning_rate,
@@ -65,6 +66,13 @@ class Optimizer:
     def overflows_in_a_row(self) -> int:
         """Steps up to now whose gradients were not finite, without one between that were."""
         return self._overflows_in_a_row
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the gradients' norm is finite and more than 0. Where it is 0 AdamW would move the weights by its
+        momentum alone, step after step, although nothing was learnt.
+        """
+        return math.isfinite(self._norm) and self._norm > 0
 
     def learning_rate(self, step: int) -> float:
         """The scheduled rate of a step, counted from 1."""
@@ -86,13 +94,14 @@ class Optimizer:
         norm = get_total_norm(gradients)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        overflow = not math.isfinite(float(norm))
+        self._norm = float(norm)
+        overflow = not math.isfinite(self._norm)
         if not overflow:
             clip_grads_with_norm_(self._parameters, self._settings.max_grad_norm, norm)
         if self.loss_scale is not None:
             self.loss_scale.update(overflow=overflow)
         self._overflows_in_a_row = self._overflows_in_a_row + 1 if overflow else 0
-        return float(norm)
+        return self._norm
 
     def step(self, learning_rate: float) -> None:
         """Apply the gradients at a rate."""

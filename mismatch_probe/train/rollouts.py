@@ -12,6 +12,7 @@ from mismatch_probe.config.train import RolloutSettings
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.tasks.repeats import Repeats, ask_again
 from mismatch_probe.tasks.reward_calls import ONE_BY_ONE, RewardLimits
 from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
 from mismatch_probe.train.distributed import (
@@ -127,18 +128,20 @@ class Rollouts:
         ]
         return gathered(rollouts if speaks_for_engine(self._ranks_an_engine) else [])
 
-    def unrepeated(self, step: int, rollouts: Sequence[Rollout]) -> float:
-        """How many of a few responses earn something else than they did, asked again; on every rank the same."""
+    def asked_again(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """What the rewards of a few responses are when asked for again: metrics of `Repeats`, on every rank the same.
+
+        Raises:
+            UsageError: the reward function failed.
+        """
         if not is_main():
-            return as_first_rank_has_it(0.0)
+            return as_first_rank_has_it(Repeats().metrics())
         whole = [rollout for rollout in rollouts if not rollout.truncated and rollout.prompt_id in self._by_id]
         random = np.random.default_rng([self._seed, step])
         again = [whole[row] for row in random.permutation(len(whole))[: self._rewards_repeated]]
         answered = [Answered(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in again]
-        judged = judge_responses(self._reward, answered, self._limits)
         rewards = np.array([rollout.reward for rollout in again])
-        differ = ~np.isclose(judged.rewards, rewards, rtol=1e-6, equal_nan=True) & ~judged.is_late
-        return as_first_rank_has_it(float(differ.sum()))
+        return as_first_rank_has_it(ask_again(self._reward, answered, rewards, self._limits).metrics())
 
     def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""

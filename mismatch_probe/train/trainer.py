@@ -132,7 +132,7 @@ class Trainer:
         with clock("measure"):
             metrics |= self._measured(step, prepared)
         with clock("reward"):
-            metrics["reward/unrepeated"] = self._parts.rollouts.unrepeated(step, prepared.rollouts)
+            metrics |= self._parts.rollouts.asked_again(step, prepared.rollouts)
         metrics |= as_first_rank_has_it(clock.metrics(num_tokens))
         with clock("guards"):
             decision = self._guards.judge(step, metrics, canary=step == 1)

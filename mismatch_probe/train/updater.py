@@ -68,12 +68,12 @@ class Updater:
         }
 
     def step(self, step: int, factor: float) -> None:
-        """Apply the gradients that are finite at `factor` times the step's rate, and forget the others."""
+        """Apply the gradients that are finite and not all 0 at `factor` times the step's rate; forget the others."""
         for part in self.trained.values():
-            if part.optimizer.overflows_in_a_row:
-                part.optimizer.discard()
-            else:
+            if part.optimizer.has_gradient:
                 part.optimizer.step(factor * part.optimizer.learning_rate(step))
+            else:
+                part.optimizer.discard()
 
     def discard(self) -> None:
         """Forget all gradients."""

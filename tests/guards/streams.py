@@ -71,6 +71,8 @@ class Run:
             "reward/nonfinite": 0.0,
             "reward/late": 0.0,
             "reward/unrepeated": 0.0,
+            "reward/mispaired": 0.0,
+            "reward/mispaired_error": 0.0,
             "time/reward_seconds": 0.2,
             "response/unended_share": 0.0,
             "response/truncated_share": 0.3 * (1 - course),

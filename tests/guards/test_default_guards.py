@@ -189,6 +189,24 @@ def test_a_hidden_top_p_shows_at_low_entropy_where_it_moves_the_mean_ratio_by_li
     assert fired[:1] == ([2] if fires else [])
 
 
+@pytest.mark.parametrize(("paired", "answers"), [(False, ["rollback", "stop"]), (True, [])])
+def test_rewards_of_other_responses_are_undone_and_stop_the_run_and_a_judge_by_chance_does_not(
+    paired: bool, answers: list[str]
+) -> None:
+    """Each step a reward is asked for again four times; three of ten answers differ."""
+    random = np.random.default_rng(0)
+
+    def asked_again(metrics: Metrics, age: int) -> None:
+        differ = int((random.random(4) < 0.3).sum())
+        with_second = int(random.binomial(differ, 0.5)) if paired else differ
+        metrics["reward/unrepeated"] = float(differ)
+        metrics["reward/mispaired"] = 2.0 * with_second - differ
+        metrics["reward/mispaired_error"] = float(np.sqrt(differ))
+
+    events, _ = watched(Run("bf16", seed=4, fault=asked_again, onset=10), 300 if paired else 40)
+    assert [str(event.actions[0]) for event in events if event.guard == "reward-pairing"][:2] == answers
+
+
 @pytest.mark.parametrize(
     ("values", "guard", "first"),
     [

@@ -264,3 +264,49 @@ def test_log_probs_of_the_trainer_that_are_no_numbers_leave_no_update() -> None:
     assert "of 900 tokens are not finite" in found.sentence
     of_the_engine = ending({"mismatch/nonfinite_tokens": [900.0], "mismatch/missing_mu_tokens": [900.0]})
     assert of_the_engine.cause is EndCause.MISSING_LOGPROBS
+
+
+def test_a_rate_that_is_too_high_from_the_start_has_no_usual_update_to_be_held_against() -> None:
+    """As measured in FP16 at a rate of 1e-3."""
+    lost = {
+        "update/policy_shift_k3": [0.0, 0.006, 0.01, 0.0014, 0.0, 0.0, 0.0],
+        "reward/mean": [0.62, 0.41, 0.31, 0.0, 0.0, 0.0, 0.0],
+        "reward/mean_error": [0.11, 0.16, 0.12, 0.0, 0.0, 0.0, 0.0],
+    }
+    history = dict(list(clean().items())[:7])
+    for place, metrics in enumerate(history.values()):
+        metrics |= {name: values[place] for name, values in lost.items()}
+    assert diagnose(history, []).cause is EndCause.LEARNING_RATE
+    for metrics in history.values():
+        metrics["update/policy_shift_k3"] /= 10
+    assert diagnose(history, []).cause is not EndCause.LEARNING_RATE
+
+
+def test_rewards_of_other_responses_are_told_from_a_judge_by_chance() -> None:
+    errors = [1.5] * 12
+    mixed_up = ending({"reward/mispaired": [2.0] * 12, "reward/mispaired_error": errors})
+    assert mixed_up.cause is EndCause.REWARD_UNREPEATED
+    assert "not the one that was learnt from" in mixed_up.sentence
+    by_chance = ending({"reward/mispaired": [1.0, -1.0] * 6, "reward/mispaired_error": errors})
+    assert by_chance.cause is not EndCause.REWARD_UNREPEATED
+
+
+def test_tokens_that_the_engine_forbids_itself_are_told_from_rounding() -> None:
+    cut = ending({"mismatch/is_ratio_mean": [0.9963] * 12, "mismatch/is_ratio_mean_error": [4e-4] * 12})
+    assert cut.cause is EndCause.TEMPERATURE
+    assert "0.370 % of what pi would sample" in cut.sentence
+    for mean, error in ((0.9985, 1e-4), (0.9963, 4e-3)):
+        sound = ending({"mismatch/is_ratio_mean": [mean] * 12, "mismatch/is_ratio_mean_error": [error] * 12})
+        assert sound.cause is EndCause.UNEXPLAINED
+
+
+def test_what_a_guard_added_up_over_more_steps_than_the_window_holds_is_named() -> None:
+    guards = GuardBook(tuple(guard for guard in DEFAULT_GUARDS if guard.name == "sampling"))
+    noise = {"mismatch/surprise_mean": 0.02, "mismatch/surprise_error": 0.03}
+    events = [event for step in range(1, 121) for event in guards.evaluate(step, noise).events]
+    assert events[0].step > 60
+    history = {step: {**metrics, **noise} for step, metrics in clean().items()}
+    assert diagnose(history, []).cause is EndCause.UNEXPLAINED
+    seen = diagnose({events[0].step: history[max(history)]}, events[:1])
+    assert seen.cause is EndCause.TEMPERATURE
+    assert "above what its entropy says" in seen.sentence

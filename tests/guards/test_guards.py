@@ -23,6 +23,8 @@ REPORTED = {
     "sync/weights_other": 0.0,
     "time/reward_seconds": 0.1,
     "reward/unrepeated": 0.0,
+    "reward/mispaired": 0.0,
+    "reward/mispaired_error": 0.0,
     "response/unended_share": 0.0,
 }
 

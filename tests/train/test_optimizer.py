@@ -124,3 +124,13 @@ def test_a_checkpoint_before_the_first_step_takes_no_step_of_adamw() -> None:
         found.step(0.1)
         reference.step()
     assert torch.allclose(module.weight, plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("gradient", "has"), [(0.0, False), (1e-18, True), (math.inf, False), (math.nan, False)])
+def test_there_is_a_gradient_where_it_is_finite_and_not_all_zero(gradient: float, has: bool) -> None:
+    parameter = one_parameter()
+    made = optimizer(parameter)
+    assert not made.has_gradient
+    parameter.grad = torch.tensor([0.0, gradient], dtype=torch.float32)
+    made.unscale_and_clip()
+    assert made.has_gradient is has

@@ -1,19 +1,26 @@
 """Do rewards belong to their responses? Asked again of a few, on runs with and without a mix-up."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.config.train import RolloutSettings
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer
-from mismatch_probe.tasks.rewards import Reward
+from mismatch_probe.tasks.repeats import Repeats, ask_again
+from mismatch_probe.tasks.reward_calls import ONE_BY_ONE
+from mismatch_probe.tasks.rewards import Answered, Reward
 from mismatch_probe.train.rollouts import Rollouts
 from tests.train.quick_runs import StoppingEngine
 
 pytestmark = pytest.mark.usefixtures("process_group")
+
+
+ANSWERED = Answered(EncodedPrompt("0", [1], "1 + 1 = "), "2", truncated=False)
 
 
 def by_text(prompt: EncodedPrompt, text: str) -> float:
@@ -30,7 +37,7 @@ def sampler(llama: Path) -> Rollouts:
 
 
 def test_rewards_of_their_own_responses_repeat(sampler: Rollouts) -> None:
-    assert sampler.unrepeated(1, sampler.sample(0)) == 0
+    assert sampler.asked_again(1, sampler.sample(0)) == Repeats().metrics()
 
 
 def test_rewards_of_other_responses_do_not(sampler: Rollouts) -> None:
@@ -40,8 +47,28 @@ def test_rewards_of_other_responses_do_not(sampler: Rollouts) -> None:
         replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards[1:] + rewards[:1], strict=True)
     ]
     assert len(set(rewards)) > 4
-    assert sampler.unrepeated(1, shifted) >= 3
+    again = sampler.asked_again(1, shifted)
+    assert again["reward/mispaired"] == again["reward/mispaired_error"] ** 2 == again["reward/unrepeated"] >= 3
 
 
 def test_where_every_response_was_cut_there_is_nothing_to_ask(sampler: Rollouts) -> None:
-    assert sampler.unrepeated(1, []) == 0
+    assert sampler.asked_again(1, []) == Repeats().metrics()
+
+
+@pytest.mark.parametrize("changes_its_mind", [0.05, 0.3, 0.5])
+def test_a_judge_that_changes_its_mind_is_of_its_first_opinion_as_often_as_of_its_second(
+    changes_its_mind: float,
+) -> None:
+    random = np.random.default_rng(0)
+    judge = Reward("by chance", lambda prompt, text: float(random.random() < changes_its_mind))
+    first = np.array([judge.score(ANSWERED.prompt, ANSWERED.text) for _ in range(4000)])
+    again = ask_again(judge, [ANSWERED] * 4000, first, ONE_BY_ONE)
+    assert again.differ > 300
+    assert abs(again.with_second - again.with_first) < 4 * math.sqrt(again.differ)
+    assert again.with_second + again.with_first == again.differ
+
+
+def test_an_answer_that_is_neither_says_nothing() -> None:
+    answers = iter([1.0, 2.0])
+    judge = Reward("new each time", lambda prompt, text: next(answers))
+    assert ask_again(judge, [ANSWERED], np.array([0.0]), ONE_BY_ONE) == Repeats(differ=1)

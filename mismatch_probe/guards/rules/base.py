@@ -111,6 +111,10 @@ class GuardSettings(Settings, ABC):
         """Those of them that the canary must give."""
         return ()
 
+    def sees(self, values: Values) -> str:
+        """How small a change shows beside the noise of a step like this one; empty where the rule does not know."""
+        return ""
+
     @abstractmethod
     def start(self) -> Guard:
         """The rule, with nothing learned yet."""

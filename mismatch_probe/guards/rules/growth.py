@@ -12,6 +12,8 @@ from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings,
 
 _STEPS_FOR_A_SPREAD = 12
 """Fewer do not say how far steps differ."""
+_STEPS_BESIDE_ERRORS = 4
+"""As many may correct the errors that steps give; of fewer, a fall that has begun is a part of their spread."""
 
 Seen = tuple[float, float | None]
 """A step's value, and its standard error where one is known."""
@@ -123,13 +125,14 @@ class Growth(Guard):
     def _is_beyond_its_error(self) -> bool:
         """Whether the mean since the departure is `errors` standard errors from the mean before.
 
-        A step's error is the root mean square of those given, or the spread of the earlier steps where that is more.
+        A step's error is the root mean square of those given, or the spread of the earlier steps where that is more
+        and they are not too few.
         """
         earlier, recent = ([value for value, _ in part] for part in (self.earlier, self.recent))
         given = [error for _, error in (*self.earlier, *self.recent) if error is not None]
         if not given and len(earlier) < min(_STEPS_FOR_A_SPREAD, self._settings.reference):
             return False
-        spread = statistics.variance(earlier) if len(earlier) > 1 else 0.0
+        spread = statistics.variance(earlier) if len(earlier) >= _STEPS_BESIDE_ERRORS else 0.0
         variance = max(statistics.fmean(error**2 for error in given) if given else 0.0, spread)
         change = statistics.fmean(recent) - statistics.fmean(earlier)
         error_of_change = math.sqrt(variance * (1 / len(recent) + 1 / len(earlier)))

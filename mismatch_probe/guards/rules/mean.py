@@ -11,8 +11,9 @@ from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings,
 
 
 class MeanSettings(MetricGuardSettings):
-    """The mean of the last 1, 2, 4, ... and at most `window` steps must be within `errors` of its standard errors, and
-    `tolerance`, of `expected`. error: a metric that gives the standard error of this one at each step.
+    """The mean of the last 1, 2, 4, 5, 8, 11, 16, ... and at most `window` steps, each number the root of 2 times the
+    one before, must be within `errors` of its standard errors, and `tolerance`, of `expected`. error: a metric that
+    gives the standard error of this one at each step.
     """
 
     rule: Literal["mean"] = "mean"
@@ -25,6 +26,20 @@ class MeanSettings(MetricGuardSettings):
     @property
     def metrics(self) -> tuple[str, ...]:
         return (self.metric, self.error)
+
+    def allowed(self, error_of_mean: float) -> float:
+        """How far from `expected` a mean with this standard error may be."""
+        return self.tolerance + self.errors * error_of_mean
+
+    def sees(self, values: Values) -> str:
+        error = values.get(self.error, math.nan)
+        if not math.isfinite(error):
+            return ""
+        nearest, far = (write_value(self.allowed(error / math.sqrt(steps))) for steps in (1, self.window))
+        return (
+            f"a mean of {self.metric} that is {nearest} from {write_value(self.expected)} in one step like the last, "
+            f"{far} in {self.window}"
+        )
 
     def start(self) -> Guard:
         return Mean(self)
@@ -47,7 +62,7 @@ class Mean(Guard):
             return broken
         self.recent = [*self.recent, [value, error]][-settings.window :]
         for steps, mean, error_of_mean in newest_means(self.recent):
-            allowed = settings.tolerance + settings.errors * error_of_mean
+            allowed = settings.allowed(error_of_mean)
             if abs(mean - settings.expected) > allowed:
                 over = "" if steps == 1 else f" on average over {steps} steps"
                 sentence = (
@@ -60,8 +75,7 @@ class Mean(Guard):
 
 def newest_means(recent: Sequence[Sequence[float]]) -> Iterator[tuple[int, float, float]]:
     """Of values and their errors, oldest first: how many of the newest, their mean, and its standard error."""
-    steps = 1
-    while steps <= len(recent):
+    doublings = 2 * math.log2(len(recent)) if recent else -1
+    for steps in sorted({int(2 ** (half / 2)) for half in range(math.floor(doublings) + 1)}):
         values, errors = zip(*recent[-steps:], strict=True)
         yield steps, math.fsum(values) / steps, math.sqrt(math.fsum(error**2 for error in errors)) / steps
-        steps *= 2

@@ -1,0 +1,62 @@
+"""What it looks like when the engine does not sample from pi; None where a window does not show it."""
+
+from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
+from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.guards.rules.mean import newest_means
+
+_OTHER_TEMPERATURE = 0.1
+_TOLERANCE = 0.002
+_ERRORS = 5.0
+
+
+def temperature(window: Window) -> Diagnosis | None:
+    fits = window.finite("mismatch/temperature_fit")[-2:]
+    if len(fits) < 2 or min(abs(fit - 1) for fit in fits) <= _OTHER_TEMPERATURE or max(fits) > 1.1 * min(fits):
+        return None
+    return Diagnosis(
+        EndCause.TEMPERATURE,
+        f"The two sides use different temperatures: mu's log-probs follow pi's with a slope of {write_value(fits[-1])} "
+        "where 1 is due.",
+        ("Divide the training path's logits by the sampling temperature, and take processed log-probs of the engine.",),
+    )
+
+
+def sampling(window: Window) -> Diagnosis | None:
+    """Tokens that pi would not have drawn, although the log-probs of both sides agree."""
+    beyond = _beyond(window, "mismatch/surprise_mean", "mismatch/surprise_error", expected=0.0)
+    if beyond is None:
+        return None
+    side = "above" if beyond > 0 else "below"
+    return Diagnosis(
+        EndCause.TEMPERATURE,
+        "The engine does not sample from the distribution whose log-probs it reports: pi's log-probs of the responses "
+        f"are {write_value(abs(beyond))} nats a token {side} what its entropy says.",
+        ("Look for a temperature, top-p, top-k or penalty that shapes the samples and not the log-probs.",),
+    )
+
+
+def support(window: Window) -> Diagnosis | None:
+    """Tokens to which the engine gives more than pi on average: it shares out what it took from others."""
+    beyond = _beyond(window, "mismatch/is_ratio_mean", "mismatch/is_ratio_mean_error", expected=1.0)
+    if beyond is None or beyond > 0:
+        return None
+    return Diagnosis(
+        EndCause.TEMPERATURE,
+        f"The engine gives nothing to {write_value(-100 * beyond)} % of what pi would sample: the mean of pi/mu over "
+        f"its tokens is {write_value(1 + beyond)} where 1 is due.",
+        ("Look for top-p, top-k, min-p or forbidden tokens on the engine's side, or give pi the same.",),
+    )
+
+
+def _beyond(window: Window, metric: str, error: str, *, expected: float) -> float | None:
+    """How far the mean of the newest steps is from what it is in expectation; None where that may be noise. A guard
+    looks back on more steps than the window holds, so what it saw counts too.
+    """
+    pairs = zip(window.finite(metric), window.finite(error), strict=False)
+    departures = (
+        (mean - expected, _TOLERANCE + _ERRORS * error_of_mean)
+        for _, mean, error_of_mean in newest_means([list(pair) for pair in pairs])
+    )
+    beyond = [departure for departure, allowed in departures if abs(departure) > allowed]
+    told = [event.value - expected for event in window.events if event.metric == metric]
+    return next(iter(beyond + told), None)

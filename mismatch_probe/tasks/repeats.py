@@ -1,0 +1,60 @@
+"""Rewards asked for again: does the function repeat itself, and does each reward belong to its response?"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.tasks.reward_calls import RewardLimits
+from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
+
+_SAME: Final = 1e-6
+"""Relative difference of two rewards that count as one."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Counts of responses whose reward was asked for again.
+
+    differ: the second answer is another than the first. with_second, with_first: of these, those whose third answer is
+    the second one again, or the first. A function that judges by chance gives its three answers in any order, so the
+    two counts are equal in expectation, however often it changes its mind. A reward that is of another response is
+    never given again.
+    """
+
+    differ: int = 0
+    with_second: int = 0
+    with_first: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "reward/unrepeated": float(self.differ),
+            "reward/mispaired": float(self.with_second - self.with_first),
+            "reward/mispaired_error": math.sqrt(self.with_second + self.with_first),
+        }
+
+
+def ask_again(reward: Reward, answered: Sequence[Answered], first: Floats, limits: RewardLimits) -> Repeats:
+    """Of whole responses and what they earned [N], which may be NaN; a third time where the second answer differs. An
+    answer that comes too late is not counted.
+
+    Raises:
+        UsageError: the reward raised, or returned no number.
+    """
+    second = judge_responses(reward, answered, limits)
+    differ = np.flatnonzero(~_same(first, second.rewards) & ~second.is_late)
+    if not differ.size:
+        return Repeats()
+    third = judge_responses(reward, [answered[row] for row in differ], limits)
+    with_second = _same(second.rewards[differ], third.rewards) & ~third.is_late
+    with_first = _same(first[differ], third.rewards) & ~third.is_late
+    return Repeats(differ.size, int(with_second.sum()), int(with_first.sum()))
+
+
+def _same(one: Floats, other: Floats) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_SAME, equal_nan=True)
+    return same
