@@ -121,8 +121,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "stale prefix cache",
         "from the onset",
         stale_cache,
-        ("mismatch-limit", "mismatch-floor", "mismatch-drift", "extreme-above", "extreme-below"),
-        (EndCause.STALE_SYNC, EndCause.PRECISION_DRIFT),
+        (),
+        (),
         settings={
             "engine": {"prefix_caching": True, "args": {"block_size": 32}},
             "task": {"source": "sums:terms=6", "num_problems": 8},

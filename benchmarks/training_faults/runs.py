@@ -17,7 +17,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import TrainingStopped, UsageError
+from mismatch_probe.errors import EngineError, TrainingStopped, UsageError
 from mismatch_probe.guards.decision import StepFirings
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.training_run import TrainingDirectory
@@ -113,7 +113,7 @@ def run_with(
             execute_training(directory, preparation, watch)
         except TrainingStopped as stop:
             stopped = str(stop)
-        except UsageError as error:
+        except (UsageError, EngineError) as error:
             failed = str(error)
     return LabRun(directory, seen, stopped, failed)
 

@@ -9,7 +9,7 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.self_checks import decoded_alone, scored_alone
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from tests.engines.conftest import StartEngine, gaps
 
@@ -82,3 +82,14 @@ def test_a_stale_cache_is_seen(start: StartEngine, llama: Path, monkeypatch: pyt
     [behind] = engine.replay_cached(sequences[-1:])
     assert behind.num_cached_tokens == 2 * BLOCK
     assert np.abs(gaps([behind.scores], scored_alone(engine, sequences[-1:]))).max() > 1e-3
+
+
+def test_a_cache_that_is_said_to_be_empty_and_is_not_ends_the_batch(
+    start: StartEngine, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(llama, prefix_caching=True, args={"block_size": BLOCK}, max_new_tokens=48)
+    again = [*REQUESTS[-1:], *REQUESTS[-1:]]
+    assert len(engine.sample(again, PLAIN)) == len(engine.sample(again, PLAIN)) == 2
+    monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: True)  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match=rf"the first request after that took {2 * BLOCK} tokens from it"):
+        engine.sample(again, PLAIN)

@@ -16,7 +16,6 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.objectives.losses import Update
-from mismatch_probe.train.optimizer import Optimizer
 from mismatch_probe.train.updater import Updater
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings, recorded, train
 
@@ -100,15 +99,15 @@ def test_fewer_steps_than_were_taken_are_refused(llama: Path, home: Path) -> Non
 
 
 def rates_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Filled with the rate of every optimizer step."""
+    """Filled with the rate of every update that guards leave to the optimizer."""
     rates: list[float] = []
-    step = Optimizer.step
+    apply = Updater.step
 
-    def counted(self: Optimizer, learning_rate: float) -> None:
-        rates.append(learning_rate)
-        step(self, learning_rate)
+    def counted(self: Updater, step: int, factor: float) -> None:
+        rates.append(factor * self.trained["policy"].optimizer.learning_rate(step))
+        apply(self, step, factor)
 
-    monkeypatch.setattr(Optimizer, "step", counted)
+    monkeypatch.setattr(Updater, "step", counted)
     return rates
 
 

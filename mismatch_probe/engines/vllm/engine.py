@@ -22,7 +22,7 @@ from mismatch_probe.engines.vllm.outputs import num_missing, replayed_scores, sa
 from mismatch_probe.engines.vllm.progress import FinishedRequests
 from mismatch_probe.engines.vllm.rendezvous import keep_sockets_apart, meet_without_a_file, share_memory_apart
 from mismatch_probe.engines.vllm.routing import recorded_routing
-from mismatch_probe.engines.vllm.weights import forget_prefixes, send_weights
+from mismatch_probe.engines.vllm.weights import forget_prefixes, require_forgotten, send_weights
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.provenance.adapter import Adapter
 from mismatch_probe.records.routing import SequenceRouting
@@ -245,12 +245,15 @@ class VllmEngine(Engine):
         self, prompts: list[list[int]], params: list[Any], doing: str, *, keeps_cache: bool = False
     ) -> list[Any]:
         """Request outputs in order. A batch must not profit from what earlier ones left in the prefix cache."""
-        if self._settings["prefix_caching"] and not keeps_cache:
+        forgets = self._settings["prefix_caching"] and not keeps_cache
+        if forgets:
             forget_prefixes(self.llm)
         inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
         counted = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
         with engine_failures(self._checkpoint, doing), self._products():
             outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=counted, lora_request=self._adapter)
+        if forgets:
+            require_forgotten(outputs)
         return outputs
 
     def _room(self, request: SampleRequest) -> int:

@@ -1,6 +1,6 @@
 """New weights for a running engine, in place."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,3 +35,19 @@ def forget_prefixes(llm: Any) -> None:
     """
     if not llm.reset_prefix_cache():
         raise EngineError("vLLM kept its prefix cache, so it would go on with what other weights computed")
+
+
+def require_forgotten(outputs: Sequence[Any]) -> None:
+    """Look whether `forget_prefixes` did: of a batch after it, the request that comes first finds nothing in the cache.
+
+    A request further back may share what those before it computed.
+
+    Raises:
+        EngineError: it found something.
+    """
+    num_cached = (outputs[0].num_cached_tokens or 0) if outputs else 0
+    if num_cached:
+        raise EngineError(
+            f"vLLM says that it emptied its prefix cache, and the first request after that took {num_cached} tokens "
+            "from it, which other weights may have computed; set engine.prefix_caching = false"
+        )
