@@ -99,7 +99,7 @@ def _range(steps: list[int | None]) -> str:
     if not fired:
         return f"not in {LONGEST}"
     most = str(max(fired)) if len(fired) == len(steps) else f"not in {LONGEST}"
-    return f"{min(fired)} to {most}"
+    return most if most == str(min(fired)) else f"{min(fired)} to {most}"
 
 
 if __name__ == "__main__":
