@@ -60,7 +60,7 @@ def _forked(control: socket.socket, ended: int) -> bool:
     import mismatch_probe.cli.gate_command
     import mismatch_probe.cli.report_command
     import mismatch_probe.difference.console
-    import mismatch_probe.difference.runs  # noqa: F401
+    import mismatch_probe.difference.runs
     from mismatch_probe.report.interactive import PlotlyJs, scripts
     from mismatch_probe.report.rendering import _environment
 

@@ -26,7 +26,7 @@ def rendered_page(
 ) -> str:
     """A page in which the JSON document `embedded` lies too; the same values give the same bytes."""
     blocks = [overview.figure, *(block for section in sections for block in section.blocks)]
-    panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.panels]
+    panels = [panel for block in blocks if isinstance(block, Figure) for panel in block.drawn]
     return (
         _environment()
         .get_template("report.html.j2")

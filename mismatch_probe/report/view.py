@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from mismatch_probe.notation import Written
 from mismatch_probe.records.summary import Verdict
-from mismatch_probe.report.names import PairStyle, verdict_words
+from mismatch_probe.report.names import PairStyle, listed, verdict_words
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class Panel:
     height: int
 
     @property
+    def shows_something(self) -> bool:
+        return bool(self.specification["data"])
+
+    @property
     def is_logarithmic(self) -> bool:
         layout = self.specification["layout"]
         return any(layout.get(axis, {}).get("type") == "log" for axis in ("xaxis", "yaxis"))
@@ -76,8 +80,8 @@ class Panel:
 class Figure:
     """Panels that share a key, a caption that tells how to read them, and the numbers behind them.
 
-    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption beside it. `tables`
-    open on request, together.
+    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption beside it. A panel
+    that shows nothing is left out, and named in a sentence. `tables` open on request, together.
     """
 
     anchor: str
@@ -86,6 +90,16 @@ class Figure:
     tables: Sequence[Table]
     key: Sequence[tuple[str, PairStyle]] = ()
     dense: bool = False
+
+    @property
+    def drawn(self) -> list[Panel]:
+        return [panel for panel in self.panels if panel.shows_something]
+
+    @property
+    def left_out(self) -> str:
+        """Which panels are left out and why; empty where none is."""
+        titles = [f"“{panel.heading.title}”" for panel in self.panels if not panel.shows_something]
+        return f"Left out, for too few responses or no deviation to draw: {listed(titles)}." if titles else ""
 
 
 @dataclass(frozen=True)

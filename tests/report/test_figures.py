@@ -129,9 +129,12 @@ def test_numbers_keep_the_digits_that_a_screen_can_show_and_what_is_not_finite_i
     assert curve["y"] == [2.3457e-6, None, None, 1234567]
 
 
-def test_an_empty_drawing_says_so() -> None:
-    nothing = panel(HEADING, lambda figure: None).specification
-    assert "Nothing to draw" in nothing["layout"]["annotations"][0]["text"]
+def test_a_drawing_that_shows_nothing_is_left_out_of_its_figure_and_named() -> None:
+    nothing, curve = panel(HEADING, lambda figure: None), panel(HEADING, lambda figure: line(figure, [1], [1], STYLE))
+    figure = Figure("figure", "How to read it.", [nothing, curve], [])
+    assert figure.drawn == [curve]
+    assert figure.left_out == f"Left out, for too few responses or no deviation to draw: “{HEADING.title}”."
+    assert Figure("figure", "How to read it.", [curve], []).left_out == ""
 
 
 def test_words_in_a_drawing_are_no_markup() -> None:

@@ -1,13 +1,18 @@
 """A page for every run: of one response, and of sides that agree to the last bit."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.report.figures.length import FEWEST_RESPONSES, draw_size
+from mismatch_probe.report.names import pair_styles
 from mismatch_probe.report.page import write_report
-from tests.report.pages import drawings, words
+from mismatch_probe.report.view import Heading
+from tests.report import samples
+from tests.report.pages import drawings
 from tests.simulated_run import Simulation, edit_leg, simulated_run
 
 LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")
@@ -16,7 +21,23 @@ LEGS = ("infer-bf16-decode", "train-bf16", "ref-fp32")
 @pytest.mark.parametrize("num_prompts", [1, 3, 7])
 def test_a_run_of_few_responses_has_a_page(tmp_path: Path, num_prompts: int) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=num_prompts), with_summary=True)
-    assert "too few responses" in words(drawings(write_report(run).read_text())["overview-cumulative"])
+    page = write_report(run).read_text()
+    assert "overview-cumulative" not in drawings(page)
+    assert 'id="overview-cumulative"' not in page
+    left_out = [caption for caption in captions(page) if "“How it adds up: log importance weight”" in caption]
+    assert [caption.count("Left out, for too few responses") for caption in left_out] == [1]
+    assert all(drawing["data"] for drawing in drawings(page).values())
+
+
+def test_responses_of_one_length_make_no_curve_over_lengths(tmp_path: Path) -> None:
+    pair = samples.summary().pairs[0]
+    assert pair.length is not None
+    [one] = pair.length.abs_diff_by_response_length[:1]
+    assert one.mean.num_sequences >= FEWEST_RESPONSES
+    heading = Heading("anchor", "title", "words")
+    style = pair_styles([pair])
+    assert not draw_size(heading, [(pair, [one])], "T", style).shows_something
+    assert draw_size(heading, [(pair, [one, one])], "T", style).shows_something
 
 
 def test_a_run_without_a_usable_response_says_so_in_place_of_its_divergence(tmp_path: Path) -> None:
@@ -26,7 +47,9 @@ def test_a_run_without_a_usable_response_says_so_in_place_of_its_divergence(tmp_
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=4))
     edit_leg(run, "train-bf16", lost)
     run.write_summary(summarise(run, run.read_manifest()))
-    assert "Nothing to draw" in words(drawings(write_report(run).read_text())["overview-kl"])
+    page = write_report(run).read_text()
+    assert 'id="overview-kl"' not in page
+    assert "“How far apart: KL per token”" in captions(page)[0]
 
 
 def test_sides_that_agree_to_the_last_bit_have_a_page(tmp_path: Path) -> None:
@@ -37,4 +60,8 @@ def test_sides_that_agree_to_the_last_bit_have_a_page(tmp_path: Path) -> None:
     for leg in LEGS:
         edit_leg(run, leg, certain)
     run.write_summary(summarise(run, run.read_manifest()))
-    assert "no deviation" in words(drawings(write_report(run).read_text()))
+    assert any("no deviation" in caption for caption in captions(write_report(run).read_text()))
+
+
+def captions(page: str) -> list[str]:
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)

@@ -26,18 +26,13 @@ _MOST_OF_A_DECADE = 0.7
 _TWO_AND_FIVE = "D2"
 """Plotly's name of ticks at 1, 2 and 5; by itself it would write all nine digits of a power of ten."""
 _HOVER_CHARACTERS = 60
-_NOTHING_DRAWN = "Nothing to draw: too few responses, or no deviation."
 _DIGITS = 5
 
 
 def panel(heading: Heading, draw: Callable[[Drawing], object], height: int = WIDE) -> Panel:
-    """What `draw` puts into a figure, or words where that is nothing; the same drawing gives the same bytes."""
+    """What `draw` puts into a figure; the same drawing gives the same bytes."""
     figure = Drawing()
     draw(figure)
-    if not figure.data:
-        figure.update_axis("x", visible=False)
-        figure.update_axis("y", visible=False)
-        words_inside(figure, _NOTHING_DRAWN, 0.02, 0.5)
     return Panel(heading, _short({"data": figure.data, "layout": figure.layout}), height)
 
 

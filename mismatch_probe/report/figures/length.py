@@ -28,6 +28,7 @@ _BAND_ALPHA = 0.22
 _SPREAD_ALPHA = 0.10
 _FAINTEST_LINE = 4
 FEWEST_RESPONSES = 8
+_FEWEST_POINTS = 2
 _TOP = 1.04
 
 
@@ -43,6 +44,8 @@ def draw_size(
         titles(figure, x_label, "|d|, nats")
         for pair, bins in curves:
             positive = [bin_ for bin_ in _solid(bins) if bin_.mean.value > 0]
+            if len(positive) < _FEWEST_POINTS:
+                continue
             style = style_of(pair)
             x = [bin_.center for bin_ in positive]
             band(figure, x, [bin_.p50 for bin_ in positive], [bin_.p90 for bin_ in positive], style, _SPREAD_ALPHA)

@@ -146,7 +146,7 @@ def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=0, outcome="unfinished"))
     assert headline(page) == "No step is recorded yet."
     assert parsed(page).open == []
-    assert "Nothing to draw" in words(drawings(page))
+    assert "Left out, for too few responses or no deviation to draw: “Reward” and “Mismatch: KL per token”." in page
 
 
 def test_a_run_of_one_step_has_a_page(tmp_path: Path) -> None:
