@@ -186,7 +186,19 @@ def _write(estimate: Estimate, fewest: int, most: int, write_at: Callable[[float
     is_beside_zero = estimate.low <= 0 <= estimate.high
     value = write_at(estimate.value, place if is_beside_zero else _place_of_bound(estimate.value, place))
     low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
-    return Written(value, f"[{low}, {high}]")
+    return Written(value, f"[{low}, {high}]" if low != high else _within(estimate))
+
+
+def _within(estimate: Estimate) -> str:
+    """For an interval that the digits shown do not tell from its value."""
+    assert estimate.low is not None
+    assert estimate.high is not None
+    farthest = max(estimate.value - estimate.low, estimate.high - estimate.value)
+    if not farthest:
+        return _NO_SPREAD
+    share = 100 * farthest / abs(estimate.value)
+    place = _exponent(share)
+    return f"(within {math.ceil(share / 10.0**place) * 10.0**place:g} %)"
 
 
 def _place_of_bound(bound: float, place: int) -> int:

@@ -133,3 +133,11 @@ def test_a_time_that_is_not_known_exactly_shows_no_false_precision(
     seconds: float, low: float, high: float, written: str
 ) -> None:
     assert write_about(seconds, low, high) == written
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(86_550, 86_640, "(within 0.06 %)"), (86_600, 86_600, "(no spread)"), (80_000, 90_000, "[80k, 90k]")],
+)
+def test_an_interval_of_one_number_twice_is_said_in_words(low: float, high: float, words: str) -> None:
+    assert write_tokens(estimate(86_600, low, high)).interval == words

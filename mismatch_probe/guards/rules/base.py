@@ -33,9 +33,13 @@ class Breach:
 
 
 class Guard(ABC):
-    """Judges one step at a time. remembers: its attributes that change, finite JSON each."""
+    """Judges one step at a time. remembers: its attributes that change, finite JSON each.
+
+    bound: what the last step's level of the metric was held against, where that moves with the run; else None.
+    """
 
     remembers: ClassVar[tuple[str, ...]] = ()
+    bound: float | None = None
 
     @abstractmethod
     def judge(self, values: Values) -> Breach | None:

@@ -45,7 +45,7 @@ class CanaryFloor(Guard):
                 "measured; run the canary first, or use the rule limit"
             )
         value = values[self._settings.metric]
-        threshold = max(self._settings.times * self.floor, self._settings.least)
+        threshold = self.bound = max(self._settings.times * self.floor, self._settings.least)
         if value <= threshold:
             return None
         return Breach(

@@ -115,12 +115,15 @@ class Growth(Guard):
 
     def _leaves(self) -> bool:
         """Whether the recent level is beyond the ratio."""
+        self.bound = None
         if not self.earlier or len(self.recent) < self._settings.window:
             return False
         before, now = self._levels()
-        if self._settings.direction == "up":
-            return now > self._threshold(before)
-        return now < self._threshold(before) and before > self._settings.least
+        rising = self._settings.direction == "up"
+        if not rising and before <= self._settings.least:
+            return False
+        self.bound = self._threshold(before)
+        return now > self.bound if rising else now < self.bound
 
     def _is_beyond_its_error(self) -> bool:
         """Whether the mean since the departure is `errors` standard errors from the mean before.

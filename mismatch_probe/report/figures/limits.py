@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_probe.report.figures.canvas import said
+from mismatch_probe.notation import write_number
+from mismatch_probe.report.figures.canvas import hover, said
 from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import color
 
@@ -25,17 +26,41 @@ class Limit(NamedTuple):
     words: str
 
 
+class MovingLimit(NamedTuple):
+    """The same where it differs from step to step; None at a step that had none."""
+
+    steps: Sequence[float]
+    values: Sequence[float | None]
+    is_upper: bool
+    words: str
+
+
 def limits_in_reach(limits: Sequence[Limit], values: Sequence[float], *, logarithmic: bool) -> list[Limit]:
     """Those that can be drawn without squeezing the curve: no farther from `values` than these are spread."""
+    low, high = _reach(values, logarithmic=logarithmic)
+    return [limit for limit in limits if low <= limit.value <= high]
+
+
+def moving_in_reach(limits: Sequence[MovingLimit], values: Sequence[float], *, logarithmic: bool) -> list[MovingLimit]:
+    """Those that are in reach at some step, without the steps at which they are not."""
+    low, high = _reach(values, logarithmic=logarithmic)
+    near = [
+        limit._replace(values=[value if value is not None and low <= value <= high else None for value in limit.values])
+        for limit in limits
+    ]
+    return [limit for limit in near if any(value is not None for value in limit.values)]
+
+
+def _reach(values: Sequence[float], *, logarithmic: bool) -> tuple[float, float]:
+    """Between what a limit must lie to be drawn."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
     if not known:
-        return []
+        return math.inf, -math.inf
     low, high = min(known), max(known)
     if logarithmic:
         reach = max(_LEAST_REACH, high / low)
-        return [limit for limit in limits if low / reach <= limit.value <= high * reach]
-    span = high - low
-    return [limit for limit in limits if low - span <= limit.value <= high + span]
+        return low / reach, high * reach
+    return low - (high - low), high + (high - low)
 
 
 def draw_limits(figure: Drawing, limits: Sequence[Limit], last_step: int, *, logarithmic: bool) -> None:
@@ -59,9 +84,25 @@ def draw_limits(figure: Drawing, limits: Sequence[Limit], last_step: int, *, log
         )
 
 
-def linear_range(values: Sequence[float], limits: Sequence[Limit]) -> tuple[float, float]:
+def draw_moving_limits(figure: Drawing, limits: Sequence[MovingLimit]) -> None:
+    """A line of dots that goes along with the curve and says whose it is."""
+    for limit in limits:
+        figure.add_scatter(
+            x=list(limit.steps),
+            y=list(limit.values),
+            mode="lines",
+            line={"color": color("reject"), "width": 1.2, "dash": "1px,3px"},
+            hovertext=[
+                hover(f"step {step:g}: {write_number(value)}", limit.words)
+                for step, value in zip(limit.steps, limit.values, strict=True)
+            ],
+            hoverinfo="text",
+        )
+
+
+def linear_range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float]:
     """What a linear axis shows: the tints reach farther."""
-    shown = [*(value for value in values if math.isfinite(value)), *(limit.value for limit in limits)]
+    shown = [value for value in (*values, *limits) if math.isfinite(value)]
     low, high = min(shown), max(shown)
     room = _ROOM * (high - low or abs(high) or 1.0)
     return low - room, high + room

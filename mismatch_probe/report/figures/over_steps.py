@@ -23,7 +23,15 @@ from mismatch_probe.report.figures.canvas import (
     titles,
 )
 from mismatch_probe.report.figures.drawing import Drawing
-from mismatch_probe.report.figures.limits import Limit, draw_limits, limits_in_reach, linear_range
+from mismatch_probe.report.figures.limits import (
+    Limit,
+    MovingLimit,
+    draw_limits,
+    draw_moving_limits,
+    limits_in_reach,
+    linear_range,
+    moving_in_reach,
+)
 from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -120,16 +128,21 @@ def draw(
     last_step: int,
     height: int,
     limits: Sequence[Limit] = (),
+    moving: Sequence[MovingLimit] = (),
 ) -> Panel:
     """Curves over steps 1 to `last_step`: running means inside their range.
 
     Diamonds are firings on the metric, upright lines under triangles steps at which a guard changed the run, ticks at
     the foot skipped updates, crosses at the top values that are not finite, and circles at the foot of a logarithmic
-    axis values that are not above 0. Beyond `limits` the drawing is tinted, where they are in reach.
+    axis values that are not above 0. Beyond `limits` the drawing is tinted, where they are in reach; `moving` ones are
+    dotted lines.
     """
     values = [value for curve in curves for value in curve.values.tolist()]
     values += [firing.value for event in events for firing in event.firings]
     reached = limits_in_reach(limits, values, logarithmic=scale == "log")
+    moved = moving_in_reach(moving, values, logarithmic=scale == "log")
+    bounds = [limit.value for limit in reached]
+    bounds += [value for limit in moved for value in limit.values if value is not None]
 
     def on(figure: Drawing) -> None:
         margin = max(0.5, 0.02 * last_step)
@@ -140,12 +153,13 @@ def draw(
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
         draw_limits(figure, reached, last_step, logarithmic=scale == "log")
+        draw_moving_limits(figure, moved)
         if scale == "log" and figure.data:
-            logarithmic(figure, "y", [*values, *(limit.value for limit in reached)], LEAST_SPAN)
+            logarithmic(figure, "y", [*values, *bounds], LEAST_SPAN)
         elif scale == "share":
             figure.update_axis("y", range=_SHARE_LIMITS)
-        elif reached:
-            figure.update_axis("y", range=linear_range(values, reached))
+        elif bounds:
+            figure.update_axis("y", range=linear_range(values, bounds))
         for event in events:
             _draw_events(figure, event)
 

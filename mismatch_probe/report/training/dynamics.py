@@ -7,11 +7,12 @@ import numpy as np
 
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import over_steps as drawing
-from mismatch_probe.report.figures.limits import Limit
+from mismatch_probe.report.figures.limits import Limit, MovingLimit
 from mismatch_probe.report.figures.over_steps import Change, Curve, Events, Fired
 from mismatch_probe.report.figures.theme import SMALL, WIDE
 from mismatch_probe.report.training.course import Course, Firing
 from mismatch_probe.report.training.guard_words import actions_words, limits_on
+from mismatch_probe.report.training.moving_limits import moving_limits_on
 from mismatch_probe.report.training.phases import phases
 from mismatch_probe.report.training.plots import SECTIONS, TIME, Plot, PlotSection
 from mismatch_probe.report.training.summarise import OVERFLOW, finite_mean, metric_course, window_of
@@ -19,6 +20,7 @@ from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel
 from mismatch_probe.stats.sequences import Floats
 
 _ROWS = 10
+_MOVING = "Dotted lines that move: what guards hold a step against, by the steps before it."
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:
@@ -76,11 +78,19 @@ def _panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
         if course.has(name)
     ]
     events = [_events(plot, course) for course in courses]
-    heading = Heading(
-        f"plot-{plot.anchor}", plot.title, _description(plot, courses), " ".join([plot.reading, *_legend(curves, plot)])
-    )
+    moving = _moving_limits(plot, courses)
+    legend = [*_legend(curves, plot), *([_MOVING] if moving else [])]
+    heading = Heading(f"plot-{plot.anchor}", plot.title, _description(plot, courses), " ".join([plot.reading, *legend]))
     last = max((int(course.steps[-1]) for course in courses if len(course.steps)), default=1)
-    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, height, _limits(plot, courses))
+    limits = _limits(plot, courses)
+    return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, height, limits, moving)
+
+
+def _moving_limits(plot: Plot, courses: Sequence[Course]) -> list[MovingLimit]:
+    """Of a run alone: each run of a page has its own, and nobody could tell them apart."""
+    if len(courses) > 1:
+        return []
+    return [limit for name in plot.metrics for limit in moving_limits_on(name, courses[0])]
 
 
 def _limits(plot: Plot, courses: Sequence[Course]) -> list[Limit]:

@@ -48,15 +48,16 @@ def limits_on(metric: str, course: Course) -> Iterator[Limit]:
     for guard in course.manifest.guards:
         if guard.get("rule") != "limit" or guard.get("metric") != metric:
             continue
-        name, asked = str(guard.get("name")), _asked(guard.get("actions"))
+        name, asked = str(guard.get("name")), asked_words(guard.get("actions"))
         for side, is_upper in (("above", True), ("below", False)):
             value = guard.get(side)
             if isinstance(value, float | int) and math.isfinite(value):
-                words = f"guard {name}: {side} {write_number(float(value))} it asks to {asked}"
+                surely = f" by {guard.get('errors')} standard errors" if guard.get("error") else ""
+                words = f"guard {name}: {side} {write_number(float(value))}{surely} it asks to {asked}"
                 yield Limit(float(value), is_upper, words)
 
 
-def _asked(firings: Any) -> str:
+def asked_words(firings: Any) -> str:
     """`warn`, or `skip the update, then stop` where later firings ask for more."""
     if not isinstance(firings, list):
         return "act"
