@@ -34,7 +34,7 @@ def measure(model: str, scratch: Path) -> tuple[Estimate, Estimate]:
     made = None if model == "demo" else make_checkpoint(scratch / "checkpoint", model, num_hidden_layers=4)
     path = str(made or resolve_model(ModelSettings(path="demo")))
     asked = {"model": {"path": path}, "prompts": PROMPTS, "sampling": {**SAMPLING, "seed": 0}}
-    localization = localize(parse_settings(LocalizeSettings, asked), scratch / "localize", print)
+    localization = localize(parse_settings(LocalizeSettings, asked), scratch / "localize", lambda *told: None)
     assert localization.interventions is not None
     predicted = next(
         intervention.removed

@@ -1,5 +1,6 @@
 """What `evaluate` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mismatch_probe.config.given_now import going_on, going_on_comparing
 from mismatch_probe.config.load import given_settings, parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.evaluate.direct import sides_still_to_sample
 from mismatch_probe.evaluate.preparation import DEFAULTS, default_evaluation_path, prepare_evaluation
 from mismatch_probe.evaluate.run import execute_evaluation, resume_evaluation, start_evaluation
 from mismatch_probe.records.evaluation import EvaluationDirectory
@@ -30,6 +32,7 @@ def run_evaluate(
         MismatchProbeError: anything that stops the run, as one sentence.
         KeyboardInterrupt: passed on after saying how to continue.
     """
+    began = time.monotonic()
     run = EvaluationDirectory(to_resume(out, Kind.EVALUATION) if resume else out or default_evaluation_path())
     values = _values(flags, config, run if resume else None)
     settings = parse_settings(EvaluationSettings, values.pop("evaluation", {}))
@@ -40,10 +43,14 @@ def run_evaluate(
     preparation = prepare_evaluation(comparison, settings)
     start = resume_evaluation if resume else start_evaluation
     run = start(run.path, preparation)
+    console = narration()
+    ready_seconds = time.monotonic() - began if console.is_terminal else None
+    clock = run_clock(preparation.comparison, run, ready_seconds=ready_seconds)
+    further = [pi.stage("sample") for pi in sides_still_to_sample(run)] if settings.sample_pi else []
     with (
-        can_go_on("evaluate", run, asked, narration(), is_new=not resume),
+        can_go_on("evaluate", run, asked, console, is_new=not resume),
         noise_in(run.log_path("evaluate")) as quiet,
-        progress_listener(quiet, run, run_clock(preparation.comparison, run)) as listener,
+        progress_listener(quiet, run, clock, further) as listener,
     ):
         evaluation = execute_evaluation(run, preparation, listener)
     console = results(as_json=json_output)

@@ -30,7 +30,7 @@ def run_headroom(
     settings = parse_settings(HeadroomSettings, values)
     with filing.reserved(HEADROOM_FILE):
         with progress_line(narration()) as line:
-            headroom = measure_headroom(settings, line.begin)
+            headroom = measure_headroom(settings, line.at)
         report = filing.file(headroom)
     console = results(as_json=json_output)
     render_headroom(headroom, console)

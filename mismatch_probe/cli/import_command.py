@@ -1,6 +1,7 @@
 """What `import` does once its flags are parsed; imported only then, because it loads the heavy parts."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from mismatch_probe.cli.log_output import show_run, with_dtypes
 from mismatch_probe.cli.output import narration, results
-from mismatch_probe.cli.progress_line import ProgressLine, progress_line
+from mismatch_probe.cli.progress_line import ProgressLine, progress_line, time_left
 from mismatch_probe.command_line import command_line
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError
 from mismatch_probe.importing.prompts import write_prompts
@@ -41,8 +42,8 @@ def run_import(
         return _import_prompts(known, source, out, results(as_json=json_output))
     try:
         with progress_line(console) as line:
-            count = _Count(line)
-            run = import_log(_log(known, source), settings, out, count.add, count.end)
+            count = _Count(line, known.sources(source))
+            run = import_log(_log(known, source, count), settings, out, count.add, count.end)
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
             go_on = command_line("report", out, "--recompute")
@@ -86,13 +87,13 @@ def _import_prompts(known: Format, source: Path, out: Path, console: Console) ->
     return ExitCode.INCONCLUSIVE
 
 
-def _log(known: Format, source: Path) -> Log:
+def _log(known: Format, source: Path, count: "_Count") -> Log:
     findings: list[LogFinding] = []
     return Log(
         source=str(source),
         format=known.name,
-        files=[_file(source_file) for source_file in known.sources(source)],
-        responses=known.read(source, findings.append),
+        files=[_file(file) for file in count.files],
+        responses=known.read(source, findings.append, count.begin_file),
         told=lambda: findings,
     )
 
@@ -109,18 +110,40 @@ def _file(source: Source) -> LogFile:
 
 
 class _Count:
-    """How many responses and tokens were read, for the line."""
+    """How many files, responses and tokens were read, for the line, and how long the other files will take.
 
-    def __init__(self, line: ProgressLine) -> None:
+    A file is foretold by the seconds that the files before it took a byte.
+    """
+
+    def __init__(self, line: ProgressLine, files: Sequence[Source]) -> None:
+        self.files = files
         self._line = line
-        self._responses = self._tokens = 0
+        self._num_bytes = sum(file.num_bytes for file in files)
+        self._responses = self._tokens = self._files_begun = self._bytes_begun = 0
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        """Foretold, of all files; 0 until one was read."""
         line.begin("reading the log")
+
+    def begin_file(self) -> None:
+        if self._bytes_begun:
+            self._seconds = (time.monotonic() - self._began) / self._bytes_begun * self._num_bytes
+        self._bytes_begun += self.files[self._files_begun].num_bytes
+        self._files_begun += 1
 
     def add(self, num_tokens: int) -> None:
         self._responses += 1
         self._tokens += num_tokens
         if self._responses % _SAID_EVERY == 0:
-            self._line.go_on(f"{write_count(self._responses)} responses, {write_count(self._tokens)} tokens")
+            self._line.go_on(", ".join(self._how_far()))
+
+    def _how_far(self) -> Iterator[str]:
+        if len(self.files) > 1:
+            yield f"file {write_count(self._files_begun)} of {write_count(len(self.files))}"
+        if self._seconds:
+            yield time_left(max(self._seconds - (time.monotonic() - self._began), 0))
+        yield f"{write_count(self._responses)} responses"
+        yield f"{write_count(self._tokens)} tokens"
 
     def end(self) -> None:
         self._line.begin("statistics and verdict")

@@ -47,7 +47,7 @@ def run_localize(
             progress_line(narration()) as line,
         ):
             keep_scratch(Path(folder))
-            localization = localize(settings, Path(folder), line.begin)
+            localization = localize(settings, Path(folder), line.at)
         report = filing.file(localization)
     console = results(as_json=json_output)
     render_localization(localization, console)

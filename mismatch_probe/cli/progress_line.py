@@ -60,14 +60,14 @@ class ProgressLine:
 
     def __str__(self) -> str:
         left = self._left() if self._place else None
-        where = [self._place, "" if left is None else _written(left)]
+        where = [self._place, "" if left is None else time_left(left)]
         place = ", ".join(word for word in where if word)
         doing = f"{self._doing}, {self._detail}" if self._detail else self._doing
         return f"{place}: {doing}" if place else doing
 
     def __rich__(self) -> Text:
         seconds = time.monotonic() - self._since
-        going_on = f", {seconds:.0f} s" if seconds >= _WORTH_SAYING_SECONDS and not self._detail else ""
+        going_on = f", {seconds:.0f} s" if seconds >= _WORTH_SAYING_SECONDS else ""
         return Text(plain(f"{self}{going_on}"), style="dim", no_wrap=True, overflow="ellipsis")
 
     def _print(self) -> None:
@@ -91,8 +91,9 @@ class ProgressLine:
             yield self
 
 
-def _written(left: float) -> str:
-    return "a few seconds left" if left < _FEW_SECONDS else f"about {write_rough_seconds(left)} left"
+def time_left(seconds: float) -> str:
+    """How a line says how long it will take yet."""
+    return "a few seconds left" if seconds < _FEW_SECONDS else f"about {write_rough_seconds(seconds)} left"
 
 
 def is_redrawn(console: Console) -> bool:

@@ -13,15 +13,20 @@ from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.report.evaluation import render_evaluation
+from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.findings import write_findings_report
 from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import write_report
+from mismatch_probe.report.screen import print_line
 from mismatch_probe.report.terminal import render_terminal
 from mismatch_probe.report.training import render_outcome, write_training_report
 
 
 def report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:
     """Render a comparison again, its statistics computed anew where asked; the exit code is that of `compare`.
+
+    Of an evaluation the accuracy comes first, and the comparison that it rests on below.
 
     Raises:
         RunDirectoryError: a record is missing.
@@ -34,6 +39,11 @@ def report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: Pl
     summary = directory.read_summary()
     console = results(as_json=json_output)
     path = write_report(directory, plotly_js)
+    evaluation = Filed.of(directory.path).evaluation
+    if evaluation is not None:
+        render_evaluation(evaluation, console)
+        print_line(console, "")
+        print_line(console, "The mismatch behind it", style="bold")
     render_terminal(summary, console, directory.path)
     print_outcome(console, path, summary, as_json=json_output)
     return summary.exit_code

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,20 @@ from mismatch_probe.records.watch import WatchedStep, WatchRecord
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 
 
+_ABSENT: Final = {
+    "a canary": "a canary",
+    "sync/": "weights sent to the engine",
+    "mismatch/": "entropies",
+    "response/": "how responses ended",
+    "reward/": "rewards",
+    "optim/": "the optimiser's numbers",
+    "update/": "the update's size",
+    "time/": "times",
+    "": "metrics of your own",
+}
+"""What a log lacks that has not a metric, by how the metric's name begins."""
+
+
 @dataclass
 class _Course:
     """What was seen so far. stopped_at: the step at which a guard asked to stop, with its likely cause."""
@@ -44,7 +59,7 @@ class _Course:
             self.steps.append(_recorded(judged))
             self.is_broken |= judged.is_broken
             if is_first:
-                _say_which_are_off(self.watch, console)
+                _say_how_many_are_on(self.watch, console)
             _say(judged, console)
             if judged.asks_to_stop:
                 self.stopped_at, self.diagnosis = judged.number, self.watch.diagnosis()
@@ -144,9 +159,21 @@ class _Told:
         self.last = text
 
 
-def _say_which_are_off(watch: Watch, console: Console) -> None:
-    for name, lacking in watch.off.items():
-        console.print(f"off: the guard {name} needs {', '.join(lacking)}, which the log lacks", soft_wrap=True)
+def _say_how_many_are_on(watch: Watch, console: Console) -> None:
+    """Most guards are off, as a log has few of the metrics of a training loop: they are counted by what is absent."""
+    off = Counter(_absent(lacking[0]) for lacking in watch.off.values())
+    if not off:
+        return
+    counted = ", ".join(f"{what} ({write_count(number)})" for what, number in off.most_common())
+    console.print(
+        f"{write_count(watch.num_guards - off.total())} of {write_count(watch.num_guards)} guards judge this log. The "
+        f"others are off, for want of: {counted}. --json lists them under guards_off",
+        soft_wrap=True,
+    )
+
+
+def _absent(metric: str) -> str:
+    return next(what for start, what in _ABSENT.items() if metric.startswith(start))
 
 
 def _say(judged: JudgedStep, console: Console) -> None:

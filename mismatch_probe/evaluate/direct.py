@@ -37,9 +37,13 @@ def sample_training_path(
         EngineError: the model cannot be loaded or run; whole batches are kept.
         StorageError: a batch could not be recorded.
     """
-    for pi in manifest.settings.train_sides:
-        if not run.pi_rollouts_path(pi).exists():
-            _sample(run, manifest, prompts, tokenizer, pi, listener)
+    for pi in sides_still_to_sample(run):
+        _sample(run, manifest, prompts, tokenizer, pi, listener)
+
+
+def sides_still_to_sample(run: EvaluationDirectory) -> list[Side]:
+    """Training sides without all of their own responses. Raises BrokenRecord where the manifest cannot be read."""
+    return [pi for pi in run.read_manifest().settings.train_sides if not run.pi_rollouts_path(pi).exists()]
 
 
 def _sample(

@@ -34,7 +34,7 @@ class Found:
 def search(bench: SideBench, families: Iterable[Family]) -> Found:
     """Try every family alone; where none reaches the floor, try the best of them in twos."""
     null = bench.null()
-    singles = _all_tried(bench, [(family,) for family in families], null)
+    singles = _all_tried(bench, [(family,) for family in families], null, "hypothesis")
     best = _simplest(bench, [tried for tried in singles if _is_accepted(bench, tried, null)])
     pairs: list[Tried] = []
     if best is None and not reaches(null):
@@ -46,11 +46,11 @@ def search(bench: SideBench, families: Iterable[Family]) -> Found:
     return Found(null, sorted(ranked, key=lambda tried: tried is not best), best)
 
 
-def _all_tried(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null: Tried) -> list[Tried]:
+def _all_tried(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null: Tried, called: str) -> list[Tried]:
     """Those that say something else than the declared settings."""
     all_tried = []
     for number, families in enumerate(hypotheses, 1):
-        bench.tell(f"hypothesis {number} of {len(hypotheses)}")
+        bench.tell(f"{called} {number} of {len(hypotheses)}")
         all_tried.append(bench.tried(families, null))
     return [tried for tried in all_tried if not bench.judge.same(tried.account, null.account)]
 
@@ -95,9 +95,10 @@ def _pairs(bench: SideBench, singles: Sequence[Tried], null: Tried) -> list[Trie
         for other in singles
         if tried.families[0].part != other.families[0].part
     }
-    ranked = sorted(_all_tried(bench, list(hypotheses.values()), null), key=lambda tried: -tried.trial.standard_scores)
+    together = _all_tried(bench, list(hypotheses.values()), null, "two hypotheses together,")
+    ranked = sorted(together, key=lambda tried: -tried.trial.standard_scores)
     again = [_with_free_temperature(tried) for tried in ranked[:_LEADING]]
-    return [*ranked, *_all_tried(bench, [tried for tried in again if tried], null)]
+    return [*ranked, *_all_tried(bench, [tried for tried in again if tried], null, "the best two fitted again,")]
 
 
 def _as_alone(tried: Tried) -> Family:

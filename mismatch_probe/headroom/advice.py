@@ -1,7 +1,9 @@
 # mypy: allow-untyped-calls
 """Which modules have to compute in FP32: blamed, tried, blamed again, until the run is sound or nobody is left."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from transformers import PreTrainedModel
@@ -54,14 +56,16 @@ class Seen:
         return [*results, *weights]
 
 
-def try_exceptions(bench: Bench, seen: Seen, plain: TrialRun, bf16: TrialRun) -> Trial | None:
+def try_exceptions(
+    bench: Bench, seen: Seen, plain: TrialRun, bf16: TrialRun, tell: Callable[[str], None]
+) -> Trial | None:
     """The FP16 run with modules in FP32 that fits, else the last one tried; None where there was nothing to try.
 
     A run that would hold more than half of the weights in FP32 is not tried.
     """
     layers = models.layer_names(bench.reference)
     tried, chosen = plain, set[str]()
-    for _ in range(_ROUNDS):
+    for number in range(1, _ROUNDS + 1):
         blamed = {
             models.mendable(bench.reference, module) for module in _blamed(bench, seen, tried, chosen, bf16.trial)
         }
@@ -72,10 +76,15 @@ def try_exceptions(bench: Bench, seen: Seen, plain: TrialRun, bf16: TrialRun) ->
         if _share_of_weights(bench, modules) > _MOST_IN_FP32:
             break
         residual_from = next((layer for layer in layers if layer in chosen), None)
-        tried = bench.run(Dtype.FP16, modules=modules, residual_from=residual_from, yardstick=bf16)
+        tell_of_try = partial(_tell_of_try, tell, number)
+        tried = bench.run(Dtype.FP16, modules=modules, residual_from=residual_from, yardstick=bf16, tell=tell_of_try)
         if fits(tried.trial, bf16.trial):
             break
     return None if tried is plain else tried.trial
+
+
+def _tell_of_try(tell: Callable[[str], None], number: int, how_far: str) -> None:
+    tell(f"try {number} of at most {_ROUNDS}, {how_far}")
 
 
 def modules_of_overflowing_weights(model: PreTrainedModel) -> list[str]:

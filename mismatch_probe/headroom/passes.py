@@ -3,7 +3,7 @@
 """Forward and backward passes over the responses: FP32 to look, 16 bits to try."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,12 +19,14 @@ from mismatch_probe.records.headroom import OptimizerFindings, ScaleTrial
 
 
 def look_forward(
-    model: PreTrainedModel, workload: BatchedResponses, channels_of: Sequence[str] = ()
+    model: PreTrainedModel, workload: BatchedResponses, channels_of: Sequence[str], tell: Callable[[str], None]
 ) -> tuple[ForwardRanges, torch.Tensor]:
-    """Ranges of every operation, and the log-probs of all response tokens in the order of the batches."""
+    """Ranges of every operation, and the log-probs of all response tokens in the order of the batches; `tell` hears how
+    far that is, here as below.
+    """
     ranges = ForwardRanges(frozenset(channels_of))
     with torch.no_grad(), computing(model.device), OperationWatch(model, ranges.see):
-        logprobs = [workload.logprobs(model, rows).cpu() for rows in workload.batches]
+        logprobs = [workload.logprobs(model, rows).cpu() for rows in _told(workload, tell)]
     return ranges, torch.cat(logprobs)
 
 
@@ -39,14 +41,16 @@ class Gradients:
     optimizer: OptimizerFindings | None = None
 
 
-def look_backward(model: PreTrainedModel, workload: BatchedResponses, held_in_fp16: frozenset[Operation]) -> Gradients:
+def look_backward(
+    model: PreTrainedModel, workload: BatchedResponses, held_in_fp16: frozenset[Operation], tell: Callable[[str], None]
+) -> Gradients:
     """The gradient of the loss in FP32."""
     seen = Gradients(GradientRanges(held_in_fp16))
     named = dict(model.named_parameters())
     seen.parameters = {name: Binades() for name in named}
     totals = [torch.zeros_like(parameter) for parameter in named.values()]
     with computing(model.device):
-        for rows in workload.batches:
+        for rows in _told(workload, tell):
             with OperationWatch(model, seen.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
             loss = workload.loss(logprobs_T, rows)
@@ -61,7 +65,11 @@ def look_backward(model: PreTrainedModel, workload: BatchedResponses, held_in_fp
 
 
 def try_backward(
-    model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, exponents: Sequence[int]
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    workload: BatchedResponses,
+    exponents: Sequence[int],
+    tell: Callable[[str], None],
 ) -> list[ScaleTrial]:
     """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient.
 
@@ -70,7 +78,7 @@ def try_backward(
     """
     tally = _Tally(model, reference, list(exponents))
     with computing(model.device):
-        for rows in workload.batches:
+        for rows in _told(workload, tell, "backward, "):
             reference_loss = workload.loss(workload.logprobs(reference, rows), rows)
             wanted = _gradients(reference_loss, tally.reference_parameters, retain=False)
             loss = workload.loss(workload.logprobs(model, rows), rows)
@@ -79,6 +87,13 @@ def try_backward(
                 gradients = _gradients(scaled, tally.parameters, retain=place < len(exponents) - 1)
                 tally.add(place, gradients, wanted)
     return tally.trials()
+
+
+def _told(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
+    """The batches, each told as it begins."""
+    for number, rows in enumerate(workload.batches, 1):
+        tell(f"{what}batch {number} of {len(workload.batches)}")
+        yield rows
 
 
 class _Tally:

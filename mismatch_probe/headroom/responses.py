@@ -1,6 +1,7 @@
 # mypy: allow-untyped-calls
 """Prompts, the responses that the FP32 model samples to them, and what those earn."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,10 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
     return Problems(encoded, tokenizer, reward)
 
 
-def sample_responses(model: PreTrainedModel, problems: Problems, settings: HeadroomSettings) -> RewardedResponses:
-    """Groups of responses, prompt after prompt, in FP32.
+def sample_responses(
+    model: PreTrainedModel, problems: Problems, settings: HeadroomSettings, tell: Callable[[str], None]
+) -> RewardedResponses:
+    """Groups of responses, prompt after prompt, in FP32; `tell` hears how far that is.
 
     Raises:
         BrokenRecord: the model's answer to the first prompt is not finite even in FP32.
@@ -78,6 +81,7 @@ def sample_responses(model: PreTrainedModel, problems: Problems, settings: Headr
     sampling, ends = settings.sampling, end_token_ids(model)
     sequences, prompt_ids, answered = [], [], []
     for number, prompt in enumerate(problems.prompts):
+        tell(f"prompt {number + 1} of {len(problems.prompts)}")
         seed = int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0])
         with computing(model.device):
             responses = generate(model, [prompt.token_ids], sampling, ends, seed, samples=sampling.samples_per_prompt)

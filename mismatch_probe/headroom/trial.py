@@ -3,7 +3,7 @@
 """A 16-bit run over the responses, held against FP32: is it finite, how close is it, and which loss scales fit."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,7 @@ class Bench:
         residual_from: str | None = None,
         exponents: Sequence[int] = EXPONENTS,
         yardstick: TrialRun | None = None,
+        tell: Callable[[str], None],
     ) -> TrialRun:
         """Load the model in `dtype` with some modules, and the residual stream from a layer on, in FP32, and try it.
 
@@ -66,10 +67,10 @@ class Bench:
         model = models.load(self.folder, dtype, self.settings)
         if modules or residual_from:
             models.raise_to_fp32(model, self.reference, modules, residual_from)
-        ranges, tried_T = look_forward(model, self.workload)
+        ranges, tried_T = look_forward(model, self.workload, (), tell)
         errors_T = (tried_T.double() - self.logprobs_T.double()).abs()
         error = _finite(float(errors_T.square().mean().sqrt()))
-        scales = [] if error is None else try_backward(model, self.reference, self.workload, exponents)
+        scales = [] if error is None else try_backward(model, self.reference, self.workload, exponents, tell)
         low, high = scales_that_fit(scales, None if yardstick is None else yardstick.trial)
         first = _first_nonfinite(ranges)
         trial = Trial(

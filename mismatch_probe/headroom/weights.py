@@ -2,7 +2,7 @@
 """What FP16 would make of every stored weight, read from the files a slice at a time: memory stays bounded."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -76,8 +76,10 @@ class _Totals:
         self.squared_errors += float(squared_norm(rounded - weights))
 
 
-def scan_weights(folder: Path) -> WeightFindings:
+def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: None) -> WeightFindings:
     """Every floating-point tensor of a checkpoint's safetensors files, rounded to FP16 to nearest even.
+
+    `tell` hears how far that is.
 
     Raises:
         UsageError: there are no intact safetensors files, none with floating-point weights, or a tensor is stored in a
@@ -85,9 +87,12 @@ def scan_weights(folder: Path) -> WeightFindings:
     """
     sums = _Totals()
     ranges: list[WeightRange] = []
-    for path in weight_files(folder):
+    paths = weight_files(folder)
+    for number, path in enumerate(paths, 1):
         with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            names = list(tensors.keys())
+            for place, name in enumerate(names, 1):
+                tell(f"tensor {place} of {len(names)}, file {number} of {len(paths)}")
                 stored = tensors.get_slice(name)
                 code = stored.get_dtype()
                 is_integer = code.startswith(_NO_WEIGHTS)

@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, guards: tuple[GuardSettings, ...]) -> None:
         self._guards = Guards(guards, can={ActionKind.STOP})
-        self._num_guards = len(guards)
+        self.num_guards = len(guards)
 
     @property
     def off(self) -> Mapping[str, tuple[str, ...]]:
@@ -77,7 +77,7 @@ class Watch:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `off` is shown instead
             decision = self._guards.judge(step.number, metrics, canary=False)
-        if len(self.off) == self._num_guards:
+        if len(self.off) == self.num_guards:
             raise UsageError(
                 f"the log gives {', '.join(sorted(metrics))}, and no guard reads any of it; give --guards a file "
                 "with guards on these"

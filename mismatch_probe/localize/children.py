@@ -4,6 +4,7 @@ Each side has a process of its own: vLLM binds the threads of the one it runs in
 """
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +15,8 @@ from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobNotes, Worksp
 _WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
 
 
-def run_job(workspace: Workspace, job: str) -> JobNotes:
-    """Run a job to its end.
+def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobNotes:
+    """Run a job to its end; `tell` hears how far it is.
 
     Raises:
         MismatchProbeError: what the job raised, or EngineError when it died without a word.
@@ -28,7 +29,7 @@ def run_job(workspace: Workspace, job: str) -> JobNotes:
         when_killed=_WHEN_KILLED,
         log=workspace.log(job),
     )
-    return JobNotes.model_validate(start.run(child))
+    return JobNotes.model_validate(start.run(child, tell))
 
 
 def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
@@ -37,20 +38,20 @@ def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
     Raises:
         MismatchProbeError: it cannot be done.
     """
-    notes = _run(job, Workspace(Path(folder)))
+    notes = _run(job, Workspace(Path(folder)), send)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return notes.model_copy(update={"peak_memory_bytes": peak}).model_dump(mode="json")
 
 
-def _run(job: str, workspace: Workspace) -> JobNotes:
+def _run(job: str, workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
     if job == ENGINE:
         from mismatch_probe.localize.engine_job import run_engine_job
 
-        return run_engine_job(workspace)
+        return run_engine_job(workspace, tell)
     if job == TRAINING:
         from mismatch_probe.localize.training_job import run_training_job
 
-        return run_training_job(workspace)
+        return run_training_job(workspace, tell)
     from mismatch_probe.localize.switches import run_switch_job
 
     return run_switch_job(workspace, job)

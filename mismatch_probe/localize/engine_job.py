@@ -1,6 +1,7 @@
 """The engine's job: sample responses, then replay some of them with hooks inside the engine."""
 
 import time
+from collections.abc import Callable
 
 from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.engines.start import start_engine
@@ -14,8 +15,9 @@ from mismatch_probe.records.rows import leg_table, prompts_of, rollouts_table
 from mismatch_probe.records.tables import read_table, write_table
 
 
-def run_engine_job(workspace: Workspace) -> JobNotes:
-    """
+def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
+    """`tell` hears how far it is.
+
     Raises:
         EngineError: the engine cannot start, has several workers, or does not deliver.
         OutOfMemory: it does not fit.
@@ -28,6 +30,7 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
     requests = sample_requests(prompts_of(read_table(workspace.prompts)), comparison.sampling, mu)
     dtype = settings.infer_dtype
     seconds = {}
+    tell("starting vLLM")
     with start_engine(
         task.folder,
         settings.infer_dtype,
@@ -38,12 +41,15 @@ def run_engine_job(workspace: Workspace) -> JobNotes:
         seed=settings.sampling.seed,
     ) as engine:
         begun = time.perf_counter()
+        engine.on_finished = lambda done, of: tell(f"{done} of {of} responses sampled")
         sampled = engine.sample(requests, settings.sampling)
+        engine.on_finished = None
         seconds["sample"] = time.perf_counter() - begun
         write_table(workspace.rollouts, rollouts_table(requests, sampled, mu.sampler))
         sequences = [response.sequence for response in sampled]
         write_table(workspace.leg("infer"), leg_table(sequences, [response.scores for response in sampled]))
-        trials = try_engine_parts(workspace, engine, dtype, sequences) if settings.interventions else []
+        trials = try_engine_parts(workspace, engine, dtype, sequences, tell) if settings.interventions else []
+        tell("recording what its layers compute")
         begun = time.perf_counter()
         layout, _ = record_activations(
             engine, activation_batches(sequences, task), workspace.activations, modules=settings.modules

@@ -1,6 +1,6 @@
 """Parts of the engine in FP32, and replays that are cut in another way, on the responses that it sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -16,13 +16,18 @@ _BATCH_SEQUENCES: Final = 64
 
 
 def try_engine_parts(
-    workspace: Workspace, engine: Engine, dtype: Dtype, sequences: Sequence[TokenSequence]
+    workspace: Workspace,
+    engine: Engine,
+    dtype: Dtype,
+    sequences: Sequence[TokenSequence],
+    tell: Callable[[str], None],
 ) -> list[TrialNotes]:
     """Replay with each part in FP32, of a 16-bit engine, and with every response in a pass of its own."""
     names = engine_parts(engine) if dtype.is_16_bit else []
     parts: dict[str, InFP32] = {name: partial(engine_part_in_fp32, engine, name) for name in names}
-    trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts)
+    trials = try_parts(workspace, "infer", sequences, partial(replay_in_batches, engine, sequences), parts, tell)
     alone = partial(replay_in_batches, engine, sequences, size=1)
+    tell("each response alone")
     return [*trials, try_plain(workspace, "infer", sequences, alone, ONE_AT_A_TIME)]
 
 

@@ -38,14 +38,14 @@ from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats, is_usable
 
-Tell = Callable[[str, int, int], None]
-"""Hears what is begun, which stage that is, from 1, and of how many."""
+Tell = Callable[[str, int, int, str], None]
+"""Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localization:
-    """Where do the two sides part? Working files go to `folder`; `tell` hears of each job as it starts.
+    """Where do the two sides part? Working files go to `folder`; `tell` hears of each job, and how far it is.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -65,10 +65,10 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
     seconds: dict[str, float] = {}
     jobs = _jobs(settings, len(preparation.prompts))
     for number, (job, doing) in enumerate(jobs.items(), 1):
-        tell(doing, number, len(jobs))
+        tell(doing, number, len(jobs), "")
         begun = time.perf_counter()
         try:
-            notes[job] = run_job(workspace, job)
+            notes[job] = run_job(workspace, job, partial(tell, doing, number, len(jobs)))
         except EngineError as error:
             if job not in SWITCHES:
                 raise

@@ -1,7 +1,7 @@
 """The training path's job: pi scored and recorded on the same ids, then the FP32 reference's walk over both sides."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,9 @@ from mismatch_probe.training_path.precision import load_reference_model, load_tr
 from mismatch_probe.training_path.scorer import Scorer
 
 
-def run_training_job(workspace: Workspace) -> JobNotes:
-    """
+def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
+    """`tell` hears how far it is.
+
     Raises:
         EngineError: the model cannot be loaded, or not be looked into.
         OutOfMemory: it does not fit.
@@ -38,16 +39,23 @@ def run_training_job(workspace: Workspace) -> JobNotes:
     task = workspace.read_task()
     sequences = sequences_of(read_table(workspace.rollouts))
     notes = JobNotes()
-    _score_and_record(workspace, task, sequences, notes)
-    _walk(workspace, task, sequences, notes)
+    _score_and_record(workspace, task, sequences, notes, tell)
+    _walk(workspace, task, sequences, notes, tell)
     notes.stored_bytes = workspace.activations.num_bytes()
     return notes
 
 
-def _score_and_record(workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes) -> None:
+def _score_and_record(
+    workspace: Workspace,
+    task: JobInput,
+    sequences: list[TokenSequence],
+    notes: JobNotes,
+    tell: Callable[[str], None],
+) -> None:
     """pi scores every response, plainly and with parts in FP32; what is looked into is recorded besides."""
     settings = task.settings
     folder = Path(task.folder)
+    tell(f"loading the model in {settings.train_dtype}")
     model, arithmetic = load_training_model(
         folder,
         settings.train_dtype,
@@ -65,17 +73,26 @@ def _score_and_record(workspace: Workspace, task: JobInput, sequences: list[Toke
             of_id = {scores.id: scores for batch in scored for scores in batch}
             return [of_id[sequence.id] for sequence in sequences]
 
+        tell("scoring the responses")
         write_table(workspace.leg("train"), leg_table(sequences, score()))
         if settings.interventions:
-            try_training_parts(workspace, settings, model, sequences, score, notes)
+            try_training_parts(workspace, settings, model, sequences, score, notes, tell)
+        tell("recording what its layers compute")
         begun = time.perf_counter()
         recorded = activation_batches(sequences, task)
         record_activations(model, arithmetic, recorded, workspace.activations, modules=settings.modules)
         notes.seconds["record train"] = time.perf_counter() - begun
 
 
-def _walk(workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes) -> None:
+def _walk(
+    workspace: Workspace,
+    task: JobInput,
+    sequences: list[TokenSequence],
+    notes: JobNotes,
+    tell: Callable[[str], None],
+) -> None:
     settings = task.settings
+    tell("loading the FP32 reference")
     model, arithmetic, _ = load_reference_model(
         Path(task.folder),
         Dtype.FP32,
@@ -84,6 +101,7 @@ def _walk(workspace: Workspace, task: JobInput, sequences: list[TokenSequence], 
         rounded_to=None,
         trust_remote_code=settings.model.trust_remote_code,
     )
+    tell("holding both sides against the FP32 reference")
     walk = ReferenceWalk(model, arithmetic, workspace.activations, modules=settings.modules)
     begun = time.perf_counter()
     walk.run(activation_batches(sequences, task))
@@ -100,6 +118,7 @@ def try_training_parts(
     sequences: Sequence[TokenSequence],
     score: Score,
     notes: JobNotes,
+    tell: Callable[[str], None],
 ) -> None:
     """Try every part, every layer, all parts together, and the whole model; what cannot be tried is said in `notes`."""
     if not settings.train_dtype.is_16_bit or settings.training.precision not in ("weights", "to"):
@@ -111,7 +130,7 @@ def try_training_parts(
         notes.left_out["attention of the training path"] = "flash_attention_2 does not compute in FP32"
     parts: dict[str, InFP32] = {name: partial(model_part_in_fp32, model, name) for name in [*names, EVERYTHING]}
     parts[TOGETHER] = partial(_all_in_fp32, model, [name for name in names if not is_layer(name)])
-    notes.trials += try_parts(workspace, "train", sequences, score, parts)
+    notes.trials += try_parts(workspace, "train", sequences, score, parts, tell)
 
 
 @contextmanager

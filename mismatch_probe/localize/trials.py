@@ -18,11 +18,20 @@ _REPEATS: Final = 2
 
 
 def try_parts(
-    workspace: Workspace, side: Side, sequences: Sequence[TokenSequence], score: Score, parts: Mapping[str, InFP32]
+    workspace: Workspace,
+    side: Side,
+    sequences: Sequence[TokenSequence],
+    score: Score,
+    parts: Mapping[str, InFP32],
+    tell: Callable[[str], None],
 ) -> list[TrialNotes]:
-    """Score with nothing in FP32, then with each part, and write a leg for each."""
-    plain = try_plain(workspace, side, sequences, score)
-    return [plain, *(_tried(workspace, side, sequences, score, name, part) for name, part in parts.items())]
+    """Score with nothing in FP32, then with each part, and write a leg for each; `tell` hears how far that is."""
+    tell("scoring with nothing in FP32")
+    trials = [try_plain(workspace, side, sequences, score)]
+    for number, (name, part) in enumerate(parts.items(), 1):
+        tell(f"part {number} of {len(parts)} in FP32: {name}")
+        trials.append(_tried(workspace, side, sequences, score, name, part))
+    return trials
 
 
 def try_plain(

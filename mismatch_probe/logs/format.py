@@ -63,8 +63,9 @@ class Format:
         """What `read` reads, in that order. Raises as `files`."""
         return [self._source(file) for file in self.files(path)]
 
-    def read(self, path: Path, tell: Tell) -> Iterator[LoggedResponse]:
-        """The responses of every file at or below `path`, a few at a time in memory; `tell` hears what is left out.
+    def read(self, path: Path, tell: Tell, on_file: Callable[[], None] = lambda: None) -> Iterator[LoggedResponse]:
+        """The responses of every file at or below `path`, a few at a time in memory; `tell` hears what is left out,
+        `on_file` that a file is begun.
 
         Raises:
             UsageError: as `files`; the format has no responses; a file is not what it should be.
@@ -80,6 +81,7 @@ class Format:
             if source.complete is False and source.step not in unfinished:
                 unfinished.add(source.step)
                 tell(_unfinished(source))
+            on_file()
             yield from self.responses(source.path, tell)
 
     def read_prompts(self, path: Path, tell: Tell) -> Iterator[Prompt]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.summary import Summary, Verdict
-from mismatch_probe.verdict.next_commands import EXPLAIN, HEADROOM, RUN, localize_command
+from mismatch_probe.verdict.next_commands import EXPLAIN, GO_ON, HEADROOM, RUN, localize_command
 
 
 def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
@@ -44,4 +45,7 @@ def _asks_for(command: str, advice: str) -> bool:
 
 
 def _in_folder(advice: str, run: Path) -> str:
+    """An evaluation goes on by its own command."""
+    if (run / EVALUATION).exists():
+        advice = advice.replace(GO_ON, GO_ON.replace(" compare ", " evaluate "))
     return re.sub(rf"(--run|--out|explain) {RUN}\b", lambda match: f"{match[1]} {shlex.quote(str(run))}", advice)

@@ -96,6 +96,28 @@ def test_a_stage_of_no_plan_has_no_number(at: At) -> None:
     assert at(0, StageStarted(stage="sample-training-path", batches=1, batches_done=0)) == "sample-training-path"
 
 
+def test_stages_that_no_clock_knows_are_counted_and_the_last_is_timed_by_its_own_batches(
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, num_stages: int
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    _, _, clock = two_stages(run)
+    output = StringIO()
+    with progress_listener(Console(file=output), run, clock, ["sample-train-bf16"]) as listener:
+        listener(StageStarted(stage=STAGE, batches=1, batches_done=0))
+        listener(StageStarted(stage="sample-train-bf16", batches=4, batches_done=1))
+        now[0] = LINE_EVERY_SECONDS
+        listener(BatchDone(stage="sample-train-bf16", sequences=4, tokens=600, seconds=30))
+        listener(StageDone(stage="sample-train-bf16"))
+    last = f"stage {num_stages + 1} of {num_stages + 1}"
+    assert output.getvalue().splitlines()[1:] == [
+        f"stage 1 of {num_stages + 1}: sample-bf16",
+        f"{last}: sample-train-bf16, 1 of 4 batches recorded",
+        f"{last}, about 60 s left: sample-train-bf16, 2 of 4 batches, 20 tokens/s",
+        "statistics and verdict",
+    ]
+
+
 def two_stages(run: RunDirectory) -> tuple[Stage, Stage, RunClock]:
     """Stages that took 100 s each in an earlier run, and the clock of a run that has both to do."""
     first, second = make_plan(run.read_manifest().settings).stages[:2]

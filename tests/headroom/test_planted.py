@@ -1,5 +1,6 @@
 """A lack of headroom is planted and found before any training; a model that fits is not accused."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,7 +62,14 @@ def test_an_activation_past_65504_is_named_at_its_layer(
 
 
 def test_the_advice_was_tried_and_is_as_close_to_fp32_as_fp16_is(tmp_path: Path) -> None:
-    headroom = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
+    told: list[tuple[str, int, int, str]] = []
+    folder = planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16})
+    headroom = examined(folder, tell=lambda *how_far: told.append(how_far))
+    assert [number for _, number, _, how_far in told if not how_far] == [1, 2, 3, 4, 5, 6, 7]
+    last = [[how_far for _, number, _, how_far in told if number == stage][-1] for stage in range(1, 8)]
+    assert re.fullmatch(r"tensor (\d+) of \1, file 1 of 1", last[0])
+    assert last[1:] == ["prompt 2 of 2", "batch 1 of 1", *["backward, batch 1 of 1"] * 2, "batch 1 of 1", last[6]]
+    assert last[6].startswith("try ")
     assert headroom.advised is not None
     assert headroom.bf16 is not None
     assert headroom.advised.modules_in_fp32 == ["model.layers.1.mlp.down_proj"]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.dataset as dataset
 import pytest
 
+from mismatch_probe.cli import progress_line
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.sections.overview import overview
@@ -34,6 +35,23 @@ def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: P
     assert "the log's engine against the log's trainer" in top.facts
     assert "vLLM" not in "".join(top.facts)
     assert "`" not in top.headline
+
+
+def test_a_log_of_several_files_says_which_is_read_and_how_long_the_others_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_line, "LINE_EVERY_SECONDS", 0.0)
+    log = tmp_path / "log"
+    log.mkdir()
+    for step in (1, 2, 3):
+        write(log / f"step_{step}.jsonl", [row(number, step=step) for number in range(64)])
+    answer = probe("import", log, "--out", tmp_path / "run", code=ExitCode.PASS)
+    lines = [line for line in answer.stderr.splitlines() if line.startswith("reading the log, ")]
+    assert lines == [
+        "reading the log, file 1 of 3, 64 responses, 1,920 tokens",
+        "reading the log, file 2 of 3, a few seconds left, 128 responses, 3,840 tokens",
+        "reading the log, file 3 of 3, a few seconds left, 192 responses, 5,760 tokens",
+    ]
 
 
 def test_tokens_that_the_policy_did_not_sample_are_in_no_number(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,12 +112,23 @@ def test_a_guard_that_asks_to_stop_ends_it_with_1_at_the_step_that_broke_it(fold
     assert "asks to stop at step 5" in answer.stderr
 
 
-def test_guards_that_the_log_cannot_serve_are_named_and_off(folder: Path) -> None:
+def test_guards_that_the_log_cannot_serve_are_off_and_counted_in_one_line(folder: Path) -> None:
     old(log_of(folder, [1.0, 1.0]))
     answer, record = watched(folder, code=ExitCode.PASS)
     assert record.guards_off["temperature"] == ["mismatch/temperature_fit"]
-    assert "off: the guard temperature needs mismatch/temperature_fit" in answer.stderr
     assert "mismatch-limit" not in record.guards_off
+    [counted] = [line for line in answer.stderr.splitlines() if "guards judge this log" in line]
+    on, of = (int(word) for word in counted.split()[:3] if word.isdigit())
+    assert of - on == len(record.guards_off) > 10
+    by_what = [int(number) for number in re.findall(r"\((\d+)\)", counted)]
+    assert sum(by_what) == len(record.guards_off)
+    assert "entropies (2)" in counted
+
+
+def test_no_guard_is_counted_where_the_log_serves_all(folder: Path, guards: Path) -> None:
+    old(log_of(folder, [1.0]))
+    answer, _ = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert "guards judge this log" not in answer.stderr
 
 
 def test_with_entropies_in_the_log_more_guards_are_on(folder: Path) -> None:

@@ -14,5 +14,5 @@ __all__ = ["light_servers"]
 
 def test_a_failure_of_a_job_keeps_its_sentence(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the engine job failed unexpectedly: FileNotFoundError"):
-        run_job(Workspace(tmp_path), "engine")
+        run_job(Workspace(tmp_path), "engine", lambda how_far: None)
     assert "Traceback" in Workspace(tmp_path).log("engine").read_text()

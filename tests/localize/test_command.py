@@ -1,11 +1,13 @@
 """`mismatch-probe localize` end to end, and its answers to bad input."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mismatch_probe.cli import progress_line
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.localize import LocalizeSettings, values_of_pair
@@ -19,8 +21,9 @@ def run(*words: str) -> Answer:
 
 
 @pytest.mark.slow
-def test_the_demo_model_from_prompts_to_json(tmp_path: Path) -> None:
+def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
+    monkeypatch.setattr(progress_line, "LINE_EVERY_SECONDS", 0.0)
     shape = ("--num-prompts", "4", "--max-new-tokens", "48")
     done = run("--model", "demo", "--dtype", "bf16", "--modules", *shape, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
@@ -39,6 +42,8 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path) -> None:
     tried = {(one.side, one.part) for one in found.interventions.ranked}
     assert {("infer", "lm_head"), ("train", "lm_head"), ("train", "layer 3"), ("train", "everything")} <= tried
     assert "The sides first differ at model.layers.0.self_attn.rotary_emb[q]" in done.stderr
+    for how_far in ("starting vLLM", "4 of 4 responses sampled", "part 1 of 6 in FP32: ", "loading the FP32 reference"):
+        assert re.search(rf"^stage [12] of 2: .*, {how_far}", done.stderr, re.MULTILINE), how_far
 
 
 @pytest.mark.slow

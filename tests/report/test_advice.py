@@ -10,6 +10,7 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.advice import with_advice_to_follow
@@ -45,6 +46,12 @@ def test_what_was_done_is_advised_no_more(filed: list[Headroom | Localization], 
     expected = [ADVICE[number].replace("RUN", "runs/mine") for number in left]
     assert summary.verdict.advice == expected
     assert [pair.verdict.advice for pair in summary.pairs] == [expected]
+
+
+def test_an_evaluation_goes_on_by_its_own_command(tmp_path: Path) -> None:
+    (tmp_path / EVALUATION).touch()
+    *_, decide = with_advice_to_follow(advised(), tmp_path, []).verdict.advice
+    assert decide == f"Decide: `mismatch-probe evaluate --out {tmp_path} --resume --dtype fp32`"
 
 
 @pytest.mark.slow

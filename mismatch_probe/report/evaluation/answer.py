@@ -1,12 +1,14 @@
 """What an evaluation says of deployment: a sentence a pair, and the tables behind it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mismatch_probe.dtypes import side_label, sides_label
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
 from mismatch_probe.report.view import Badge, Cell, Table
 from mismatch_probe.stats.results import Estimate
+
+_WORST_FIRST = ("bug", "undecided", "precision", "clean")
 
 
 def sentence(pair: PairAccuracy) -> str:
@@ -36,6 +38,43 @@ def badge(pair: PairAccuracy) -> Badge:
     if gap.low <= 0 <= gap.high:
         return Badge("clean", "no gap seen")
     return Badge("bug", "deployment loses") if gap.value > 0 else Badge("precision", "deployment gains")
+
+
+def worst(pairs: Sequence[PairAccuracy]) -> PairAccuracy:
+    """The pair that somebody has to look at first."""
+    return min(pairs, key=lambda pair: (_WORST_FIRST.index(badge(pair).kind), -abs(pair.gap.value if pair.gap else 0)))
+
+
+def headline(pairs: Sequence[PairAccuracy]) -> str:
+    """Whether deployment loses accuracy, of the pair for which it is worst."""
+    pair = worst(pairs)
+    if len(pairs) > 1 and badge(pair).kind == "clean":
+        widest = max(map(_seen_from, pairs))
+        return (
+            f"No gap in accuracy seen in any of {len(pairs)} pairs. One beyond {write_number(widest)} would have been "
+            "in each."
+        )
+    return f"{capital(sentence(pair))}."
+
+
+def _seen_from(pair: PairAccuracy) -> float:
+    """The gap beyond which one would have been seen."""
+    gap = pair.gap
+    return 0.0 if gap is None or gap.low is None or gap.high is None else max(-gap.low, gap.high)
+
+
+def advice(evaluation: Evaluation) -> list[str]:
+    """What to do next."""
+    if any(badge(pair).kind == "bug" for pair in evaluation.pairs):
+        return ["Deploy in the format that is trained in, or look below for what moves the log-probs."]
+    if all(badge(pair).kind == "clean" for pair in evaluation.pairs):
+        return ["For a narrower interval give more `--num-problems`; more responses to the same ones help less."]
+    return []
+
+
+def capital(text: str) -> str:
+    """The text as a sentence begins."""
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def pair_name(pair: PairAccuracy) -> str:

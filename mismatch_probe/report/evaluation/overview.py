@@ -1,29 +1,35 @@
 """The top of an evaluation's page: does deployment lose accuracy, by how much, how sure is that, what next."""
 
-from collections.abc import Sequence
-
 from mismatch_probe.dtypes import side_label
-from mismatch_probe.notation import write_count, write_estimate, write_number, write_percent
+from mismatch_probe.notation import write_count, write_estimate, write_percent
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.evaluation.answer import badge, pair_name, pairs_table, sentence, tables
+from mismatch_probe.report.evaluation.answer import (
+    advice,
+    badge,
+    capital,
+    headline,
+    pair_name,
+    pairs_table,
+    sentence,
+    tables,
+    worst,
+)
 from mismatch_probe.report.evaluation.figure import accuracy_figure
 from mismatch_probe.report.view import Badge, Block, Finding, Overview, Section, Tile
-
-_WORST_FIRST = ("bug", "undecided", "precision", "clean")
 
 
 def evaluation_overview(evaluation: Evaluation) -> Overview:
     """Of an evaluation that is finished."""
-    pair = _worst(evaluation.pairs)
+    pair = worst(evaluation.pairs)
     return Overview(
         subject="accuracy under both policies",
         model=evaluation.model,
-        headline=_headline(evaluation.pairs),
+        headline=headline(evaluation.pairs),
         tiles=_tiles(evaluation, pair),
         badge=badge(pair),
         facts=_facts(evaluation),
-        advice=_advice(evaluation),
+        advice=advice(evaluation),
         table=pairs_table(evaluation),
         footnote="Brackets: intervals clustered by problem. Under pi: the engine's responses, each weighing pi/mu. "
         "ESS: the share of the responses that these weights leave.",
@@ -35,7 +41,7 @@ def evaluation_overview(evaluation: Evaluation) -> Overview:
 def evaluation_section(evaluation: Evaluation, summary: Summary) -> Section:
     """What each pair's numbers say, the engines, and where the log-probs themselves stand."""
     blocks: list[Block] = [
-        Finding(f"accuracy-{number}", pair_name(pair), badge(pair), _capital(sentence(pair)), [])
+        Finding(f"accuracy-{number}", pair_name(pair), badge(pair), capital(sentence(pair)), [])
         for number, pair in enumerate(evaluation.pairs, start=1)
     ]
     blocks += [table for table in tables(evaluation) if table.caption != "Pairs"]
@@ -47,27 +53,6 @@ def evaluation_section(evaluation: Evaluation, summary: Summary) -> Section:
         f"Task {evaluation.task}. The sections below are those of a comparison: what the two sides' log-probs are.",
         blocks,
     )
-
-
-def _worst(pairs: Sequence[PairAccuracy]) -> PairAccuracy:
-    return min(pairs, key=lambda pair: (_WORST_FIRST.index(badge(pair).kind), -abs(pair.gap.value if pair.gap else 0)))
-
-
-def _headline(pairs: Sequence[PairAccuracy]) -> str:
-    worst = _worst(pairs)
-    if len(pairs) > 1 and badge(worst).kind == "clean":
-        widest = max(map(_seen_from, pairs))
-        return (
-            f"No gap in accuracy seen in any of {len(pairs)} pairs. One beyond {write_number(widest)} would have been "
-            "in each."
-        )
-    return f"{_capital(sentence(worst))}."
-
-
-def _seen_from(pair: PairAccuracy) -> float:
-    """The gap beyond which one would have been seen."""
-    gap = pair.gap
-    return 0.0 if gap is None or gap.low is None or gap.high is None else max(-gap.low, gap.high)
 
 
 def _tiles(evaluation: Evaluation, pair: PairAccuracy) -> list[Tile]:
@@ -97,15 +82,3 @@ def _problems(pair: PairAccuracy) -> str:
 def _facts(evaluation: Evaluation) -> list[str]:
     sampled = "pi sampled responses of its own" if evaluation.settings.sample_pi else "responses of the engines alone"
     return [f"task {evaluation.task}", sampled]
-
-
-def _advice(evaluation: Evaluation) -> list[str]:
-    if any(badge(pair).kind == "bug" for pair in evaluation.pairs):
-        return ["Deploy in the format that is trained in, or look below for what moves the log-probs."]
-    if all(badge(pair).kind == "clean" for pair in evaluation.pairs):
-        return ["For a narrower interval give more `--num-problems`; more responses to the same ones help less."]
-    return []
-
-
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"

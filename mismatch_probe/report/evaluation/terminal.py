@@ -3,16 +3,23 @@
 from rich.console import Console
 
 from mismatch_probe.records.evaluation import Evaluation
-from mismatch_probe.report.evaluation.answer import sentence, tables
-from mismatch_probe.report.screen import print_fitting, print_line, print_room
+from mismatch_probe.report.evaluation.answer import advice, capital, headline, sentence, tables
+from mismatch_probe.report.screen import print_advice, print_fitting, print_line, print_room
 
 
 def render_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """Accuracy of every engine, of every pair under both policies, and a sentence a pair."""
+    """The answer, accuracy of engines and of pairs under both policies, a sentence a pair, and what to do next."""
+    answer = headline(evaluation.pairs)
     print_room(console)
-    for number, table in enumerate(tables(evaluation)):
-        if number:
-            print_line(console, "")
+    print_line(console, answer, style="bold")
+    for table in tables(evaluation):
+        print_line(console, "")
         print_fitting(console, table, can_lack=set())
-    for pair in evaluation.pairs:
-        print_line(console, sentence(pair))
+    told = [said for pair in evaluation.pairs if (said := f"{capital(sentence(pair))}.") != answer]
+    if told:
+        print_line(console, "")
+    for said in told:
+        print_line(console, said)
+    if todo := advice(evaluation):
+        print_line(console, "")
+        print_advice(console, todo)
