@@ -9,7 +9,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 # Or each of the processes would compile the package and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast check lint types documents docs setup clean
+.PHONY: help demo test lines test-fast check lint types documents docs setup clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ test: lint ## Set up and run every check and test
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
+
+lines: $(READY) ## Run every command line of the documents as it is written; takes an hour
+	$(BIN)/python -m pytest -m lines tests/docs/test_lines_as_written.py
 
 test-fast: $(READY) ## The tests that take less than half a second each and start no engine
 	$(PYTEST) -m "not slow"

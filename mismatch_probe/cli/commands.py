@@ -1,5 +1,6 @@
 """The commands by name, and a command line as one call."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -31,13 +32,15 @@ from mismatch_probe.cli.interrupts import interruption_that_came
 from mismatch_probe.cli.usage import PROGRAM, TYPER_ERROR, sentence_of
 from mismatch_probe.errors import ExitCode, UsageError
 
+_HELP = ["-h", "--help"]
+
 app = typer.Typer(
     name=PROGRAM,
     help="Measure, explain and gate the training-inference mismatch of language models trained with RL.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": _HELP},
 )
 
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -58,28 +61,47 @@ def _root(
     """Measure, explain and gate the training-inference mismatch."""
 
 
-app.command("compare", context_settings=_PASS_THROUGH, epilog=example("compare"))(compare.compare)
-app.command("train", context_settings=_PASS_THROUGH, epilog=example("train"))(train.train)
-app.command("sanity", context_settings=_PASS_THROUGH, epilog=example("sanity"))(sanity.sanity)
-app.command("evaluate", context_settings=_PASS_THROUGH, epilog=example("evaluate"))(evaluate.evaluate)
-app.command("headroom", epilog=example("headroom"))(headroom.headroom)
-app.command("localize", context_settings=_PASS_THROUGH, epilog=example("localize"))(localize.localize)
-app.command("import", epilog=example("import"))(import_log.import_log)
-app.command("explain", epilog=example("explain"))(explain.explain)
-app.command("score", context_settings=_PASS_THROUGH, epilog=example("score"))(score.score)
-app.command("watch", epilog=example("watch"))(watch.watch)
-app.command("report", epilog=example("report"))(report.report)
-app.command("diff", epilog=example("diff"))(diff.diff)
+def _add(name: str, command: Callable[..., Any], **settings: Any) -> None:
+    """A command with its example; a paragraph of its help is filled, whatever lines it has in the source."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, help=help_text, epilog=example(name), **settings)(command)
+
+
+_add("compare", compare.compare, context_settings=_PASS_THROUGH)
+_add("train", train.train, context_settings=_PASS_THROUGH)
+_add("sanity", sanity.sanity, context_settings=_PASS_THROUGH)
+_add("evaluate", evaluate.evaluate, context_settings=_PASS_THROUGH)
+_add("headroom", headroom.headroom)
+_add("localize", localize.localize, context_settings=_PASS_THROUGH)
+_add("import", import_log.import_log)
+_add("explain", explain.explain)
+_add("score", score.score, context_settings=_PASS_THROUGH)
+_add("watch", watch.watch)
+_add("report", report.report)
+_add("diff", diff.diff)
 app.add_typer(gate.app, name="gate", epilog=example("gate"))
-app.command("doctor", epilog=example("doctor"))(doctor.doctor)
-app.command("schema", epilog=example("schema"))(schema.schema)
-app.command("init", epilog=example("init"))(init.init)
+_add("doctor", doctor.doctor)
+_add("schema", schema.schema)
+_add("init", init.init)
 
 
 @cache
 def _command() -> Callable[..., Any]:
     """What typer makes of the functions above, which takes longer than to parse a command line with it."""
-    return get_command(app)
+    command = get_command(app)
+    _show_no_type_of_switches(command)
+    return command
+
+
+def _show_no_type_of_switches(command: Any) -> None:
+    """Newer versions of typer write `<bool>` behind a flag that takes no value."""
+    help_option = command.get_help_option(typer.Context(command, help_option_names=_HELP))
+    for parameter in (*command.params, help_option):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        _show_no_type_of_switches(below)
 
 
 def invoke(words: Sequence[str]) -> ExitCode:

@@ -16,6 +16,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "report": "report runs/mine",
     "diff": "diff runs/before runs/after",
     "gate": "gate runs/mine --config mismatch.toml",
+    "gate calibrate": "gate calibrate runs/before runs/after --config mismatch.toml",
     "doctor": "doctor --model ckpt",
     "schema": "schema summary",
     "init": "init gate --out mismatch.toml",

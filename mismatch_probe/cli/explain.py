@@ -11,11 +11,15 @@ from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.errors import ExitCode
 
 _SAID: Final = {
-    "train_dtype": Flag("pi.dtype", "The trainer computed in."),
-    "infer_dtype": Flag("mu.dtype", "The sampler computed in."),
-    "top_p": Flag("mu.top_p", "The sampler's log-probs are said to be normalised over.", float),
-    "top_k": Flag("mu.top_k", "As --top-p, of the best so many.", int),
-    "min_p": Flag("mu.min_p", "As --top-p, of those with so large a share of the best one's probability.", float),
+    "train_dtype": Flag("pi.dtype", "Dtype that the trainer computed in."),
+    "infer_dtype": Flag("mu.dtype", "Dtype that the sampler computed in."),
+    "top_p": Flag(
+        "mu.top_p",
+        "The sampler's log-probs are said to be normalised over the most probable tokens with this share.",
+        float,
+    ),
+    "top_k": Flag("mu.top_k", "As --top-p: over so many of the most probable tokens.", int),
+    "min_p": Flag("mu.min_p", "As --top-p: over those with this share of the most probable one's probability.", float),
     "adapter": Flag("adapter", "LoRA adapter of both sides: a folder."),
     "device": Flag("device", "auto, cpu, cuda, cuda:1."),
 }
@@ -26,7 +30,7 @@ def explain(
     given: dict[str, Any],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")],
     step: Annotated[
-        int | None, typer.Option(help="Explain the responses of this step, whose weights MODEL has.")
+        int | None, typer.Option(help="Explain the responses of this step, whose weights --model has.")
     ] = None,
     weights: Annotated[
         list[str] | None,
@@ -34,10 +38,11 @@ def explain(
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="May stand before the prompts (repeatable): a text, or token ids as 1,2,3."),
+        typer.Option(help="To try before the prompts (repeatable): a text, or token ids as 1,2,3."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Both sides are said to be at; default: what the import says.")
+        float | None,
+        typer.Option(help="Both sides' log-probs are said to be at this temperature; default: what the import says."),
     ] = None,
     num_responses: Annotated[int | None, typer.Option(min=1, help="Look at so many responses; default 128.")] = None,
     json_output: options.JsonOutput = False,

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from mismatch_probe.cli import options
+from mismatch_probe.cli.examples import example
 from mismatch_probe.errors import ExitCode
 
 _DEFAULT = "run"
@@ -31,13 +32,16 @@ class _RunUnlessNamed(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_RunUnlessNamed, no_args_is_help=True, help="Hold a run against the limits of a gate file: `gate RUN`."
+    cls=_RunUnlessNamed,
+    no_args_is_help=True,
+    subcommand_metavar="RUN",
+    help="Hold a run against the limits of a gate file: `gate RUN`, which is short for `gate run RUN`.",
 )
 
 Config = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
 
 
-@app.command(_DEFAULT)
+@app.command(_DEFAULT, epilog=example("gate"))
 def run(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
     config: Config = Path("mismatch.toml"),
@@ -57,7 +61,7 @@ def run(
     return judge_run(path, config, baseline, outputs, without_baseline=without_baseline).exit_code
 
 
-@app.command()
+@app.command(epilog=example("gate calibrate"))
 def calibrate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")

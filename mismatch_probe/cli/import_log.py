@@ -12,11 +12,15 @@ from mismatch_probe.errors import ExitCode
 def import_log(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A log: a file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
-    format: Annotated[str | None, typer.Option(help="Of the log; recognised by its content unless given.")] = None,
-    train_dtype: Annotated[str | None, typer.Option(help="The trainer computed in: bf16, fp16, fp32.")] = None,
-    infer_dtype: Annotated[str | None, typer.Option(help="The sampler computed in.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of the log; recognised by its content unless given.")
+    ] = None,
+    train_dtype: Annotated[
+        str | None, typer.Option(help="Dtype that the trainer computed in: bf16, fp16, fp32.")
+    ] = None,
+    infer_dtype: Annotated[str | None, typer.Option(help="Dtype that the sampler computed in.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Both sides' log-probs are those of, where the log does not say.")
+        float | None, typer.Option(help="Temperature of both sides' log-probs, where the log does not say it.")
     ] = None,
     ref_is_fp32: Annotated[
         bool, typer.Option("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy.")

@@ -70,7 +70,8 @@ TrainSides = Annotated[
 InferSides = Annotated[
     Sides,
     typer.Option(
-        help="Inference side: NAME:dtype=bf16,kv_cache_dtype=fp8, checkpoint=FOLDER or url=SERVER (repeatable)."
+        help="Inference side with settings of its own: NAME:dtype=bf16, and behind commas kv_cache_dtype=fp8, "
+        "checkpoint=FOLDER, url=SERVER and others (repeatable)."
     ),
 ]
 ServerSide = Annotated[

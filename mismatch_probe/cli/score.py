@@ -16,9 +16,15 @@ def score(
     given: dict[str, Any],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")],
     out: Annotated[Path, typer.Option(help="Run directory to make, or to continue.")],
-    step: Annotated[int | None, typer.Option(help="Score the responses of this step, whose weights MODEL has.")] = None,
-    train_dtype: Annotated[str | None, typer.Option(help="The training path computes in; default: the log's.")] = None,
-    infer_dtype: Annotated[str | None, typer.Option(help="The engine computes in; default: the log's.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Score the responses of this step, whose weights --model has.")
+    ] = None,
+    train_dtype: Annotated[
+        str | None, typer.Option(help="Dtype that the training path computes in; default: the log's.")
+    ] = None,
+    infer_dtype: Annotated[
+        str | None, typer.Option(help="Dtype that the engine computes in; default: the log's.")
+    ] = None,
     no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:

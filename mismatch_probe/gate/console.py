@@ -5,16 +5,21 @@ from rich.console import Console
 from mismatch_probe.gate.floor import Floor
 from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.notation import write_number
-from mismatch_probe.records.gate_result import GateResult
+from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.report.gate import checks_table
 from mismatch_probe.report.screen import print_command, print_line, print_table
 from mismatch_probe.report.view import Table
 
+_BEGIN = {"fail": "broken", "inconclusive": "undecided"}
+"""What the sentence of a blocking check that is not kept begins with."""
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold magenta"}
 
 
 def render_gate(result: GateResult, console: Console) -> None:
-    """One row a check, a sentence for each that is not kept, and the answer last, where the eye stops."""
+    """One row a check, a sentence for each that is not kept, and the answer last, where the eye stops.
+
+    A command to go on stands in a line of its own.
+    """
     if result.checks:
         print_table(console, checks_table(result.checks))
     for line in (*_sentences(result), *no_baseline(result), *result.notes):
@@ -35,4 +40,8 @@ def render_floor(floor: Floor, console: Console) -> None:
 
 
 def _sentences(result: GateResult) -> list[str]:
-    return [f"{check.level}: {check.sentence}" for check in result.checks if check.answer != "pass"]
+    return [f"{_begin(check)}: {check.sentence}" for check in result.checks if check.answer != "pass"]
+
+
+def _begin(check: CheckResult) -> str:
+    return "warning" if check.level == "warn" else _BEGIN[check.answer]

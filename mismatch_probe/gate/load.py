@@ -23,8 +23,8 @@ def load_gate(path: Path, flag: str = "--config") -> GateFile:
     """
     if not is_there(path):
         raise UsageError(
-            f"{flag} {path} does not exist; `mismatch-probe init gate` writes one to edit, or two lines of yours set "
-            'the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
+            f"{flag} {path} does not exist; `mismatch-probe init gate` writes one to edit. Two lines are enough, "
+            'here for the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
         )
     return parse_gate(read_settings_file(path, flag=flag), str(path))
 

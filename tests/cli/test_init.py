@@ -59,11 +59,24 @@ def test_a_gate_without_its_file_says_how_to_write_one(tmp_path: Path) -> None:
 def test_every_command_has_an_example_of_its_own() -> None:
     """That it works is tested with the command lines of the documents."""
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-    assert commands.keys() == EXAMPLES.keys()
-    assert [words.split()[0] for words in EXAMPLES.values()] == list(EXAMPLES)
+    assert commands.keys() | {"gate calibrate"} == EXAMPLES.keys()
+    assert all(words.startswith(f"{command} ") for command, words in EXAMPLES.items())
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_the_help_of_a_command_ends_with_its_example(command: str) -> None:
-    said = " ".join(probe(command, "--help", code=ExitCode.PASS).stdout.split())
+    said = " ".join(probe(*command.split(), "--help", code=ExitCode.PASS).stdout.split())
     assert said.endswith(f"Example: mismatch-probe {EXAMPLES[command]}")
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_a_switch_is_shown_as_one_that_takes_no_value(command: str) -> None:
+    said = probe(*command.split(), "--help", code=ExitCode.PASS).stdout
+    assert "--help" in said
+    assert "<bool>" not in said
+
+
+def test_a_paragraph_of_the_help_is_filled_whatever_lines_it_has_in_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = probe("watch", "--help", code=ExitCode.PASS).stdout
+    assert "with 3 where no step could be judged" in said

@@ -1,7 +1,8 @@
 """Every command line of the documents and of the help is accepted by the real program, and run where that is quick.
 
 A line in a code block is run here; or its command starts an engine, loads a model or trains, and the line is parsed
-only (`PARSED_ONLY` names the test that runs the command); or its comment says that it needs a GPU. Another line fails.
+only (`PARSED_ONLY` names the test that runs the command, and `test_lines_as_written.py` runs the line); or its comment
+says that it needs a GPU. Another line fails.
 """
 
 import importlib.util

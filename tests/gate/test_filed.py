@@ -112,7 +112,7 @@ def test_every_pair_of_the_run_must_have_been_looked_into_unless_one_is_named(
 def test_a_broken_limit_that_only_warns_does_not_block(judged: Judge) -> None:
     ended = judged(check(metric="headroom_fits", equal=1, level="warn") + GOOD, headroom(1e5))
     assert ended.code == ExitCode.PASS
-    assert "warn: headroom fits of FP16 is 0; == 1 is broken" in ended.stderr
+    assert "warning: headroom fits of FP16 is 0; == 1 is broken" in ended.stderr
 
 
 @pytest.mark.parametrize(

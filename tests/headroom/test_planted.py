@@ -68,8 +68,8 @@ def test_the_advice_was_tried_and_is_as_close_to_fp32_as_fp16_is(tmp_path: Path)
     assert [number for _, number, _, how_far in told if not how_far] == [1, 2, 3, 4, 5, 6, 7]
     last = [[how_far for _, number, _, how_far in told if number == stage][-1] for stage in range(1, 8)]
     assert re.fullmatch(r"tensor (\d+) of \1, file 1 of 1", last[0])
-    assert last[1:] == ["prompt 2 of 2", "batch 1 of 1", *["backward, batch 1 of 1"] * 2, "batch 1 of 1", last[6]]
-    assert last[6].startswith("try ")
+    assert last[1:4] == ["prompt 2 of 2", "batch 1 of 1", "backward, batch 1 of 1"]
+    assert re.fullmatch(r"try \d of at most 8, backward, batch 1 of 1", last[6])
     assert headroom.advised is not None
     assert headroom.bf16 is not None
     assert headroom.advised.modules_in_fp32 == ["model.layers.1.mlp.down_proj"]
