@@ -12,6 +12,7 @@ from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sanity_run import SanityDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.evaluation import render_evaluation
 from mismatch_probe.report.filed import Filed
@@ -20,7 +21,7 @@ from mismatch_probe.report.interactive import PlotlyJs
 from mismatch_probe.report.page import write_report
 from mismatch_probe.report.screen import print_line
 from mismatch_probe.report.terminal import render_terminal
-from mismatch_probe.report.training import render_outcome, write_training_report
+from mismatch_probe.report.training import render_outcome, render_sanity, write_training_report
 
 
 def report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:
@@ -73,7 +74,7 @@ def report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> 
 def report_training(
     directories: Sequence[TrainingDirectory], out: Path | None, *, plotly_js: PlotlyJs, json_output: bool
 ) -> None:
-    """Render one training run, or several on one page.
+    """Render one training run, or several on one page; of a sanity test, whether it is passed comes first.
 
     Raises:
         UsageError: several runs without `out`, or with one JSON document asked for.
@@ -89,5 +90,8 @@ def report_training(
     console = results(as_json=json_output)
     summaries = write_training_report(directories, path, plotly_js)
     for directory, summary in zip(directories, summaries, strict=True):
+        sanity = SanityDirectory(directory.path)
+        if sanity.sanity_path.exists():
+            render_sanity(sanity.read_sanity(), console)
         render_outcome(summary, console, label=directory.path.name if len(directories) > 1 else "")
     print_outcome(console, path, summaries[0], as_json=json_output)

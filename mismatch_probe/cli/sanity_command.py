@@ -14,10 +14,9 @@ from mismatch_probe.config.nested import merged
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.notation import write_percent
 from mismatch_probe.records.kinds import Kind, to_resume
-from mismatch_probe.records.sanity_run import PASS_ACCURACY, SanityDirectory, SanityRecord
-from mismatch_probe.report.training.sanity import solved_words
+from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
+from mismatch_probe.report.training import render_sanity
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.preparation import default_training_path
 from mismatch_probe.train.run import resume_training, start_training
@@ -49,7 +48,8 @@ def run_sanity(
         with training_told("sanity", directory, preparation.settings, is_new=True) as (quiet, listener):
             recorded = execute_sanity(directory, preparation, recorded, listener, partial(_tell, quiet))
     console = results(as_json=json_output)
-    _show(recorded, console)
+    if is_main():
+        render_sanity(recorded, console)
     page = directory.report_path
     print_outcome(console, page if page.exists() else None, recorded, as_json=json_output)
     return ExitCode.PASS if recorded.passed else ExitCode.GATE_FAILED
@@ -58,8 +58,3 @@ def run_sanity(
 def _tell(console: Console, sentence: str) -> None:
     if is_main():
         console.print(sentence, soft_wrap=True, highlight=False)
-
-
-def _show(record: SanityRecord, console: Console) -> None:
-    needed = f"more than {write_percent(PASS_ACCURACY)} passes"
-    _tell(console, f"sanity: {record.verdict}; {solved_words(record)} ({needed})")

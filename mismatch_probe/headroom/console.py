@@ -6,7 +6,7 @@ from rich.console import Console
 
 from mismatch_probe.headroom.sentences import parts_in_fp32
 from mismatch_probe.records.headroom import GradientFindings, Headroom, HeadroomCode, LayerRange, Trial
-from mismatch_probe.report.findings.gradients import underflow_table
+from mismatch_probe.report.findings.gradients import underflow_table, with_powers
 from mismatch_probe.report.findings.headroom import layers_table
 from mismatch_probe.report.screen import print_advice, print_line, print_room, print_titled
 from mismatch_probe.report.view import Table
@@ -23,10 +23,10 @@ _MOST_LAYERS = 12
 def render_headroom(headroom: Headroom, console: Console) -> None:
     """Verdict, what shows it, the layers nearest to the limit, the loss scales, and what to do."""
     print_room(console)
-    print_line(console, headroom.verdict.sentence, _STYLES[headroom.verdict.code])
+    print_line(console, with_powers(headroom.verdict.sentence), _STYLES[headroom.verdict.code])
     print_line(console, "")
     for line in headroom.verdict.evidence:
-        print_line(console, line)
+        print_line(console, with_powers(line))
     if headroom.activations is not None:
         print_titled(console, layers_table(_nearest(headroom.activations.layers)))
     tried = next((trial for trial in (headroom.plain, headroom.advised) if trial is not None and trial.scales), None)
@@ -34,7 +34,7 @@ def render_headroom(headroom: Headroom, console: Console) -> None:
         print_titled(console, _scales(headroom.gradients, tried))
     if headroom.sampled_by is not None:
         print_line(console, f"responses sampled by {headroom.sampled_by}; device {headroom.device}", "dim")
-    print_advice(console, headroom.verdict.advice)
+    print_advice(console, [with_powers(advice) for advice in headroom.verdict.advice])
 
 
 def _nearest(layers: list[LayerRange]) -> list[LayerRange]:

@@ -61,11 +61,7 @@ def gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -
     ]
     if plain.scales:
         bad = next((scale for scale in plain.scales if scale.relative_error is None), None)
-        end = (
-            ""
-            if bad is None
-            else f"; at {write_power(2, bad.exponent)} the gradients of {bad.num_nonfinite} parameters overflow"
-        )
+        end = "" if bad is None else f"; at {write_power(2, bad.exponent)} {_overflowing(bad.num_nonfinite)}"
         sentences.append(
             f"FP16 backward passes: {fitting_scales(plain)} fits; smallest relative error "
             f"{write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
@@ -120,3 +116,9 @@ def _percent(share: float) -> str:
     if 0 < share < 1e-4:
         return "< 0.01 %"
     return "> 99.9 %" if 0.999 < share < 1 else f"{100 * share:.3g} %"
+
+
+def _overflowing(num_parameters: int) -> str:
+    if num_parameters == 1:
+        return "the gradient of 1 parameter overflows"
+    return f"the gradients of {num_parameters} parameters overflow"

@@ -32,7 +32,7 @@ MINUTES: Final = ("--model demo",)
 STAND_INS: Final = ("/path/to/checkpoint", "CHECKPOINT", "M", "ckpt", "ckpt/12", "ckpt/step-100")
 SERVER: Final = "http://rollout-"
 
-PROMPTS: Final = [{"prompt": f"{number} + {number + 3} ="} for number in range(4)]
+PROMPTS: Final = [{"prompt": f"sum 1:{number} 2:{number + 3}"} for number in range(11, 15)]
 LAST_STEP: Final = 12
 
 ADDED: Final = {"watch": ["--idle", "0"]}

@@ -19,6 +19,7 @@ from mismatch_probe.records.evaluation import (
 from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.page import render_html, write_report
 from mismatch_probe.stats.results import Estimate
+from tests.command_line import probe
 from tests.report import samples
 from tests.report.pages import drawings, traces
 from tests.report.test_hostile import PAYLOADS
@@ -120,6 +121,9 @@ def test_the_comparison_stands_below_and_the_page_is_written_once_it_is_finished
         page = write_report(run).read_text(encoding="utf-8")
         assert ('id="accuracy"' in page) == ("<code>evaluation.json</code>" in page) == is_there
         assert 'id="verdicts"' in page
+        said = probe("report", tmp_path).stdout
+        assert said.startswith("Trained in BF16, deployed in BF16: no gap seen") == is_there
+        assert said.index("KL (k3)") > (said.index("The mismatch behind it") if is_there else -1)
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)

@@ -1,5 +1,6 @@
 """`localize` on a page: who is suspect, where errors enter, and what would mend them."""
 
+import re
 from statistics import fmean
 
 from markupsafe import Markup
@@ -226,9 +227,15 @@ def modules_table(localization: Localization) -> Table:
             write_count(len(same)),
             *(Written(write_number(fmean(getattr(error, side).own.value for error in same))) for side in SIDES),
             f"{max(error.own_ratio for error in same):.3g}",
-            same[0].infer_name or "none",
+            _within_its_layer(same[0]),
         ]
         for place, same in places.items()
     ]
     columns = ["place", "layers", "engine, own", "training, own", "ratio at most", "name in vLLM"]
     return Table("Own error of each place, mean over layers", columns, rows, text_columns=frozenset({5}), stacked=True)
+
+
+def _within_its_layer(error: PlaceError) -> str:
+    """The engine's name of a place, without the path of the layer that a row of several layers does not speak of."""
+    name = error.infer_name or "none"
+    return re.sub(r"^.*?\.\d+\.(?=.)", "", name) if error.layer is not None else name

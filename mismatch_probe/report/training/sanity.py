@@ -15,13 +15,17 @@ def sanity_answer(record: SanityRecord) -> dict[str, Any]:
     return {
         "subject": "sanity test",
         "badge": sanity_badge(record),
-        "headline": f"Sanity test {_verdict(record)}. {_sentence(solved_words(record))}",
+        "headline": sanity_headline(record),
         "tiles": _tiles(record),
     }
 
 
-def solved_words(record: SanityRecord) -> str:
-    """How many of the latest responses were right, and how many must be."""
+def sanity_headline(record: SanityRecord) -> str:
+    """What came of the test, and how many of the latest responses were right."""
+    return f"Sanity test {_verdict(record)}. {_sentence(_solved_words(record))}"
+
+
+def _solved_words(record: SanityRecord) -> str:
     solved = record.accuracy
     if solved is None:
         return "not every problem was seen"

@@ -2,10 +2,18 @@
 
 from rich.console import Console
 
+from mismatch_probe.notation import write_percent
+from mismatch_probe.records.sanity_run import PASS_ACCURACY, SanityRecord
 from mismatch_probe.records.training_run import TrainingSummary
 from mismatch_probe.report.screen import print_line
 from mismatch_probe.report.training.headline import run_headline
 from mismatch_probe.report.training.overview import events
+from mismatch_probe.report.training.sanity import sanity_headline
+
+
+def render_sanity(record: SanityRecord, console: Console) -> None:
+    """Whether the test is passed, and what passes it."""
+    print_line(console, f"{sanity_headline(record)} More than {write_percent(PASS_ACCURACY)} passes.", "bold")
 
 
 def render_outcome(summary: TrainingSummary, console: Console, label: str = "") -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.sanity import SanitySettings
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Solved
 from mismatch_probe.report.training import write_training_report
 from mismatch_probe.stats.results import Estimate
+from tests.command_line import probe
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not
 from tests.report.training.training_runs import training_run
@@ -53,6 +55,16 @@ def test_a_passed_test_says_passed(tmp_path: Path) -> None:
 def test_a_test_that_goes_on_is_unfinished(tmp_path: Path) -> None:
     told = top(page_of(tmp_path, kept=None, latest={}))
     assert told.startswith(" ? unfinished Sanity test of demo Sanity test unfinished. Not every problem was seen.")
+
+
+def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_path: Path) -> None:
+    page_of(tmp_path, passed=False, verdict="not passed: all 60 steps are done", accuracy=SOLVED)
+    said = probe("report", tmp_path / "run", code=ExitCode.PASS).stdout
+    assert said.startswith(
+        "Sanity test failed: all 60 steps are done. 82.1 % [79.0 %, 85.0 %] of the latest responses to 2 problems "
+        "solved. More than 95 % passes.\n"
+    )
+    assert said.index("Finished 60 steps") > said.index("More than 95 %")
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
