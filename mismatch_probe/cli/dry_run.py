@@ -16,7 +16,8 @@ def show_dry_run(plan: DryRun, console: Console) -> None:
     """Print what would be done, its upper bounds, and how long it will take."""
     console.print(
         f"{plan.model} ({plan.architecture}, {plan.parameters:,} parameters): {plan.num_prompts} prompts of up to "
-        f"{plan.longest_prompt_tokens} tokens, sequences of up to {plan.longest_sequence_tokens} tokens",
+        f"{write_count(plan.longest_prompt_tokens)} tokens, sequences of up to "
+        f"{write_count(plan.longest_sequence_tokens)} tokens",
         highlight=False,
     )
     times = {} if plan.outlook is None else {stage.stage: stage.work for stage in plan.outlook.time.stages}

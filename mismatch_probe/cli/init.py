@@ -20,7 +20,7 @@ class Starter(NamedTuple):
 _COMPARE: Final = ("compare", "--out", "RUN", "--config")
 STARTERS: Final[dict[str, Starter]] = {
     "gate": Starter("mismatch.toml", "limits for CI", ("gate", "RUN", "--config")),
-    "guards": Starter("guards.toml", "guards of a training run", ("train", "--guards")),
+    "guards": Starter("guards.toml", "guards of a training run", ("train", "--model", "CHECKPOINT", "--guards")),
     "compare": Starter("compare.toml", "every setting of a comparison", _COMPARE),
     "sides": Starter("sides.toml", "sides with names and settings of their own", _COMPARE),
     "server": Starter("server.toml", "a server that already runs, as a side", _COMPARE),

@@ -10,6 +10,7 @@ from mismatch_probe.records.summary import Record
 
 APPLIED: Final = "effective settings"
 _ABSENT = "absent"
+_NAMES: Final = {"True": "true", "False": "false", "None": "none"}
 _WORDS: Final = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -103,6 +104,6 @@ def _spelled(value: Any) -> Any:
 
 
 def _told_apart(before: Any, after: Any) -> tuple[str, str]:
-    """Both as text; in quotes where they read alike otherwise."""
-    old, new = (value if isinstance(value, str) else repr(value) for value in (before, after))
+    """Both as a file of settings writes them; in quotes where they read alike otherwise."""
+    old, new = (value if isinstance(value, str) else _NAMES.get(repr(value), repr(value)) for value in (before, after))
     return (repr(before), repr(after)) if old == new else (old, new)

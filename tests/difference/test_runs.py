@@ -112,7 +112,7 @@ def test_a_side_that_was_added_is_named_with_what_it_was_given(tmp_path: Path) -
     pairs = ", ".join("/".join(pair) for pair in before.settings.pairs)
     assert {str(change) for change in changes(before, before.model_copy(update={"settings": settings}))} == {
         "infer.fp8kv.dtype absent -> bf16",
-        "infer.fp8kv.prefix_caching absent -> False",
+        "infer.fp8kv.prefix_caching absent -> false",
         "infer.fp8kv.args.kv_cache_dtype absent -> fp8",
         f"pairs {pairs} -> {pairs}, bf16/fp8kv",
     }

@@ -14,7 +14,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom.console import render_headroom
 from mismatch_probe.localize.console import render_localization
 from mismatch_probe.notation import Written
+from mismatch_probe.records.examination import Examination, Import
 from mismatch_probe.report.evaluation.terminal import render_evaluation
+from mismatch_probe.report.examination import render_examination
 from mismatch_probe.report.findings.page import render_document
 from mismatch_probe.report.screen import print_fitting, print_line, print_table, print_titled, without_intervals
 from mismatch_probe.report.terminal import render_terminal
@@ -31,6 +33,14 @@ def screen(render: Callable[[Console], None], *, terminal: bool = False) -> str:
     out = io.StringIO()
     render(Console(file=out, width=80, force_terminal=terminal, color_system=None))
     return out.getvalue()
+
+
+def test_what_doctor_found_of_the_hardware_is_in_words() -> None:
+    torch = Import(package="torch", ok=True)
+    hardware = {"cpu_cores": 2, "memory_bytes": 25276502016, "gpus": []}
+    found = Examination(versions={}, hardware=hardware, imports=[torch, torch], conflicts=[], remarks=[])
+    said = screen(lambda console: render_examination(found, console)).split()
+    assert " ".join(said).startswith("package version hardware cpu cores 2 memory 23.5 GiB gpus none")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
