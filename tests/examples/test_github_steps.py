@@ -10,6 +10,7 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -19,7 +20,6 @@ import yaml
 
 from tests.gate.cli import GATE, check, gate_file
 from tests.simulated_run import Simulation, simulated_run
-from tests.tiny_models import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "ci" / "github"
@@ -120,17 +120,25 @@ class Job:
         """Run a step as the runner does, with `inputs` in place of its expressions."""
         step = next(step for step in steps(file) if step.get("name") == name)
         assert step["shell"] == "bash", "bash with -e and -o pipefail, which `run` alone is not"
-        given = {variable: inputs.get(variable, "") for variable in step.get("env", {})}
-        ended = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        ended = self.run(step["run"], dict.fromkeys(step.get("env", {}), "") | inputs)
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        return ended
+
+    def run(self, script: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """As a runner runs `shell: bash`."""
+        return subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
             cwd=self.folder,
-            env=self.variables | given | {name: value for name, value in inputs.items() if name not in given},
+            env={**self.variables, **variables},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert ended.returncode == code, ended.stdout + ended.stderr
-        return ended
+
+    def outputs(self) -> list[tuple[str, str]]:
+        """What steps wrote to GITHUB_OUTPUT so far, in order."""
+        lines = self.output.read_text().splitlines() if self.output.exists() else []
+        return [(name, value) for name, _, value in (line.partition("=") for line in lines)]
 
 
 def steps(file: str) -> list[dict[str, Any]]:
@@ -186,40 +194,6 @@ def test_what_is_no_device_is_refused(job: Job) -> None:
     ended = job.step("action.yml", "Install", 2, DEVICE="cpu", VERSION="1", SOURCE="git+https://host/repo")
     assert "give version or source" in ended.stderr
     assert not (job.store / "asked").exists()
-
-
-@pytest.mark.slow
-def test_a_first_run_without_a_baseline_compares_judges_and_says_what_was_not_judged(job: Job) -> None:
-    make_checkpoint(job.folder / "ckpt", "llama")
-    few = "[gate]\nmin_sequences = 4\nmax_sequences = 4\nmin_prompts = 4\n"
-    gate_file(job.folder, few + KEPT + REGRESSION)
-    job.step(
-        "action.yml",
-        "Compare",
-        MODEL="ckpt",
-        GATE_FILE="mismatch.toml",
-        BASELINE="baseline",
-        DTYPE="fp32",
-        PROMPTS="sums:easy",
-        MAX_NEW_TOKENS="8",
-        OUT="out",
-    )
-    job.step("action.yml", "Gate", GATE_FILE="mismatch.toml", BASELINE="baseline", OUT="out")
-    assert "answer=pass" in job.output.read_text()
-    assert "no baseline yet" in job.summary.read_text()
-
-
-@pytest.mark.slow
-def test_a_comparison_that_cannot_be_made_ends_the_job(job: Job) -> None:
-    gate_file(job.folder, GATE + KEPT)
-    inputs = {
-        "GATE_FILE": "mismatch.toml",
-        "DTYPE": "bf16",
-        "PROMPTS": "sums:easy",
-        "MAX_NEW_TOKENS": "8",
-        "OUT": "out",
-    }
-    job.step("action.yml", "Compare", 2, MODEL="none", BASELINE="", **inputs)
 
 
 @pytest.mark.parametrize("folder", ["runs/of this job", "a\nanswer=pass", "$(touch ran)`touch ran`"])
