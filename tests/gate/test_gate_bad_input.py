@@ -158,7 +158,7 @@ def _no_stage(manifest: Manifest) -> None:
 BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "a missing log-prob of the training path": (_first_row(_nan), "lacks 1 log-prob of the training path"),
     "a log-prob at vLLM's floor": (_first_row(_floor), "lacks 1 log-prob of the training path"),
-    "an infinite log-prob": (_first_row(_infinite), "1 infinite log-probs of the training path"),
+    "an infinite log-prob": (_first_row(_infinite), "1 infinite log-prob of the training path"),
     "a log-prob above 0": (_first_row(_positive), "1 log-prob of the training path above 0"),
     "a missing log-prob of the engine": (_engine_nan, "lacks 1 log-prob of the engine"),
     "a missing log-prob of the reference": (_reference_nan, "prefill or reference log-probs"),
