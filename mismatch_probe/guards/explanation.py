@@ -20,6 +20,7 @@ _INPUTS: Final = {
     "reward/std": "rewards",
     "reward/whole_range": "rewards",
     "reward/largest": "rewards",
+    "reward/typical": "rewards",
     "reward/nonfinite": "rewards",
     "response/truncated_share": "truncated",
     "response/length": "a batch",

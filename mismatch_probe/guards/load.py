@@ -9,6 +9,7 @@ from mismatch_probe.config.model import ListAsTuple, Settings
 from mismatch_probe.errors import UsageError, did_you_mean
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.beyond import BeyondSettings
 from mismatch_probe.guards.rules.cusum import CusumSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.floor import CanaryFloorSettings
@@ -21,6 +22,7 @@ RULES: dict[str, type[GuardSettings]] = {
     "limit": LimitSettings,
     "nonfinite": NonfiniteSettings,
     "growth": GrowthSettings,
+    "beyond": BeyondSettings,
     "cusum": CusumSettings,
     "mean": MeanSettings,
     "flatline": FlatlineSettings,

@@ -2,6 +2,7 @@
 
 from mismatch_probe.guards.answers import LOG, ROLLBACK, SKIP, STOP, TENTH_OF_RATE, WARN
 from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.guards.rules.beyond import BeyondSettings
 from mismatch_probe.guards.rules.flatline import FlatlineSettings
 from mismatch_probe.guards.rules.growth import GrowthSettings
 from mismatch_probe.guards.rules.limit import LimitSettings
@@ -27,17 +28,18 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
     GrowthSettings(
         name="reward-scale",
         metric="reward/largest",
-        ratio=1000,
+        ratio=1e5,
         actions=((SKIP,), (SKIP,), (STOP,)),
-        source="judgement: a reward function keeps its scale; a thousandfold reward is another unit or a mistake",
+        source="judgement: a reward a hundred thousand times the largest of a usual step is a mistake, were it the only one",
     ),
-    GrowthSettings(
+    BeyondSettings(
         name="reward-range",
-        metric="reward/largest",
+        metric="reward/typical",
+        most="reward/largest",
         ratio=10,
         patience=2,
         actions=((SKIP,), (STOP,)),
-        source="judgement: a reward function keeps its range; tenfold in two steps in a row, it is another function",
+        source="judgement: where the usual reward is tenfold the largest one before, it is another function",
     ),
     LimitSettings(
         name="reward-repeat",

@@ -11,20 +11,25 @@ _FLAT_STEPS = 8
 _CUT_STEPS = 3
 _MOSTLY_CUT = 0.9
 _OTHER_SCALE = 10.0
+_MISTAKEN_SCALE = 1e5
+_NEWEST = 2
 _REWARD_ERRORS = 6.0
 _PAIRING_ERRORS = 4.0
 
 
 def reward_scale(window: Window) -> Diagnosis | None:
-    """Rewards far beyond those of the steps before, which overflow whatever is computed of them."""
+    """One reward far beyond those of the steps before, which overflows whatever is computed of it, or the usual one."""
     largest = [value for value in window.finite("reward/largest") if value > 0]
-    usual = statistics.median(largest[:-2]) if len(largest) > 2 else math.inf
-    if not largest or max(largest[-2:]) < _OTHER_SCALE * usual:
+    if len(largest) <= _NEWEST:
+        return None
+    before, now = largest[:-_NEWEST], max(largest[-_NEWEST:])
+    typical = max(window.finite("reward/typical")[-_NEWEST:], default=0.0)
+    if now < _MISTAKEN_SCALE * statistics.median(before) and typical < _OTHER_SCALE * max(before):
         return None
     return Diagnosis(
         EndCause.REWARD_SCALE,
-        f"The rewards have another scale: one is {write_value(max(largest[-2:]))} in size, the "
-        f"largest of a step before {write_value(usual)}.",
+        f"The rewards have another scale: one is {write_value(now)} in size, the largest of the steps before "
+        f"{write_value(max(before))}.",
         ("Look at what the reward function gives for the responses of this step: another unit, a missing bound.",),
     )
 

@@ -117,7 +117,8 @@ class RewardTotals(Totals):
     """Of the rewards that are numbers, and of their sums over the responses to each prompt, which one part holds.
 
     groups: prompts; flat_groups: those whose rewards are all equal. of_prompts: squares of a prompt's sum; sizes:
-    squares of its number of responses; products: one times the other.
+    squares of its number of responses; products: one times the other. logs: of the sizes of the `nonzero` rewards that
+    are not 0.
     """
 
     responses: float = 0.0
@@ -131,6 +132,8 @@ class RewardTotals(Totals):
     of_prompts: float = 0.0
     sizes: float = 0.0
     products: float = 0.0
+    logs: float = 0.0
+    nonzero: float = 0.0
 
     @classmethod
     def of(cls, rewards: Floats, prompts: Ints | None) -> Self:
@@ -139,6 +142,7 @@ class RewardTotals(Totals):
             return cls()
         numbers = rewards[np.isfinite(rewards)]
         given = np.where(np.isfinite(rewards), rewards, 0.0)
+        nonzero = np.abs(numbers[numbers != 0])
         of_group = np.arange(len(rewards)) if prompts is None else prompts
         sums, sizes = np.bincount(of_group, weights=given), np.bincount(of_group).astype(np.float64)
         first = rewards[np.unique(of_group, return_index=True)[1]]
@@ -156,6 +160,8 @@ class RewardTotals(Totals):
                 float(sums @ sums),
                 float(sizes @ sizes),
                 float(sums @ sizes),
+                float(np.log(nonzero).sum()),
+                float(len(nonzero)),
             )
 
     def metrics(self) -> Metrics:
@@ -165,6 +171,7 @@ class RewardTotals(Totals):
         metrics = {
             "reward/mean": self._mean,
             "reward/largest": max(self.highest, -self.lowest, 0.0),
+            "reward/typical": math.exp(self.logs / self.nonzero) if self.nonzero else 0.0,
             "reward/std": self._std,
             "reward/nonfinite": self.nonfinite,
         }

@@ -11,7 +11,7 @@ _NAMES: Final = {
     "weights_compared",
     "update": "policy_shift_k3",
     "policy": "entropy",
-    "reward": "mean mean_error largest whole_range std nonfinite late unrepeated mispaired mispaired_error "
+    "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
     "flat_groups_share",
     "response": "length_mean length_max truncated_share unended_share",
     "correction": "excluded_share clipped_share rejected_share ess",

@@ -65,6 +65,7 @@ class Run:
             "reward/mean": accuracy,
             "reward/mean_error": 0.05,
             "reward/largest": 1.0,
+            "reward/typical": 1.0,
             "reward/whole_range": 1.0,
             "reward/std": float(np.sqrt(accuracy * (1 - accuracy))),
             "reward/flat_groups_share": 1.0 if saturated else 0.3,
@@ -135,7 +136,7 @@ def end_tokens_dropped(metrics: Metrics, age: int) -> None:
 
 
 def tenfold_rewards(metrics: Metrics, age: int) -> None:
-    for name in ("mean", "largest", "std", "mean_error"):
+    for name in ("mean", "largest", "typical", "std", "mean_error"):
         metrics[f"reward/{name}"] = 40 * metrics[f"reward/{name}"]
 
 

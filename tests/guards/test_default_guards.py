@@ -9,6 +9,7 @@ from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import EndCause
+from mismatch_probe.guards.sums import RewardTotals
 from tests.guards.streams import (
     LEVELS_K3,
     Fault,
@@ -227,3 +228,23 @@ def test_a_run_that_goes_on_and_learns_nothing_is_named_and_not_stopped(
 
 def test_every_default_says_where_its_threshold_comes_from() -> None:
     assert all(guard.source for guard in DEFAULT_GUARDS)
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 8])
+@pytest.mark.parametrize("kind", ["heavy tail", "rare and large"])
+def test_a_rare_large_reward_is_no_other_reward_function(kind: str, prompts: int) -> None:
+    random = np.random.default_rng(prompts)
+    guards = GuardBook(tuple(guard for guard in DEFAULT_GUARDS if guard.name in ("reward-scale", "reward-range")))
+    fired = []
+    for step in range(1, 201):
+        rewards = np.exp(2 * random.standard_normal(4 * prompts))
+        if kind == "rare and large":
+            rewards = np.where(random.random(4 * prompts) < 0.05, 1.0, 0.02)
+        metrics = RewardTotals.of(rewards, np.repeat(np.arange(prompts), 4)).metrics()
+        fired += guards.evaluate(step, metrics).events
+    assert fired == []
+    totals = RewardTotals.of(
+        np.full(4 * prompts, 1e4 if kind == "heavy tail" else 1e3), np.repeat(np.arange(prompts), 4)
+    )
+    answers = [list(map(str, guards.evaluate(step, totals.metrics()).actions)) for step in (201, 202)]
+    assert answers == [[], ["skip_update"]]

@@ -163,6 +163,9 @@ def test_what_a_probe_guard_saw_long_ago_hides_no_jump_of_today() -> None:
 def test_a_reward_of_another_scale_is_not_blamed_on_fp16() -> None:
     overflowing = {"optim/overflows_in_a_row": [1, 2, 3], "optim/loss_scale": [1024.0, 512.0, 256.0]}
     found = ending({"reward/largest": [1e30] * 2, "reward/mean": [3e29] * 2, **overflowing}, dtype="fp16")
+    other = ending({"reward/largest": [90.0] * 2, "reward/typical": [80.0] * 2, **overflowing}, dtype="fp16")
+    assert other.cause is EndCause.REWARD_SCALE
+    assert ending({"reward/largest": [90.0] * 2, **overflowing}, dtype="fp16").cause is EndCause.FP16_DEAD
     assert found.cause is EndCause.REWARD_SCALE
     assert ending(overflowing, dtype="fp16").cause is EndCause.FP16_DEAD
     assert ending({"reward/largest": [5.0, 7.0]}).cause is EndCause.UNEXPLAINED

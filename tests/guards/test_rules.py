@@ -238,6 +238,20 @@ def means(values: list[float], error: float = 1.0, **changes: Any) -> list[bool]
     return [rule.judge({"m": value, "e": error}) is not None for value in values]
 
 
+def beyond(usual: Sequence[float], most: Sequence[float]) -> list[bool]:
+    started = rule("beyond", metric="m", most="x", ratio=10, reference=3)
+    return [started.judge({"m": value, "x": highest}) is not None for value, highest in zip(usual, most, strict=True)]
+
+
+def test_what_is_usual_is_held_against_the_most_there_was() -> None:
+    assert beyond([1, 1, 1, 11, 11], [1, 1, 1, 11, 11]) == [False, False, False, True, True]
+    rare = beyond([0.1, 0.1, 0.2, 0.3, 9, 9], [0.1, 0.1, 10, 0.1, 10, 10])
+    assert rare == [False] * 6
+    assert beyond([0, 0, 50, 50], [0, 0, 50, 50]) == [False] * 4
+    assert beyond([1, 1, 1, 1, 11], [9, 1, 1, 1, 11]) == [False] * 4 + [True]
+    assert beyond([1, math.nan], [1, math.inf]) == [False, True]
+
+
 def test_a_mean_is_judged_by_the_standard_error_of_the_steps_that_it_is_taken_over() -> None:
     assert means([2.0] * 8, errors=5) == [False] * 7 + [True]
     assert means([6.0], errors=5) == [True]
