@@ -3,6 +3,7 @@
 A rank's `Place` says which it is and where they meet. The variables are torchrun's, which libraries read too.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +18,13 @@ from mismatch_probe.children.servers import keep_scratch
 from mismatch_probe.children.start import Job, Process, running
 from mismatch_probe.errors import RankLost
 
+logger = logging.getLogger(__name__)
+
 _WATCH_SECONDS: Final = 1.0
 _CAUSE_SECONDS: Final = 10.0
 """How long the process whose loss another one reports is given to say why it ended, or to be seen dead."""
+_LEAVING_SECONDS: Final = 60.0
+"""How long the others are given to end once the first one is done."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def run_together(
     """Run jobs that need each other, and return what the first one's function returned.
 
     Where one fails all end, with the failure of the one that did not only lose another. `watch` is called every second,
-    and all end with what it raises.
+    and all end with what it raises. One that hangs once the first is done is ended with a warning: nothing is missing.
 
     Raises:
         MismatchProbeError: that failure.
@@ -102,7 +107,9 @@ def run_together(
                     lost = lost or error
                     patience = min(patience, time.monotonic() + _CAUSE_SECONDS)
                 else:
-                    answers += [answer] if process is processes[0] else []
+                    if process is processes[0]:
+                        answers.append(answer)
+                        patience = min(patience, time.monotonic() + _LEAVING_SECONDS)
             if watch is not None:
                 watch()
         while lost is not None and watch is not None and time.monotonic() < patience:
@@ -110,6 +117,11 @@ def run_together(
             watch()
         if lost is not None:
             raise lost
+        if hanging := len(selector.get_map()):
+            logger.warning(
+                "%d of the %d ranks of %s did not end within %g s after the first one was done, and were ended",
+                *(hanging, len(processes), first.name, _LEAVING_SECONDS),
+            )
         return answers[0]
 
 

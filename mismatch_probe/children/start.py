@@ -1,5 +1,6 @@
 """Start a job, hear it, and have it ended whatever happens."""
 
+import logging
 import os
 import select
 import signal
@@ -19,7 +20,11 @@ from mismatch_probe.errors import EngineError, OutOfMemory
 from mismatch_probe.records.atomic import storage_errors
 from mismatch_probe.records.regular_files import open_to_append, read_regular_text
 
+logger = logging.getLogger(__name__)
+
 _GRACE_SECONDS: Final = 10.0
+_ENDING_SECONDS: Final = 60.0
+"""How long a job that has said how it went is given to end."""
 _LOG_LINES: Final = 3
 _READ_BYTES: Final = 2**16
 
@@ -93,6 +98,7 @@ class Process:
         self._pid: int | None = None
         self._failure: dict[str, str] | None = None
         self._result: Any = None
+        self._is_told = False
 
     def result(self, on_message: Callable[[Any], None] = lambda message: None) -> Any:
         """Hear it to its end; returns and raises as `outcome`."""
@@ -113,22 +119,26 @@ class Process:
             if kind == MESSAGE:
                 on_message(content)
             elif kind == RESULT:
-                self._result = content
+                self._result, self._is_told = content, True
             elif kind == FAILURE:
-                self._failure = content
+                self._failure, self._is_told = content, True
         return bool(read_now)
 
     def outcome(self) -> Any:
-        """What the function returned, once there is nothing more to hear.
+        """What the function returned, once there is nothing more to hear; a job that hangs then is ended.
 
         Raises:
             MismatchProbeError: the failure the job reported, or EngineError when it died without a word.
         """
         self._pid = self._pid or read_number(self._status)
-        self._wait(None)
+        hangs = not self._wait(_ENDING_SECONDS if self._is_told else None)
         if self._failure is not None:
             raise as_exception(self._failure)
-        if self._code != 0:
+        if hangs:
+            logger.warning(
+                "%s did not end within %g s after it was done, and is ended", self._job.name, _ENDING_SECONDS
+            )
+        elif self._code != 0:
             raise self._died()
         return self._result
 

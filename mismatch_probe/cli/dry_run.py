@@ -59,6 +59,11 @@ def _time(outlook: Outlook) -> list[str]:
         )
     if time.of_servers:
         lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here tells")
+    if time.over_ranks:
+        lines.append(
+            f"      as if one process held the model of {', '.join(time.over_ranks)}: what ranks gain and lose is not "
+            "foretold; an earlier run over as many tells"
+        )
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:
         lines.append(f"      if responses have {tokens} tokens, their limit; it takes less if they end before")

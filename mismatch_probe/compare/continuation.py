@@ -34,11 +34,6 @@ measured anew, are held to elsewhere, or say how many ranks hold a model.
 """
 _UNSAID_BEFORE: Final = {"tensor_parallel": 1}
 """Effective settings that earlier versions had and did not record."""
-_OF_RANKS: Final = "ranks"
-_OF_A_RANK: Final = "num_threads"
-"""Ranks on a CPU share its threads, and passes are planned without either. Another number of threads can add up a large
-product in another order, which is of the size of the floor.
-"""
 
 
 def as_recorded_now(manifest: Manifest, now: Manifest) -> Manifest:
@@ -125,10 +120,7 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
     """
     unsaid = {name: value for name, value in _UNSAID_BEFORE.items() if name in later}
     changes = _changes({**unsaid, **first}, later)
-    harmless: tuple[str, ...] = _HARMLESS_SETTINGS
-    if any(name.startswith(_OF_RANKS) for name in changes):
-        harmless += (_OF_A_RANK,)
-    refused = [change for name, change in changes.items() if not name.startswith(harmless)]
+    refused = [change for name, change in changes.items() if not name.startswith(_HARMLESS_SETTINGS)]
     if refused:
         raise RunDirectoryError(
             f"{stage} began with {', '.join(refused)}: go on where it runs as it did, or give another --out"

@@ -10,6 +10,7 @@ from typing import Any
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import Job, run
+from mismatch_probe.compare.torchrun import current
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import Attention
 from mismatch_probe.records.sequences import EncodedPrompt
@@ -36,6 +37,7 @@ def checked_inputs(
         "trust_remote_code": settings.model.trust_remote_code,
         "attention": settings.training.attention,
         "device": settings.training.device,
+        "ranks_here": _ranks_here(settings),
         "tensor_parallel": _degrees(settings),
         "chat_template": settings.prompts.chat_template,
         "vocabulary": vocabulary,
@@ -58,13 +60,19 @@ def _degrees(settings: CompareSettings) -> list[int]:
     return sorted({training.tensor_parallel for training in of_checkpoint if training is not None})
 
 
+def _ranks_here(settings: CompareSettings) -> int:
+    """How many ranks hold a model on this machine at most; 0 where one process holds each."""
+    torchrun = current()
+    return max(side.num_ranks for side in settings.train_sides) if torchrun is None else torchrun.ranks_here
+
+
 def check(send: Send, asked: dict[str, Any], prompts: str) -> dict[str, Any]:
     """What `checked_inputs` asks for, as JSON values."""
     from mismatch_probe.training_path.fit import require_fit
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
-    from mismatch_probe.training_path.ranks.sharding import require_divisible
+    from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
 
-    choose_device(asked["device"])
+    require_gpus(choose_device(asked["device"]), asked["ranks_here"])
     folder, trust_remote_code = Path(asked["folder"]), asked["trust_remote_code"]
     attention = choose_attention(folder, asked["attention"], trust_remote_code=trust_remote_code)
     require_fit(folder, trust_remote_code=trust_remote_code)

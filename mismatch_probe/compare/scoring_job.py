@@ -28,7 +28,7 @@ from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
-from mismatch_probe.training_path.loading import load_config, sdpa_leaves_out
+from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
 from mismatch_probe.training_path.ranks.group import join
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss
 from mismatch_probe.training_path.scorer import Scorer
@@ -85,9 +85,9 @@ class _Scoring:
             self._skip(stages, f"every weight is exactly representable in {side.rounded_to}: rounding changes nothing")
             return
         other_attention = stages[0].attention if isinstance(stages[0], FloorStage) else None
-        left_out = _left_out_by(other_attention, folder, side)
-        if left_out is not None:
-            self._skip(stages, f"{other_attention} attention leaves out {left_out}")
+        no_floor = _no_floor_because(other_attention, folder, side)
+        if no_floor is not None:
+            self._skip(stages, no_floor)
             return
         try:
             scorer = self._load(side, stages)
@@ -113,7 +113,7 @@ class _Scoring:
             why = why_layered(self._run, self._manifest, side, stages)
             if why is not None:
                 return load_layered(self._manifest, side, why)
-        load = RanksScorer if side.num_ranks else Scorer.load
+        load = partial(RanksScorer, num_threads=self._num_threads(stages)) if side.num_ranks else Scorer.load
         return load(
             self._manifest.identity_of(side).folder,
             side.dtype,
@@ -123,6 +123,18 @@ class _Scoring:
             temperature=self._manifest.settings.sampling.temperature,
             trust_remote_code=side.model.trust_remote_code,
         )
+
+    def _num_threads(self, stages: Sequence[TrainingStage]) -> int | None:
+        """Of each rank where a leg that is begun goes on, so that all its rows are of one arithmetic; None for a share.
+
+        On a CPU ranks share the threads, and another number of them adds up a large product in another order.
+        """
+        records = [
+            self._manifest.growing.get(stage.name, self._manifest.stages[stage.name])
+            for stage in stages
+            if stage.name in self._manifest.growing or self._manifest.stages[stage.name].batches_done
+        ]
+        return next((record.effective_settings.get("num_threads") for record in records), None)
 
     def _score(self, stage: ScoreStage | FloorStage, scorer: Scorer | RanksScorer) -> None:
         """All responses, or for a floor a few of each sampler, each in a pass of its own."""
@@ -161,11 +173,18 @@ class _Scoring:
             skip(stage.name, why, self._events)
 
 
-def _left_out_by(attention: Attention | None, folder: Path, side: Side) -> str | None:
-    """What another attention than the side's own would drop, which is no floor of it."""
+def _no_floor_because(attention: Attention | None, folder: Path, side: Side) -> str | None:
+    """Why another attention than the side's own is no floor of it: there is none, or it drops a part of the model.
+
+    Found out before anything is loaded, since what one of several ranks meets ends them all.
+    """
     if attention != "sdpa":
         return None
-    return sdpa_leaves_out(load_config(folder, trust_remote_code=side.model.trust_remote_code))
+    config = load_config(folder, trust_remote_code=side.model.trust_remote_code)
+    if not has_sdpa(config):
+        return f"transformers has no sdpa attention for {config.model_type} models"
+    dropped = sdpa_leaves_out(config)
+    return None if dropped is None else f"sdpa attention leaves out {dropped}"
 
 
 def _rounding_is_exact(folder: Path, side: Side) -> bool:

@@ -39,8 +39,8 @@ class Order:
 
 
 class Torchrun:
-    """The ranks of this command; `rank` is this one. Its variables are taken out of the environment, where an engine
-    would take them for its own.
+    """The ranks of this command, and those on this machine; `rank` is this one. Its variables are taken out of the
+    environment, where an engine would take them for its own.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,8 @@ class Torchrun:
         if os.environ.get(_THREADS) == "1" and int(taken.get("LOCAL_WORLD_SIZE", "1")) > 1:
             del os.environ[_THREADS]  # torchrun's own; ranks share the cores when they compute
         self.rank, self.ranks = int(taken["RANK"]), int(taken["WORLD_SIZE"])
-        self._local = int(taken.get("LOCAL_RANK", "0")), int(taken.get("LOCAL_WORLD_SIZE", taken["WORLD_SIZE"]))
+        self.ranks_here = int(taken.get("LOCAL_WORLD_SIZE", taken["WORLD_SIZE"]))
+        self._local = int(taken.get("LOCAL_RANK", "0")), self.ranks_here
         self._address = taken["MASTER_ADDR"], int(taken["MASTER_PORT"])
         self._hosts = self.rank == 0 and taken.get(f"{_ELASTIC}USE_AGENT_STORE") != "True"
         self._name = f"mismatch-probe/{taken.get(f'{_ELASTIC}RESTART_COUNT', '0')}"

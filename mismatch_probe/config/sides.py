@@ -128,10 +128,14 @@ class TrainSide(DeclaredSide):
     def over(self, training: TrainingPathSettings) -> TrainingPathSettings:
         """The run's settings of the training path with this side's own.
 
+        The run's number of ranks holds where this side's tensor_parallel divides it; else as many hold it as that says.
+
         Raises:
             ValueError: they do not go together.
         """
         given = self.model_dump(exclude={"name", "dtype", "checkpoint", "logged"}, exclude_none=True)
+        if self.ranks is None and self.tensor_parallel and (training.ranks or 0) % self.tensor_parallel:
+            given["ranks"] = None
         return TrainingPathSettings.model_validate(training.model_dump() | given)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from mismatch_probe.config.comparison import CompareSettings, Declared
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.sides import DeclaredSide, TrainSide
+from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, expanded
 
 
@@ -52,7 +53,7 @@ def same_side(first: DeclaredSide, second: DeclaredSide) -> bool:
 
 
 def held_by_ranks(settings: CompareSettings, ranks: int) -> CompareSettings:
-    """The settings with every model of the training path held by so many ranks.
+    """The settings with every model of the training path held by the ranks that torchrun started.
 
     Raises:
         UsageError: a side's tensor_parallel does not divide them.
@@ -61,7 +62,17 @@ def held_by_ranks(settings: CompareSettings, ranks: int) -> CompareSettings:
     values["training"]["ranks"] = ranks
     for side in values["train"]:
         side["ranks"] = None
-    return parse_settings(CompareSettings, values)
+    held = parse_settings(CompareSettings, values)
+    for side in held.train_sides:
+        if side.num_ranks != ranks:
+            assert side.training is not None
+            degree = side.training.tensor_parallel
+            raise UsageError(
+                f"the side {side.name} divides products among {degree} ranks (tensor_parallel), and torchrun's number "
+                f"of ranks, {ranks}, is no multiple of that; start a multiple of {degree}, or run the command without "
+                "torchrun, which gives each side ranks of its own"
+            )
+    return held
 
 
 def with_ranks_of(now: CompareSettings, settings: CompareSettings) -> CompareSettings:

@@ -34,11 +34,19 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-def plan_passes(lengths: Sequence[int], pass_tokens: int, num_streams: int) -> list[list[int]]:
+def plan_passes(
+    lengths: Sequence[int], pass_tokens: int, num_streams: int, alone_beyond: int | None = None
+) -> list[list[int]]:
     """The passes of a batch that so many streams share: batches of `plan_batches`, of about as many rows each.
 
-    Where rows suffice each stream has as many passes as the others, so that none waits long for the last.
+    Where rows suffice each stream has as many passes as the others, so that none waits long for the last. A row with
+    more inputs than `alone_beyond`, all its tokens but the last, has a pass of its own.
     """
+    alone = [row for row, length in enumerate(lengths) if alone_beyond is not None and length - 1 > alone_beyond]
+    if alone:
+        others = [row for row in range(len(lengths)) if row not in set(alone)]
+        together = plan_passes([lengths[row] for row in others], pass_tokens, num_streams)
+        return [*([row] for row in alone), *([others[place] for place in rows] for rows in together)]
     passes: list[list[int]] = []
     for alike in plan_batches(lengths, len(lengths) * max(lengths, default=0)):
         most_rows = max(1, pass_tokens // max(lengths[alike[0]], 1))

@@ -23,6 +23,7 @@ from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.expanded import ask_for_expansion, require_expanded
 from mismatch_probe.training_path.memory import memory_errors_named
+from mismatch_probe.training_path.rope import forget_lengths
 
 SMALLER: Final = "give a training.device_map such as auto, or a smaller model"
 
@@ -145,6 +146,7 @@ def load_model(
     if expanded:
         require_expanded(folder, model)
     loaded: PreTrainedModel = model.eval()
+    forget_lengths(loaded)
     return loaded
 
 

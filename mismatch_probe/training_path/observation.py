@@ -14,6 +14,7 @@ from mismatch_probe.training_path.arithmetic import Arithmetic, product_flags
 from mismatch_probe.training_path.loading import sdpa_leaves_out
 from mismatch_probe.training_path.placement import placement
 from mismatch_probe.training_path.products import fp32_by_onednn
+from mismatch_probe.training_path.rope import follows_length_beyond
 from mismatch_probe.verdict.preflight.facts import forward_facts
 
 aten = torch.ops.aten
@@ -74,6 +75,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
         "parameter_dtypes": dict(parameter_formats),
         "buffer_dtypes": buffers,
         "rope_inv_freq_dtype": "/".join(sorted(rotary)) or None,
+        "rope_follows_length_beyond": follows_length_beyond(model),
         "attention": config._attn_implementation,
         "sdpa_leaves_out": sdpa_leaves_out(model.config),
         "experts": getattr(config, "_experts_implementation", None),

@@ -273,7 +273,10 @@ class Scorer(Closing):
 
     def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
         """The rows of a batch that share a pass."""
-        return plan_passes([sequence.num_tokens for sequence in batch], self._pass_tokens, self._num_streams)
+        lengths = [sequence.num_tokens for sequence in batch]
+        return plan_passes(
+            lengths, self._pass_tokens, self._num_streams, self._description["rope_follows_length_beyond"]
+        )
 
     def _of_each(
         self,

@@ -122,6 +122,9 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
     else:
         warm_ranks(ranks, "mismatch_probe", *words)
     assert leg(run, "train-more") == leg(whole, "train-more")
+    record = RunDirectory(run).read_manifest().stages["score-train-more"]
+    assert any(setting.startswith("ranks.ranks = 2") for setting in record.later_settings)
+    assert not any(setting.startswith("num_threads") for setting in record.later_settings)
 
 
 def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path) -> None:

@@ -397,42 +397,6 @@ def test_a_side_that_is_given_again_in_a_flags_words_is_the_one_that_is_recorded
     assert going_on_comparing(Path("run"), recorded, again, with_typed_engines) == recorded
 
 
-def test_ranks_are_a_setting_of_a_training_side_and_no_difference_in_arithmetic() -> None:
-    assert parse_side("train", "two:dtype=bf16,ranks=2,tensor_parallel=2") == {
-        **{"name": "two", "dtype": "bf16"},
-        **{"ranks": 2, "tensor_parallel": 2},
-    }
-    train = [{"name": "two", "dtype": "bf16", "ranks": 2}, {"name": "tp", "dtype": "bf16", "tensor_parallel": 2}]
-    two, tp, bf16 = (settings(train=train, pairs=[(name, "bf16") for name in ("two", "tp", "bf16")])).train_sides
-    assert (two.num_ranks, tp.num_ranks, bf16.num_ranks) == (2, 2, 0)
-    assert two.differs_from(bf16) == []
-    assert tp.differs_from(bf16) == ["tensor_parallel = 2"]
-
-
-def test_the_reference_is_held_by_as_many_ranks_as_the_sides_of_its_weights_and_divides_no_product() -> None:
-    sides = settings(train=[{"name": "tp", "dtype": "bf16", "tensor_parallel": 2}], pairs=[("tp", "bf16")])
-    reference = sides.reference_of(sides.train_sides[0])
-    assert reference is not None
-    assert reference.training is not None
-    assert (reference.training.num_ranks, reference.training.tensor_parallel) == (2, 1)
-
-
-def test_models_over_ranks_have_jobs_of_their_own() -> None:
-    two = {"name": "two", "dtype": "bf16", "ranks": 2}
-    plan = make_plan(settings(train=[two], pairs=[("two", "bf16"), ("fp32", "fp32")]))
-    jobs = {job.name: job.num_ranks for job in plan.jobs if job.process == "training"}
-    assert jobs == {"training-path": 0, "training-path-ranks-2": 2}
-
-
-@pytest.mark.parametrize("given", [{"train": [{"name": "two", "dtype": "bf16", "ranks": 4}]}, {}])
-def test_a_run_goes_on_over_another_number_of_ranks(given: dict[str, Any]) -> None:
-    recorded = settings(train=[{"name": "two", "dtype": "bf16", "ranks": 2}], pairs=[("two", "bf16")])
-    given = {**given, "pairs": [("two", "bf16")]} if given else {"training": {"ranks": 4}}
-    now = going_on_comparing(Path("run"), recorded, given, lambda settings: settings)
-    assert [side.name for side in now.train] == ["two"]
-    assert now.train[0].ranks == (4 if "train" in given else 2)
-
-
 def test_several_servers_are_a_side_each() -> None:
     text = 'prod:url=["http://one:8000/", "http://two:8000"],concurrency=4'
     sides = side_values(None, None, None, ["bf16"], [text])

@@ -261,13 +261,6 @@ def test_a_missing_buffer_that_files_should_hold_is_named(tmp_path: Path) -> Non
         layered(tmp_path)
 
 
-def test_positions_that_depend_on_earlier_sequences_are_refused(tmp_path: Path) -> None:
-    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    folder = make_checkpoint(tmp_path, "llama", rope_parameters=dynamic, max_position_embeddings=16)
-    with pytest.raises(EngineError, match=r"rope_type = dynamic\) depend on the sequences before"):
-        layered(folder)
-
-
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     states = HiddenStates(tmp_path, in_memory=False)

@@ -211,6 +211,13 @@ def test_a_step_that_the_probe_made_smaller_names_the_flag_that_restores_it() ->
     assert "--vllm.max_num_batched_tokens" in difference.advice
 
 
+def test_frequencies_that_follow_the_length_are_worth_a_note() -> None:
+    [finding] = preflight(sides({"rope_follows_length_beyond": 4096}))
+    assert (finding.level, finding.code) == ("note", Code.POSITIONS)
+    assert "beyond 4096 tokens: here each longer sequence is computed alone" in finding.what
+    assert preflight(sides({"rope_follows_length_beyond": None})) == []
+
+
 def test_bos_twice_is_worth_a_note() -> None:
     assert [difference.code for difference in preflight(sides(doubled_first_token=1))] == [Code.PROMPT_PREFIX]
 

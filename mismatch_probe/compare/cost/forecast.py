@@ -43,7 +43,8 @@ class StageForecast(BaseModel):
 class Forecast(BaseModel):
     """ready: until everything is imported and checked. summary: statistics and report. total: of all that is known;
     unknown_starts names the stages whose start is not in it, of_servers those of which nothing is: how fast a server is
-    cannot be measured here.
+    cannot be measured here. over_ranks: those counted as if one process held the model, since no earlier run tells what
+    its ranks gain by sharing the work and lose by exchanging weights.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,6 +55,7 @@ class Forecast(BaseModel):
     total: Span
     unknown_starts: list[str]
     of_servers: list[str] = []
+    over_ranks: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
         total=sum((ready, *known, summary), start=NO_TIME),
         unknown_starts=[stage.stage for stage in expected if stage.start is None],
         of_servers=[stage.name for stage in stages if stage not in here],
+        over_ranks=[stage.name for stage in here if stage.side.num_ranks > 1 and not pace.has_seen(what_of(stage))],
     )
 
 

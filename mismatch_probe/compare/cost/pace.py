@@ -66,6 +66,10 @@ class Pace:
                 return _between(nearest.seconds * size / its_size, once, factor)
         return None if self.calibration is None else Span.within(size, FROM_RATES)
 
+    def has_seen(self, what: What) -> bool:
+        """Whether a stage of the same kind, side and settings was measured."""
+        return any(stage.what == what for stage in self.measured)
+
     def start_span(self, what: What) -> Span | None:
         """How long it takes from the end of the stage before to this one's first batch; None where nothing tells."""
         alike = [

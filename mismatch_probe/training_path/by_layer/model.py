@@ -31,6 +31,7 @@ from mismatch_probe.training_path.head import forward_exchanged
 from mismatch_probe.training_path.loading import load_config
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.products import is_16_bit
+from mismatch_probe.training_path.rope import forget_lengths
 
 Forward = Callable[..., torch.Tensor]
 
@@ -74,7 +75,7 @@ class LayeredModel:
         self._name = next(name for name, module in self.model.named_modules() if module is layers)
         self._proven: set[int] = set()
         self._input_ids = torch.empty(0)
-        require_no_memory(self.model)
+        forget_lengths(self.model)
         self._fill(self.stored.read(OUTSIDE, device))
         missing = self.stored.missing()
         self.model.tie_weights(missing, recompute_mapping=False)
@@ -175,20 +176,6 @@ class LayeredModel:
                 "reference.by_layer = false on a machine with more memory, or give --reference none"
             )
         self._proven.add(number)
-
-
-def require_no_memory(model: PreTrainedModel) -> None:
-    """
-    Raises:
-        EngineError: positions depend on the sequences before, which each layer would meet anew.
-    """
-    kinds = [getattr(module, "rope_type", None) for module in model.modules()]
-    if any("dynamic" in (kind.values() if isinstance(kind, dict) else [kind]) for kind in kinds):
-        raise EngineError(
-            f"{type(model).__name__} cannot be computed layer by layer: its rotary positions (rope_type = dynamic) "
-            "depend on the sequences before; set reference.by_layer = false on a machine with more memory, or give "
-            "--reference none"
-        )
 
 
 @contextmanager

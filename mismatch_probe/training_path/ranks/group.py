@@ -1,7 +1,9 @@
 """The process group of the ranks that hold a model: joined, spoken over, and left."""
 
 import atexit
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,10 +16,12 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from mismatch_probe.children.ranks import Place
 from mismatch_probe.errors import RankLost
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for another that neither answers nor is seen to be gone: loading can take that long."""
+_LEAVING_SECONDS: Final = 60.0
 _GONE: Final = (
     "Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
     "failed to recv", "failed to send", "remote process exited", "Connection was likely closed", "NCCL error",
@@ -33,7 +37,7 @@ def join(place: Place) -> None:
         RankLost: another rank did not come.
     """
     backend = _backend(place)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_ranks))
+    take_threads(None)
     with lost_ranks_named():
         dist.init_process_group(
             backend, store=_store(place), rank=place.rank, world_size=place.ranks, timeout=_PATIENCE
@@ -51,8 +55,21 @@ def _backend(place: Place) -> str:
 
 
 def leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Leave the group, or go on without having left where another rank keeps this one waiting too long."""
+    atexit.unregister(leave)
+    if not dist.is_initialized():
+        return
+    leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVING_SECONDS)
+    if leaving.is_alive():
+        logger.warning("another rank did not leave the group within %g s; this one ends without it", _LEAVING_SECONDS)
+
+
+def take_threads(number: int | None) -> None:
+    """Compute with so many threads from here on; None for this rank's share of the processor."""
+    share = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.set_num_threads(number or max(1, share))
 
 
 def size() -> int:

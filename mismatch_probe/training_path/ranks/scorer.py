@@ -30,11 +30,19 @@ class _Order:
 class RanksScorer(Closing):
     """As `Scorer`, on the first rank; the others are in `follow`. All must have joined the group."""
 
-    def __init__(self, checkpoint: str | Path, dtype: Dtype, settings: TrainingPathSettings, **named: Any) -> None:
-        """Arguments and errors are those of `Scorer.load`."""
-        load = _Order(_LOAD, (checkpoint, dtype, settings), named)
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        dtype: Dtype,
+        settings: TrainingPathSettings,
+        *,
+        num_threads: int | None = None,
+        **named: Any,
+    ) -> None:
+        """num_threads: of each rank, unless it is to be its share. All else as in `Scorer.load`."""
+        load = _Order(_LOAD, (num_threads, checkpoint, dtype, settings), named)
         group.from_first(load)
-        self._scorer = Scorer.load(*load.arguments, **named)
+        self._scorer = _loaded(*load.arguments, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
         scored: list[ScoredSequence] = self._on_every_rank("score_batch", batch)
@@ -82,7 +90,7 @@ def follow(send: Send, place: dict[str, Any]) -> None:
             group.leave()
             return
         if order.what == _LOAD:
-            scorer = Scorer.load(*order.arguments, **(order.named or {}))
+            scorer = _loaded(*order.arguments, **(order.named or {}))
         elif order.what == _CLOSE:
             assert scorer is not None
             scorer.close()
@@ -90,6 +98,11 @@ def follow(send: Send, place: dict[str, Any]) -> None:
         else:
             with group.lost_ranks_named():
                 getattr(scorer, order.what)(*order.arguments)
+
+
+def _loaded(num_threads: int | None, *arguments: Any, **named: Any) -> Scorer:
+    group.take_threads(num_threads)
+    return Scorer.load(*arguments, **named)
 
 
 def dismiss() -> None:

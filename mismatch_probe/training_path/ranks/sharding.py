@@ -1,5 +1,6 @@
 """Which part of a model each rank holds: asked of transformers, and found to be so afterwards."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,8 @@ _DIVIDED: Final = {
     "vocab_size": "tokens in the vocabulary",
 }
 """What tensor parallelism divides among ranks, as configs call it."""
+_DIVIDING: Final = ("colwise", "rowwise")
+"""In the names of the styles of a plan that divide a weight."""
 
 
 def require_group(settings: TrainingPathSettings) -> None:
@@ -33,6 +36,19 @@ def require_group(settings: TrainingPathSettings) -> None:
         raise UsageError(
             f"the training path is to run over {settings.num_ranks} ranks, and this command runs it on {group.size()}; "
             "use `compare`, or leave ranks and tensor_parallel unset"
+        )
+
+
+def require_gpus(device: torch.device, ranks_here: int) -> None:
+    """
+    Raises:
+        UsageError: ranks on this machine are to compute on GPUs, and there is not one for each.
+    """
+    gpus = torch.cuda.device_count()
+    if device.type == "cuda" and ranks_here > gpus:
+        raise UsageError(
+            f"{ranks_here} ranks on this machine take a GPU each, and PyTorch sees {gpus}; give as many ranks as GPUs "
+            "(--train-ranks, torchrun's --nproc-per-node), or --device cpu"
         )
 
 
@@ -133,9 +149,13 @@ def held_share(model: PreTrainedModel) -> float:
 
 
 def _divided_weights(model: PreTrainedModel, tensor_parallel: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """All under FSDP2; under tensor parallelism the projections of the layers, since norms and routers are whole."""
+    """All under FSDP2; under tensor parallelism those of the layers that the architecture's plan divides: norms and
+    routers are whole, and so is all attention of DeepSeek V3, whose plan divides its MLPs and experts alone.
+    """
+    divided = {name for name, style in model.tp_plan.items() if any(kind in style for kind in _DIVIDING)}
     for name, weight in model.named_parameters():
-        if tensor_parallel == 1 or (".layers." in name and "_proj" in name and weight.dim() > 1):
+        generic = re.sub(r"\.\d+(?=\.)", ".*", name)
+        if tensor_parallel == 1 or (".layers." in name and divided & {generic, generic.rpartition(".")[0]}):
             yield name, weight
 
 

@@ -9,6 +9,7 @@ from mismatch_probe.verdict.preflight.architecture import (
     bounded_steps,
     checkpoints,
     eager_by_default,
+    following_positions,
     forward_pass,
     states,
 )
@@ -34,6 +35,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     forward_pass,
     adapters,
     attention,
+    following_positions,
     bounded_steps,
     eager_by_default,
     states,

@@ -89,6 +89,21 @@ def attention(sides: Sides) -> Iterator[SettingFinding]:
         )
 
 
+def following_positions(sides: Sides) -> Iterator[SettingFinding]:
+    """Rotary frequencies that depend on how long the sequences are that share a forward pass."""
+    limit = sides.train.get("rope_follows_length_beyond")
+    if limit is not None:
+        yield SettingFinding(
+            level="note",
+            setting="rope_follows_length_beyond",
+            what=f"the model's rotary frequencies follow the longest sequence of a forward pass beyond {limit} tokens: "
+            "here each longer sequence is computed alone, so that nothing else changes its numbers",
+            advice="A trainer whose batches hold such sequences computes other numbers, and an engine has one set of "
+            "frequencies for all lengths: keep sequences below that, or compare at the length that you train at.",
+            code=Code.POSITIONS,
+        )
+
+
 def bounded_steps(sides: Sides) -> Iterator[SettingFinding]:
     """A step of the engine that the probe made smaller than the engine's own default."""
     tokens = sides.infer.get("bounded_by_probe", {}).get("max_num_batched_tokens")

@@ -1,7 +1,9 @@
 """What ranks of the tests do in their processes, with faults that one of them has."""
 
+import logging
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import transformers
 
 from mismatch_probe.children.messages import Send
@@ -23,6 +26,7 @@ from mismatch_probe.training_path.ranks import group
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss, follow
 
 _HERE = "tests.training_path.ranks.jobs"
+_LONG = 600.0
 
 
 def score_over_ranks(
@@ -50,8 +54,8 @@ def score_over_ranks(
 
 def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     checkpoint, dtype, settings, batches, named = asked
-    if fault in _ON_EVERY_RANK:
-        _ON_EVERY_RANK[fault]()
+    if fault in _ON_EVERY_RANK or fault in _OF_THE_FIRST:
+        {**_ON_EVERY_RANK, **_OF_THE_FIRST}[fault]()
     group.join(Place.from_json(place))
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
@@ -65,7 +69,7 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
 def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> None:
     if fault in _ON_EVERY_RANK:
         _ON_EVERY_RANK[fault]()
-    elif place["rank"] == place["ranks"] - 1:
+    elif place["rank"] == place["ranks"] - 1 and fault not in _OF_THE_FIRST:
         _FAULTS[fault]()
     follow(send, place)
 
@@ -107,13 +111,35 @@ def _raise(*arguments: Any, **named: Any) -> Any:
     raise StorageError("the disk of this rank is full; free some")
 
 
+def _hang(*arguments: Any, **named: Any) -> None:
+    time.sleep(_LONG)
+
+
+def _hang_in_leaving() -> None:
+    group._LEAVING_SECONDS = 1.0  # type: ignore[misc]
+    dist.destroy_process_group = _hang
+
+
+def _hang_before_leaving() -> None:
+    group.leave = _hang
+
+
+def answers_and_hangs(send: Send) -> str:
+    """What is done once the answer is told: as at the end of an interpreter of its own."""
+    logging.shutdown = _hang
+    return "done"
+
+
 _ON_EVERY_RANK = {"loads whole": _load_whole, "older transformers": _have_older_transformers}
 _FAULTS = {
     "": lambda: None,
     "holds another part": _hold_another_part,
     "is killed": _on_scoring(_be_killed),
     "raises": _on_scoring(_raise),
+    "hangs in leaving": _hang_in_leaving,
+    "hangs before leaving": _hang_before_leaving,
 }
+_OF_THE_FIRST = {"the first hangs in leaving": _hang_in_leaving}
 
 
 def _to_json(one: ScoredSequence) -> list[Any]:

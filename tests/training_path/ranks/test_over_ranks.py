@@ -82,19 +82,21 @@ def test_ranks_give_the_bits_of_one_process(
     assert effective["ranks"]["against_whole"] == {"difference": 0.0, "why_not": None}
 
 
-@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+@pytest.mark.parametrize(("dtype", "num_threads"), [(Dtype.BF16, None), (Dtype.FP32, None), (Dtype.FP32, 2)])
 def test_large_products_have_the_bits_of_one_process_with_as_many_threads(
-    dtype: Dtype, sequences: list[TokenSequence], tmp_path: Path
+    dtype: Dtype, num_threads: int | None, sequences: list[TokenSequence], tmp_path: Path
 ) -> None:
+    """A rank's share of the cores, or as many as it is told, whatever its share is."""
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "head_dim": 128}
     folder = make_checkpoint(tmp_path, "llama", init_std=0.03, **wide)
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+    torch.set_num_threads(num_threads or max(1, len(os.sched_getaffinity(0)) // 2))
     try:
         expected = by_one(folder, dtype, sequences, {})
     finally:
         torch.set_num_threads(threads)
-    scored, _ = score_over_ranks(2, folder, dtype, TrainingPathSettings(ranks=2), batches(sequences))
+    asked = (2, folder, dtype, TrainingPathSettings(ranks=2), batches(sequences))
+    scored, _ = score_over_ranks(*asked, num_threads=num_threads)
     assert same_bits(scored, expected)
 
 
