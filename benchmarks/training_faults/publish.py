@@ -60,7 +60,8 @@ def _summary(results: Results, command: str) -> str:
             "",
             f"- Seen, and nothing fired before: **{sum(one.is_seen for one in faults)} of {len(faults)}**, "
             f"{sum(one.in_time for one in faults)} of them within {SOON} steps; cause named right at that step: "
-            f"{sum(one.is_named for one in faults)}. Not seen: {unseen}.",
+            f"{sum(one.is_named for one in faults)}. Not seen: {unseen}. What hidden settings take to be seen: "
+            "`docs/guards.md`.",
             f"- **Survived: {sum(one.survived for one in faults)} of {len(faults)}**: the policy that is left earns as "
             f"much as the clean twin's of that step, within two standard errors. Not survived: {lost}.",
             f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "

@@ -30,7 +30,7 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
         metric="reward/largest",
         ratio=1e5,
         actions=((SKIP,), (SKIP,), (STOP,)),
-        source="judgement: a reward a hundred thousand times the largest of a usual step is a mistake, were it the only one",
+        source="judgement: a reward 100,000 times the largest of a usual step is a mistake, were it the only one",
     ),
     BeyondSettings(
         name="reward-range",

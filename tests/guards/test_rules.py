@@ -267,8 +267,9 @@ def test_a_mean_that_is_as_expected_is_hardly_ever_broken() -> None:
     assert sum(map(any, runs)) <= 1
 
 
-def test_a_mean_is_taken_over_numbers_of_steps_that_grow_by_the_root_of_two() -> None:
-    assert [steps for steps, *_ in newest_means([[0.0, 1.0]] * 40)] == [1, 2, 4, 5, 8, 11, 16, 22, 32]
+def test_a_mean_is_taken_over_numbers_of_steps_that_grow_by_the_fourth_root_of_two() -> None:
+    steps_tried = [steps for steps, *_ in newest_means([[0.0, 1.0]] * 40)]
+    assert steps_tried == [1, 2, 3, 4, 5, 6, 8, 9, 11, 13, 16, 19, 22, 26, 32, 38]
     assert [steps for steps, *_ in newest_means([[0.0, 1.0]] * 3)] == [1, 2]
     assert list(newest_means([])) == []
 

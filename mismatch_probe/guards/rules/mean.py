@@ -9,10 +9,13 @@ from pydantic import Field, FiniteFloat
 from mismatch_probe.config.model import Count
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
+_A_DOUBLING = 4
+"""Numbers of steps that are tried from one to twice as many: fewer see a small change later."""
+
 
 class MeanSettings(MetricGuardSettings):
-    """The mean of the last 1, 2, 4, 5, 8, 11, 16, ... and at most `window` steps, each number the root of 2 times the
-    one before, must be within `errors` of its standard errors, and `tolerance`, of `expected`. error: a metric that
+    """The mean of the last 1, 2, 3, 4, 5, 6, 8, 9, 11, 13, 16, ... and at most `window` steps, powers of the fourth
+    root of 2, must be within `errors` of its standard errors, and `tolerance`, of `expected`. error: a metric that
     gives the standard error of this one at each step.
     """
 
@@ -75,7 +78,7 @@ class Mean(Guard):
 
 def newest_means(recent: Sequence[Sequence[float]]) -> Iterator[tuple[int, float, float]]:
     """Of values and their errors, oldest first: how many of the newest, their mean, and its standard error."""
-    doublings = 2 * math.log2(len(recent)) if recent else -1
-    for steps in sorted({int(2 ** (half / 2)) for half in range(math.floor(doublings) + 1)}):
+    most = math.floor(_A_DOUBLING * math.log2(len(recent))) if recent else -1
+    for steps in sorted({int(2 ** (power / _A_DOUBLING)) for power in range(most + 1)}):
         values, errors = zip(*recent[-steps:], strict=True)
         yield steps, math.fsum(values) / steps, math.sqrt(math.fsum(error**2 for error in errors)) / steps
