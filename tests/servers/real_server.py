@@ -94,6 +94,10 @@ class RealServer:
         self._post("/collective_rpc", {"method": "probe_repack"})
         self._post("/reset_prefix_cache", {})
 
+    def begin_update(self) -> None:
+        """What a trainer leaves that is killed while it sends weights."""
+        self._post("/start_weight_update", {})
+
     def label(self, version: str) -> None:
         self._post("/update_weight_version", {"new_version": version})
 

@@ -90,11 +90,31 @@ def test_without_prefill_the_guards_that_need_it_are_said_to_be_off(vllm: RealSe
     refused = probe(*words)
     assert refused.returncode == ExitCode.USAGE
     assert "gives log-probs of before temperature, and --temperature is 0.8" in refused.stderr
+    vllm.begin_update()
     at_one = [word for word in words if word not in ("--temperature", "0.8")]
     done = probe(*at_one, "--json", code=ExitCode.PASS)
     off = json.loads(done.stdout)["guards_off"]
     assert off.keys() == {"stale-engine", "engine-weights", "engine-layer"}
     assert off["stale-engine"] == ["sync/engine_unchanged"]
+
+
+def test_an_update_that_the_server_refuses_is_one_sentence(vllm: RealServer, tmp_path: Path) -> None:
+    updates = [0]
+
+    def spoiled(path: str, body: Json) -> Json:
+        updates[0] += path == "/update_weights"
+        if path == "/update_weights" and updates[0] == 3:
+            body["update_info"]["dtype_names"][0] = "no_dtype"
+        return body
+
+    out = tmp_path / "run"
+    with Proxy(vllm.url, spoiled) as proxy:
+        words = ("train", *SMALL, "--infer", of(proxy.url, "timeout_seconds=30"), "--out", out)
+        ended = probe(*words, "--steps", STEPS, "--checkpoint-every", 1)
+        assert ended.returncode == ExitCode.ENVIRONMENT
+        assert "answers /update_weights with 500" in ended.stderr
+        probe(*words, "--steps", 3, "--checkpoint-every", 1, "--resume", code=ExitCode.PASS)
+    assert [line["step"] for line in lines(out, "metrics")] == [1, 2, 3]
 
 
 def test_a_killed_server_ends_the_run_in_one_sentence_and_the_next_goes_on(vllm: RealServer, tmp_path: Path) -> None:

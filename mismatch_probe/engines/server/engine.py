@@ -20,6 +20,7 @@ from mismatch_probe.engines.server.client import Client
 from mismatch_probe.engines.server.connection import Connection
 from mismatch_probe.engines.server.contact import contact
 from mismatch_probe.engines.server.effective import effective_settings
+from mismatch_probe.engines.server.ranks import asked_once
 from mismatch_probe.engines.server.scores import prefill_scores, sampled_scores
 from mismatch_probe.engines.server.standing import StandingQuestion
 from mismatch_probe.engines.server.transfer import WeightTransfer
@@ -116,14 +117,7 @@ class ServerEngine(Engine):
         """One after the other: what prompt log-probs take beside the weights, servers do not set aside."""
         if not self._engine.prefill:
             raise UsageError("prompt log-probs can end a server, so they are asked for with prefill=true alone")
-        longest = ServerArguments(**self._engine.args).longest_prefill
-        scored = []
-        for number, sequence in enumerate(sequences):
-            scored.append(self._scored(sequence, longest))
-            if self.on_finished is not None:
-                self.on_finished(number + 1, len(sequences))
-        self._standing.check()
-        return scored
+        return asked_once(lambda: self._replayed(sequences))
 
     @property
     def vocab_size(self) -> int:
@@ -158,6 +152,16 @@ class ServerEngine(Engine):
         if self._transfer is not None:
             self._transfer.close()
         self._client.close()
+
+    def _replayed(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        longest = ServerArguments(**self._engine.args).longest_prefill
+        scored = []
+        for number, sequence in enumerate(sequences):
+            scored.append(self._scored(sequence, longest))
+            if self.on_finished is not None:
+                self.on_finished(number + 1, len(sequences))
+        self._standing.check()
+        return scored
 
     def _question(self, request: SampleRequest, sampling: SamplingSettings) -> Question:
         room = self._client.longest - len(request.prompt.token_ids)

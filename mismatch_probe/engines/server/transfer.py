@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
+from mismatch_probe.engines.server.ranks import asked_once, is_first
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, said
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class WeightTransfer:
         self._number = 0
         self._chunk: Chunk = []
         self._asked = _Asked(connection)
-        self._sender = self._met(timeout_seconds) if _rank() == 0 else None
+        self._sender = self._met(timeout_seconds) if is_first() else None
         self.says_what_is_held = self._says_what_is_held()
 
     def send(self, weights: Weights) -> str:
@@ -74,7 +75,7 @@ class WeightTransfer:
                 self._try("sent to", self._sender.send_weights)
             self._chunk = []
             self._asked.finish(version)
-        return _of_first_rank(version)
+        return asked_once(lambda: version)
 
     def version(self) -> str:
         """The label of the weights that the server holds."""
@@ -82,16 +83,7 @@ class WeightTransfer:
 
     def held_weights(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         """As `Engine.held_weights`."""
-        if not self.says_what_is_held:
-            return []
-        answer = self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [list(names)]})
-        try:
-            return _HELD.validate_python(answer["results"])
-        except (KeyError, ValidationError) as error:
-            raise EngineError(
-                f"the server at {self._connection.url} does not say which weights it holds as --worker-extension-cls "
-                f"{_EXTENSION} does: start it with this version's"
-            ) from error
+        return asked_once(lambda: self._held(names)) if self.says_what_is_held else []
 
     def close(self) -> None:
         """Leave the server free for the next trainer, if it still answers."""
@@ -102,6 +94,16 @@ class WeightTransfer:
             self._asked.post("/shutdown_weight_transfer_engine")
         except MismatchProbeError:
             return
+
+    def _held(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
+        answer = self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [list(names)]})
+        try:
+            return _HELD.validate_python(answer["results"])
+        except (KeyError, ValidationError) as error:
+            raise EngineError(
+                f"the server at {self._connection.url} does not say which weights it holds as --worker-extension-cls "
+                f"{_EXTENSION} does: start it with this version's"
+            ) from error
 
     def _met(self, timeout_seconds: float) -> Sender:
         """Both sides of the backend, joined."""
@@ -235,20 +237,3 @@ def _address_towards(url: str) -> str:
 def _free_port(address: str) -> int:
     with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
         return int(listening.getsockname()[1])
-
-
-def _rank() -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _of_first_rank(text: str) -> str:
-    """What the first rank has, on every rank, when it has it."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return text
-    texts = [text]
-    dist.broadcast_object_list(texts, src=0)
-    return texts[0]
