@@ -16,7 +16,7 @@ from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.records.training_run import TrainingDirectory
-from mismatch_probe.report.training import summarise_training
+from mismatch_probe.report.training import summarise_training, write_training_report
 from mismatch_probe.report.training.overview import events
 from mismatch_probe.train.preparation import free_to_change, prepare_training
 from tests.train.quick_runs import StoppingEngine, quick_home, quick_settings, train
@@ -102,6 +102,9 @@ def test_guards_without_their_input_are_recorded_and_told(
     directory = TrainingDirectory(tmp_path / "run")
     off = directory.read_training_manifest().guards_off
     assert off.keys() == {"stale-engine", "unsynced-weights", "other-weights", "engine-weights", "engine-layer"}
+    write_training_report([directory], directory.report_path)
     summary = summarise_training(directory)
     assert summary.guards_off == off
-    assert any("unsynced-weights (no sync/weights_unchanged)" in sentence for sentence in events(summary))
+    said = "unsynced-weights (no sync/weights_unchanged)"
+    assert any(said in sentence for sentence in events(summary))
+    assert said in directory.report_path.read_text(encoding="utf-8")

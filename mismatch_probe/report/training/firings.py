@@ -9,7 +9,7 @@ from mismatch_probe.report.figures.firings import Effect, Mark, draw_firings
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import listed
 from mismatch_probe.report.training.course import Course, Firing
-from mismatch_probe.report.training.guard_words import actions_words, firing_words, times
+from mismatch_probe.report.training.guard_words import actions_words, firing_words, off_words, times
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 
 _MOST_FIRINGS = 100
@@ -20,6 +20,11 @@ def guards(courses: Sequence[Course]) -> Section:
     silent = [course.label for course in courses if not course.firings]
     if silent:
         blocks.append(Note("No guard fired." if len(courses) == 1 else f"No guard fired in {listed(silent)}."))
+    blocks += [
+        Note(visible(f"{'' if len(courses) == 1 else f'{course.label}: '}{off_words(course.manifest.guards_off)}"))
+        for course in courses
+        if course.manifest.guards_off
+    ]
     fired = [course for course in courses if course.firings]
     if fired:
         blocks.append(_figure(fired, alone=len(courses) == 1))

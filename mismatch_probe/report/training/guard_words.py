@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures.limits import Limit
+from mismatch_probe.report.names import listed
 from mismatch_probe.report.training.course import Course, Firing
 
 _DONE: Final = {
@@ -37,6 +38,12 @@ def actions_words(actions: Sequence[str]) -> str:
 def firing_words(firing: Firing) -> list[str]:
     """What it saw and what it asked for, line by line."""
     return [firing.sentence, f"asked to {actions_words(firing.actions)}"]
+
+
+def off_words(off: Mapping[str, Sequence[str]]) -> str:
+    """Guards that are off, each with the metrics that no step gave it."""
+    told = ", ".join(f"{guard} (no {listed(lacking)})" for guard, lacking in off.items())
+    return f"Guards that are off in this run: {told}."
 
 
 def times(number: int) -> str:

@@ -12,7 +12,7 @@ from mismatch_probe.report.names import listed
 from mismatch_probe.report.training.comparable import what_differs
 from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.dynamics import figure
-from mismatch_probe.report.training.guard_words import actions_words, times
+from mismatch_probe.report.training.guard_words import actions_words, off_words, times
 from mismatch_probe.report.training.headline import run_headline, runs_headline
 from mismatch_probe.report.training.plots import OVERVIEW
 from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge
@@ -85,17 +85,12 @@ def steps_averaged(window: int) -> str:
 def events(summary: TrainingSummary) -> list[str]:
     """Why a run stopped, each guard that fired, and those that could not."""
     sentences = [summary.diagnosis] if summary.diagnosis else []
-    off = [f"{guard} (no {listed(lacking)})" for guard, lacking in summary.guards_off.items()]
-    told = [f"Guards that are off in this run: {', '.join(off)}."] if off else []
-    return (
-        sentences
-        + told
-        + [
-            f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
-            f"({actions_words(guard.actions)})."
-            for guard in summary.guards
-        ]
-    )
+    sentences += [off_words(summary.guards_off)] if summary.guards_off else []
+    return sentences + [
+        f"Guard {guard.guard} fired {times(guard.firings)}, first at step {guard.first_step}: {guard.sentence} "
+        f"({actions_words(guard.actions)})."
+        for guard in summary.guards
+    ]
 
 
 def _facts(runs: Runs) -> list[str]:
