@@ -85,7 +85,7 @@ class _GuardCallback(TrainerCallback):
         self._grad_norm = float("nan")
         self._decision: Decision | None = None
         self._probed_ids: list[list[int]] = []
-        self._probe: Probe | None = None
+        self._probe: list[Probe] | None = None
         self._listen("_get_per_token_logps_and_entropies", self._with_entropies)
         self._listen("_calculate_rewards", self._keep_rewards)
         self._listen("_generate_and_score_completions", self._measure)
@@ -225,8 +225,8 @@ class _GuardCallback(TrainerCallback):
             self._probe = self._probed()
         return self._generate(*args, **kwargs)
 
-    def _probed(self) -> Probe:
-        """The probe's tokens under the engine and the policy, of all ranks."""
+    def _probed(self) -> list[Probe]:
+        """The probe's tokens under each rank's engine and the policy."""
         from vllm import SamplingParams
 
         asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
@@ -237,8 +237,7 @@ class _GuardCallback(TrainerCallback):
             [places[token].logprob for places, token in zip(answer.prompt_logprobs[1:], ids[1:], strict=True)]
             for answer, ids in zip(answers, self._probed_ids, strict=True)
         ]
-        rows = _of_ranks((self._log_pi(), log_mu))
-        return Probe([row for pi, _ in rows for row in pi], [row for _, mu in rows for row in mu])
+        return [Probe(*sides) for sides in _of_ranks((self._log_pi(), log_mu))]
 
     @torch.no_grad()
     def _log_pi(self) -> list[list[float]]:

@@ -13,7 +13,7 @@ On several ranks each measures its own responses, the arrays are gathered, and e
 import operator
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,7 +29,7 @@ from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.explanation import Explanation, GuardExplanation, inputs_of
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.guards.loop_decision import Decision
-from mismatch_probe.guards.probe import Probe, Probed
+from mismatch_probe.guards.probe import Probe, ProbedEngines
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.self_test import Judge, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
@@ -58,7 +58,7 @@ class Guards:
         self._book = GuardBook(self._settings)
         self.off: dict[str, tuple[str, ...]] = {}
         self._last_step: int | None = None
-        self._probed = Probed()
+        self._probed = ProbedEngines()
         self._history: deque[tuple[int, Metrics]] = deque(maxlen=_HISTORY_STEPS)
         self._events: list[GuardEvent] = []
         self._told: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ class Guards:
         batch: Batch | Sums | None = None,
         *,
         step: int | None = None,
-        probe: Probe | None = None,
+        probe: Probe | Sequence[Probe] | None = None,
         loss: float | None = None,
         grad_norm: float | None = None,
         learning_rate: float | None = None,
@@ -113,7 +113,8 @@ class Guards:
         """Takes in one step before its update is applied.
 
         batch: the step's responses, or their sums over all ranks. step: counted from 1; one after the last unless
-        given. probe: log-probs of a few fixed tokens on both sides after the weights were sent. loss, grad_norm,
+        given. probe: log-probs of a few fixed tokens on both sides after the weights were sent; of several engines one
+        each. loss, grad_norm,
         learning_rate: of this update, before clipping. metrics: any others by name (docs/train-metrics.md); None is
         absent. canary: whether both sides hold the same weights, just sent and not updated since; unless given, that
         of the first step observed. The first step says which guards are on; the others are named in one warning.
@@ -129,8 +130,8 @@ class Guards:
         given |= {f"optim/{name}": float(value) for name, value in learnt.items() if value is not None}
         given |= {name: float(value) for name, value in (metrics or {}).items() if value is not None}
         number = self._next(step)
-        if probe is not None:
-            given = self._probed.take(probe) | given
+        if probe:
+            given = self._probed.take([probe] if isinstance(probe, Probe) else probe) | given
         decision = self.judge(number, given, canary=self._last_step is None if canary is None else canary)
         self._tell_of_lacking(decision.firings)
         return decision
@@ -205,7 +206,7 @@ class Guards:
         book.restore(state)
         self._book, self.off = book, off
         self._last_step = state.get("last_step", 0 if state["evaluated"] else None)
-        self._probed = Probed.of_state(state.get("probed"))
+        self._probed = ProbedEngines.of_state(state.get("probed"))
         self._history = deque(
             (
                 (step, {name: float(value) for name, value in metrics.items()})

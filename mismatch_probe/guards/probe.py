@@ -1,8 +1,8 @@
 """The same few tokens through both sides after every sync: does the engine answer as the weights it was sent do?"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import numpy as np
@@ -102,6 +102,36 @@ class Probed:
         if state is None:
             return cls()
         return cls(_from_json(state["last"]), _from_json(state["verified"]), state["canary_k3"])
+
+
+@dataclass
+class ProbedEngines:
+    """Each engine's `Probed`, in the order of their probes: one of several that is stale shows in no sum over all."""
+
+    engines: list[Probed] = field(default_factory=list)
+
+    def take(self, probes: Sequence[Probe]) -> Metrics:
+        """As `Probed.take`, of each metric the largest; NaN where one is.
+
+        Raises:
+            UsageError: as `Probe.tokens`; nothing is then remembered.
+        """
+        for probe in probes:
+            probe.tokens()
+        if len(probes) != len(self.engines):
+            self.engines = [Probed() for _ in probes]
+        taken = [engine.take(probe) for engine, probe in zip(self.engines, probes, strict=True)]
+        return {name: float(np.max([metrics[name] for metrics in taken])) for name in taken[0]}
+
+    def state(self) -> list[dict[str, Any]]:
+        """JSON values."""
+        return [engine.state() for engine in self.engines]
+
+    @classmethod
+    def of_state(cls, state: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> Self:
+        """A version before knew one engine."""
+        engines = [state] if isinstance(state, Mapping) else state or ()
+        return cls([Probed.of_state(engine) for engine in engines])
 
 
 def _as_json(sides: Sides | None) -> Saved | None:

@@ -272,6 +272,24 @@ def test_an_engine_that_repeats_itself_while_the_policy_moves_is_stale() -> None
 
 
 @pytest.mark.filterwarnings("ignore:guards that are off")
+def test_one_stale_engine_of_several_is_seen_also_after_a_resume() -> None:
+    """Together their log-probs are never those from before."""
+    guards = Guards.default(can={"skip", "resync"})
+    stale = probe(1).log_mu
+    fired_at = []
+    for step in range(1, 4):
+        now = probe(10 * step)
+        said = guards.observe(probe=[now, Probe(now.log_pi, now.log_mu if step == 1 else stale)])
+        fired_at.append("stale-engine" in fired(said.events))
+        resumed = Guards.default(can={"skip", "resync"})
+        resumed.load_state_dict(json.loads(json.dumps(guards.state_dict(), allow_nan=False)))
+        guards = resumed
+    assert fired_at == [False, False, True]
+    with pytest.raises(UsageError, match="the probe holds no token"):
+        guards.observe(probe=[probe(40), Probe([], [])])
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
 def test_a_probe_without_numbers_is_kept_as_json_and_is_no_level() -> None:
     guards = Guards.default(can={"resync"})
     guards.observe(probe=Probe(probe(0).log_pi, np.zeros(64)))
