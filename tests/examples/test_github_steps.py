@@ -199,8 +199,9 @@ def test_what_is_no_device_is_refused(job: Job) -> None:
 @pytest.mark.parametrize("folder", ["runs/of this job", "a\nanswer=pass", "$(touch ran)`touch ran`"])
 def test_the_artifact_has_a_name_whatever_the_folder_is_called(job: Job, folder: str) -> None:
     gate_file(job.folder, GATE + KEPT)
-    inputs = {"MODEL": "none", "GATE_FILE": "mismatch.toml", "DTYPE": "bf16", "PROMPTS": "sums:easy"}
-    job.step("action.yml", "Compare", 2, BASELINE="", MAX_NEW_TOKENS="8", OUT=folder, **inputs)
+    inputs = {"MODEL": "none", "GATE_FILE": "mismatch.toml", "DTYPE": "none", "PROMPTS": "sums:easy"}
+    ended = job.step("action.yml", "Compare", 2, BASELINE="", MAX_NEW_TOKENS="8", OUT=folder, **inputs)
+    assert "dtype 'none' cannot be used" in ended.stderr
     [line] = job.output.read_text().splitlines()
     assert re.fullmatch(r"artifact=[\w.-]+", line)
     assert not (job.folder / "ran").exists()

@@ -1,7 +1,9 @@
 """Runs to render: Gaussian errors of both sides put through the real statistics and the real rules."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -109,20 +111,19 @@ def summary(
     pairs: Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32)),
     simulation: Simulation = Simulation(),
 ) -> Summary:
-    tokens = {pair: simulated_pair(*pair, simulation) for pair in pairs}
-    metrics = {pair: pair_metrics(found) for pair, found in tokens.items()}
-    exact = metrics[(Dtype.FP32, Dtype.FP32)][0] if ("fp32", "fp32") in metrics else None
-    summaries = [_pair_summary(pair, tokens[pair], *metrics[pair], exact, simulation) for pair in pairs]
+    metrics = {pair: _measured(pair, *_numbers(simulation)).metrics for pair in pairs}
+    exact = metrics.get((Dtype.FP32, Dtype.FP32))
+    summaries = [_pair_summary(pair, exact, simulation) for pair in pairs]
     contrasts = []
     if ("bf16", "bf16") in metrics and ("fp16", "fp16") in metrics:
-        ratio = contrast(*(metrics[(dtype, dtype)][0]["kl_k3"] for dtype in (Dtype.BF16, Dtype.FP16)))
+        ratio = contrast(*(metrics[(dtype, dtype)]["kl_k3"] for dtype in (Dtype.BF16, Dtype.FP16)))
         assert ratio is not None
         contrasts.append(Contrast(metric="kl_k3", of="bf16", over="fp16", ratio=ratio))
     return Summary(
         tool_version="0.1.0",
         model=simulation.model,
         model_fingerprint="0" * 64,
-        headline=f"BF16 and the engine are apart by KL {metrics[pairs[0]][0]['kl_k3'].value:.1e}.{simulation.hostile}",
+        headline=f"BF16 and the engine are apart by KL {metrics[pairs[0]]['kl_k3'].value:.1e}.{simulation.hostile}",
         verdict=summaries[0].verdict,
         preflight=[
             SettingFinding(
@@ -150,15 +151,39 @@ def undrawn(found: Summary) -> Summary:
     return found.model_copy(update={"pairs": pairs})
 
 
-def _pair_summary(
-    pair: tuple[Dtype, Dtype],
-    tokens: TokenPair,
-    metrics: dict[str, Estimate],
-    unavailable: dict[str, str],
-    exact: dict[str, Estimate] | None,
-    simulation: Simulation,
-) -> PairSummary:
+@dataclass(frozen=True)
+class _Measured:
+    """What the real statistics say of a pair, whatever its words are."""
+
+    tokens: TokenPair
+    metrics: dict[str, Estimate]
+    unavailable: dict[str, str]
+    statistics: dict[str, Any]
+
+
+def _numbers(simulation: Simulation) -> tuple[int, int, float]:
+    return simulation.num_responses, simulation.longest, simulation.bug_nats
+
+
+@cache
+def _measured(pair: tuple[Dtype, Dtype], num_responses: int, longest: int, bug_nats: float) -> _Measured:
+    tokens = simulated_pair(*pair, Simulation(num_responses, longest, bug_nats))
+    statistics = {
+        "length": length_law(tokens),
+        "blame": blame(tokens),
+        "confidence": confidence_bins(tokens),
+        "scatter": probability_scatter(tokens),
+        "errors": error_histograms(tokens),
+        "corrections": simulate_corrections(tokens),
+        "full_vocabulary": _full_vocabulary(*pair),
+    }
+    return _Measured(tokens, *pair_metrics(tokens), statistics)
+
+
+def _pair_summary(pair: tuple[Dtype, Dtype], exact: dict[str, Estimate] | None, simulation: Simulation) -> PairSummary:
     train, infer = pair
+    measured = _measured(pair, *_numbers(simulation))
+    tokens, metrics = measured.tokens, measured.metrics
     counts = Counts(
         num_sequences=tokens.sequences.num_sequences,
         num_tokens=tokens.sequences.num_tokens,
@@ -177,16 +202,10 @@ def _pair_summary(
         legs={"mu": f"infer-{infer}-decode", "pi": f"train-{train}", "ref": "ref-fp32"},
         counts=counts,
         metrics=metrics,
-        metrics_unavailable=unavailable,
-        length=length_law(tokens),
-        blame=blame(tokens),
-        confidence=confidence_bins(tokens),
-        scatter=probability_scatter(tokens),
-        errors=error_histograms(tokens),
+        metrics_unavailable=measured.unavailable,
         worst_tokens=_worst(tokens, infer, simulation.hostile),
         worst_responses=_worst_responses(tokens, infer, simulation.hostile),
-        corrections=simulate_corrections(tokens),
-        full_vocabulary=_full_vocabulary(train, infer),
+        **deepcopy(measured.statistics),
         verdict=_verdict(pair, metrics, exact),
     )
 

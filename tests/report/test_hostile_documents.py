@@ -36,19 +36,27 @@ def texts(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def attacked(document: Document, payload: str, least: int = 11) -> Document:
     """`payload` behind every text for which the reader takes it, `least` of them."""
     raw = json.loads(document.model_dump_json())
-    changed = 0
-    for *path, last in texts(raw):
-        below = raw
-        for key in path:
-            below = below[key]
-        before, below[last] = below[last], below[last] + payload
+    before = {path: _put(raw, path, payload, behind=True) for path in texts(raw)}
+    while True:
+        assert len(before) >= least
         try:
-            type(document).model_validate(raw)
-            changed += 1
-        except ValidationError:
-            below[last] = before
-    assert changed >= least
-    return type(document).model_validate(raw)
+            return type(document).model_validate(raw)
+        except ValidationError as error:
+            refused = before.keys() & {details["loc"] for details in error.errors(include_url=False)}
+            if not refused:
+                raise
+        for path in refused:
+            _put(raw, path, before.pop(path))
+
+
+def _put(raw: Any, path: tuple[Any, ...], text: str, *, behind: bool = False) -> str:
+    """The text that was there; the new one takes its place, or stands behind it."""
+    *above, last = path
+    for key in above:
+        raw = raw[key]
+    before: str = raw[last]
+    raw[last] = before + text if behind else text
+    return before
 
 
 def assert_acts_not(page: str) -> None:

@@ -14,13 +14,13 @@ from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import assert_acts_not
-from tests.report.training.training_runs import training_run
+from tests.report.training.training_runs import TrainingSample, training_run
 
 SOLVED = Estimate(0.821, 0.79, 0.85, 0.95, 40, 1600, "sequence")
 
 
 def page_of(folder: Path, **changes: Any) -> str:
-    run = training_run(folder / "run")
+    run = training_run(folder / "run", TrainingSample(steps=6))
     record = SanityRecord(
         settings=SanitySettings(),
         rates={f"p{number}": 0.5 for number in range(90)},
