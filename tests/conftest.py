@@ -132,8 +132,8 @@ def pytest_runtest_setup() -> None:
         _freeze_what_stays()
 
 
-_MANY_MODULES: Final = 500
-_MANY_OBJECTS: Final = 50_000
+_MANY_MODULES: Final = 50
+_MANY_OBJECTS: Final = 20_000
 _num_frozen_modules = 0
 
 
