@@ -83,7 +83,11 @@ def _said_in_words(estimate: Estimate) -> Written | None:
 
 def write_tokens(estimate: Estimate | None) -> Written:
     """A number of tokens with its interval: `1,050 [980, 1,130]`, `23.1k [21.8k, 24.5k]`."""
-    return Written(ABSENT) if estimate is None else _write(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
+    if estimate is None:
+        return Written(ABSENT)
+    if estimate.high is not None and 0 < _BOUNDS_NOTHING * estimate.value < estimate.high:
+        return Written(write_token_count(estimate.value), _UNBOUNDED)
+    return _write(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
 
 
 def write_number(number: float | None) -> str:

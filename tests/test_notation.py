@@ -137,7 +137,16 @@ def test_a_time_that_is_not_known_exactly_shows_no_false_precision(
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
-    [(86_550, 86_640, "(within 0.06 %)"), (86_600, 86_600, "(no spread)"), (80_000, 90_000, "[80k, 90k]")],
+    [
+        (86_550, 86_640, "(within 0.06 %)"),
+        (86_600, 86_600, "(no spread)"),
+        (80_000, 90_000, "[80k, 90k]"),
+        (1, 1e13, "(too few to bound)"),
+    ],
 )
 def test_an_interval_of_one_number_twice_is_said_in_words(low: float, high: float, words: str) -> None:
     assert write_tokens(estimate(86_600, low, high)).interval == words
+
+
+def test_tokens_that_nothing_bounds_are_not_cut_to_none() -> None:
+    assert str(write_tokens(estimate(7.6, 0.001, 1.3e11))) == "7.60 (too few to bound)"

@@ -70,7 +70,7 @@ def _overview(difference: Difference, changes: Sequence[tuple[Change, list[str]]
         subject="difference of two runs",
         model=" and ".join(dict.fromkeys((difference.first.model, difference.second.model))),
         headline=f"{_label(worst)}: {worst.sentence}.",
-        tiles=_tiles(worst, difference),
+        tiles=_tiles(worst, changes),
         badge=_badge(worst),
         facts=[f"first: {difference.first.run}", f"second: {difference.second.run}"],
         advice=[],
@@ -87,16 +87,14 @@ def _left_out(changes: Sequence[tuple[Change, list[str]]]) -> str:
     return f"Read from the manifests of both runs; when and where they were made is left out.{left}"
 
 
-def _tiles(pair: PairDifference, difference: Difference) -> list[Tile]:
+def _tiles(pair: PairDifference, changes: Sequence[tuple[Change, list[str]]]) -> list[Tile]:
     moved, paired = pair.metrics["abs_logprob_diff"], pair.comparison == "paired"
     ratio = write_estimate(moved.ratio)
     same = f"{write_count(pair.same_responses)} of {write_count(pair.shared_responses)}"
-    settings = sum(change.kind == "settings" for change in difference.changes)
+    settings = sum(change.kind == "settings" for change, _ in changes)
     return [
         Tile(f"{_label(pair)}: mean |d|, second / first", ratio.value, _reading(moved)),
-        Tile(
-            "Settings that changed", write_count(settings), f"of {write_count(len(difference.changes))} changes in all"
-        ),
+        Tile("Settings that changed", write_count(settings), f"of {write_count(len(changes))} changes in all"),
         Tile(
             "Responses with the same token ids",
             same,

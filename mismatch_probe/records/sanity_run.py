@@ -22,6 +22,10 @@ class Solved(Record):
     tokens: int
 
 
+TOO_FEW_STEPS: Final = "steps were not enough"
+"""The end of the verdict where only steps ran out."""
+
+
 class SanityRecord(Record):
     """The whole test.
 

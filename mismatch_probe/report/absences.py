@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mismatch_probe.report.view import Note
+from mismatch_probe.notation import ABSENT, Written
+from mismatch_probe.report.view import Cell, Note
 
 _WORDS: Final = {
     "budget_tokens": "a fitted length budget",
@@ -27,3 +28,8 @@ def absences(of_pairs: Sequence[tuple[str, Mapping[str, str]]]) -> Note | None:
             named.setdefault((", ".join(names), reason), []).append(label)
     items = [f"{', '.join(labels)}: {names}, since {reason}" for (names, reason), labels in named.items()]
     return Note("What could not be had:", items) if items else None
+
+
+def with_values(rows: Sequence[list[Cell]]) -> list[list[Cell]]:
+    """The rows of a table, behind their names, that hold a value; why others hold none is said under it."""
+    return [row for row in rows if any(cell != ABSENT and cell != Written(ABSENT) for cell in row[1:])]

@@ -26,14 +26,20 @@ def pairs_table(summary: Summary) -> Table:
             write_estimate(pair.metrics.get("abs_logprob_diff")),
             write_estimate(pair.metrics.get("kl_k3")),
             budget(pair),
-            Markup("<b>{}</b> / <b>{}</b>").format(
-                *(write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu"))
-            ),
+            _errors(pair),
         ]
         for pair in summary.pairs
     ]
     columns = ["pair", "verdict", "mean |d|", "KL (k3)", "length budget", "rms pi / mu"]
     return Table("One row a pair of sides", columns, rows, text_columns=frozenset({1}), stacked=True)
+
+
+def _errors(pair: PairSummary) -> Cell:
+    """How far pi and mu are from the reference."""
+    sides = [write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu")]
+    if sides == [ABSENT, ABSENT]:
+        return ABSENT
+    return Markup('<span class="whole"><b>{}</b> / <b>{}</b></span>').format(*sides)
 
 
 def budget(pair: PairSummary) -> Written:
@@ -59,7 +65,7 @@ def _marked(tokens: Estimate | None, mark: str) -> Written:
 def table_footnote(summary: Summary) -> str:
     """How to read the columns that do not say it; empty where they hold nothing."""
     errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
-    notes = [_budget_footnote(summary), errors if any(pair.blame for pair in summary.pairs) else ""]
+    notes = [_budget_footnote(summary), errors if any(_errors(pair) != ABSENT for pair in summary.pairs) else ""]
     return "; ".join(note for note in notes if note)
 
 

@@ -18,7 +18,7 @@ from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Sec
 
 _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
-_POWER = re.compile(r"\d[\d.]*e-\d+", re.ASCII)
+_WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %", re.ASCII)
 
 
 def rendered_page(
@@ -67,23 +67,28 @@ def _inert(value: Any) -> Any:
 
 
 def _visible(text: str | Markup) -> Markup:
-    """No line ends inside a number, as it would after the hyphen of `7.1e-5`; what is HTML already stays as it is."""
+    """No line ends inside a number, as it would after the hyphen of `7.1e-5`, or before its `%`; what is HTML already
+    stays as it is.
+    """
     if isinstance(text, Markup):
         return text
-    return Markup(_POWER.sub(r'<span class="whole">\g<0></span>', str(visible(text))))
+    return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', str(visible(text))))
 
 
 def _advice(text: str | Markup) -> Markup:
-    """A command at the end is set as code, and no line ends inside one of its words; what is HTML already stays as it
-    is.
+    """A command at the end is set as code, and what stands between backticks before; no line ends inside one of their
+    words. What is HTML already stays as it is.
     """
     if isinstance(text, Markup):
         return text
     what, command = parted(text)
-    if not command:
-        return _visible(text)
-    words = Markup(" ").join(Markup("<span>{}</span>").format(visible(word)) for word in command.split())
-    return Markup("{}: <code>{}</code>").format(_visible(what), words)
+    pieces = [_code(piece) if number % 2 else _visible(piece) for number, piece in enumerate(what.split("`"))]
+    return Markup("").join([*pieces, Markup(": "), _code(command)] if command else pieces)
+
+
+def _code(text: str) -> Markup:
+    words = Markup(" ").join(Markup("<span>{}</span>").format(visible(word)) for word in text.split())
+    return Markup("<code>{}</code>").format(words)
 
 
 def _cell(cell: Cell) -> Markup:

@@ -16,7 +16,7 @@ from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_estimate, write_percent
 from mismatch_probe.provenance.keys import content_key, sequence_seed
-from mismatch_probe.records.sanity_run import PASS_ACCURACY, SanityDirectory, SanityRecord, Solved
+from mismatch_probe.records.sanity_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import Estimate
@@ -203,7 +203,7 @@ def execute_sanity(
     test = SanityTest(directory, preparation, record, tell)
     try:
         execute_training(directory, preparation, watch, test)
-        test.end(f"{preparation.settings.steps} steps were not enough")
+        test.end(f"{preparation.settings.steps} {TOO_FEW_STEPS}")
     except TrainingStopped as stop:
         test.end(f"a guard stopped training: {stop}")
     return test.record

@@ -184,6 +184,6 @@ def test_a_sentence_says_what_deployment_loses_or_that_nothing_is_seen(run: Eval
         assert gap is not None
         return sentence(pair.model_copy(update={"gap": replace(gap, value=(low + high) / 2, low=low, high=high)}))
 
-    assert said(0.01, 0.03).endswith("deployment loses 0.0200 of accuracy (0.0100 to 0.0300)")
-    assert said(-0.03, -0.01).endswith("deployment gains 0.0200 of accuracy (0.0100 to 0.0300)")
+    assert said(0.01, 0.03).endswith("deployment loses 0.020 [0.010, 0.030] of accuracy")
+    assert said(-0.03, -0.01).endswith("deployment gains 0.020 [0.010, 0.030] of accuracy")
     assert said(-0.01, 0.03).endswith("no gap seen; one beyond 0.0300 would have been")

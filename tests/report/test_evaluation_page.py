@@ -86,7 +86,8 @@ def test_no_gap_in_any_pair_is_one_sentence() -> None:
 def test_a_gap_that_is_seen_has_its_size_and_its_interval(gap: Estimate, verb: str, kind: str) -> None:
     page = page_of(evaluation(pair(Dtype.FP16), pair(Dtype.BF16, gap)))
     told = top(page)
-    assert f"Trained in BF16, deployed in BF16: deployment {verb} 0.0300 of accuracy (0.0200 to 0.0400)." in told
+    assert f"Trained in BF16, deployed in BF16: deployment {verb} 0.030 [0.020, 0.040] of accuracy." in told
+    assert f"BF16: accuracy that deployment {verb} 0.030 [0.020, 0.040]; 0 is no gap" in told
     assert f'<span class="badge {kind}"><span aria-hidden="true">' in page[page.index("<header") :]
 
 

@@ -210,7 +210,7 @@ def test_a_pair_of_two_dtypes_is_named_by_both() -> None:
 
 def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text() -> None:
     summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
-    advice = ["See: `mismatch-probe headroom --run RUN`", "Run it: `<script>`"]
+    advice = ["See: `mismatch-probe headroom --run RUN`", "Run it: `<script>`", "`<script>` is text"]
     page = render_html(
         summary.model_copy(update={"verdict": summary.verdict.model_copy(update={"advice": advice})}),
         samples.manifest(((Dtype.BF16, Dtype.BF16),)),
@@ -218,6 +218,7 @@ def test_a_command_in_an_advice_is_set_as_code_and_hostile_text_in_it_stays_text
     command = "".join(f"<span>{word}</span> " for word in ("mismatch-probe", "headroom", "--run", "RUN"))
     assert f"<li>See: <code>{command.strip()}</code></li>" in page
     assert "<li>Run it: <code><span>&lt;script&gt;</span></code></li>" in page
+    assert "<li><code><span>&lt;script&gt;</span></code> is text</li>" in page
 
 
 def test_settings_of_another_pair_are_told_where_they_are_not_those_of_the_first(page: str) -> None:
@@ -301,6 +302,7 @@ def test_every_rule_says_what_it_leaves_and_those_that_leave_too_little_are_name
     section = _section(page, "corrections")
     for rule in samples.summary().pairs[0].corrections:
         assert f"<code>{rule.name}</code>" in section
+    section = re.sub(r"</?span[^>]*>", "", section)
     assert "BF16: less than 50 % by DeepSeek-V3.2's mask at 0.0001, advantage negative (" in section
     assert "FP32: every rule leaves at least 50 %." in section
 

@@ -91,3 +91,10 @@ def test_every_pairs_evidence_is_on_the_page(pair: PairSummary) -> None:
     summary = samples.undrawn(samples.summary(PAIRS))
     text = re.sub(r"<[^>]+>", "", render_html(summary, samples.manifest(PAIRS)))
     assert all(evidence in text for evidence in pair.verdict.evidence)
+
+
+def test_a_log_alone_is_not_told_that_fp32_decides() -> None:
+    summary = judged(BF16, FP16, FP32)
+    assert verdicts(summary).lede.startswith("FP32 against FP32 decides")
+    pairs = [pair.model_copy(update={"is_logged": True}) for pair in summary.pairs]
+    assert verdicts(summary.model_copy(update={"pairs": pairs})).lede.startswith("A log alone")

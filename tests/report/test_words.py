@@ -6,11 +6,13 @@ import re
 import pytest
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.notation import ABSENT, Written
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.absences import absences
+from mismatch_probe.report.absences import absences, with_values
 from mismatch_probe.report.names import metric_aggregate
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.corrections import rule_words
+from mismatch_probe.report.view import Cell
 from tests.report import samples
 from tests.report.pages import drawings, words
 
@@ -103,3 +105,8 @@ def test_a_rule_is_called_what_people_call_it() -> None:
 def test_what_the_columns_at_the_top_mean_stands_under_them(text: str) -> None:
     top = text[: text.index("How far apart")]
     assert "rms pi / mu: how far each side's log-probs lie from the reference's, in nats" in top
+
+
+def test_a_row_that_holds_nothing_is_left_out() -> None:
+    rows: list[list[Cell]] = [["a", ABSENT, Written(ABSENT)], ["b", ABSENT, "1"], ["c", Written("0"), ABSENT]]
+    assert [row[0] for row in with_values(rows)] == ["b", "c"]

@@ -1,6 +1,7 @@
 """What an evaluation says of deployment: a sentence a pair, and the tables behind it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mismatch_probe.dtypes import side_label, sides_label
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number
@@ -23,11 +24,14 @@ def sentence(pair: PairAccuracy) -> str:
     if gap.low <= 0 <= gap.high:
         return f"{name}: no gap seen; one beyond {write_number(max(-gap.low, gap.high))} would have been"
     verb = "loses" if gap.value > 0 else "gains"
-    least, most = sorted((abs(gap.low), abs(gap.high)))
-    return (
-        f"{name}: deployment {verb} {write_number(abs(gap.value))} of accuracy ({write_number(least)} to "
-        f"{write_number(most)})"
-    )
+    return f"{name}: deployment {verb} {write_estimate(without_sign(gap))} of accuracy"
+
+
+def without_sign(gap: Estimate) -> Estimate:
+    """What a loss or a gain comes to."""
+    if gap.value >= 0 or gap.low is None or gap.high is None:
+        return replace(gap, value=abs(gap.value))
+    return replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
 
 
 def badge(pair: PairAccuracy) -> Badge:
@@ -85,7 +89,7 @@ def tables(evaluation: Evaluation) -> Iterator[Table]:
     """Engines, what lies between them where there are several, and pairs."""
     engines: list[list[Cell]] = [
         [
-            engine.infer,
+            side_label(engine.infer),
             write_estimate(engine.accuracy),
             write_count(engine.accuracy.num_sequences),
             write_count(engine.truncated_responses),
@@ -100,7 +104,11 @@ def tables(evaluation: Evaluation) -> Iterator[Table]:
 
 def _between(evaluation: Evaluation) -> Table:
     rows: list[list[Cell]] = [
-        [f"{difference.of} less {difference.over}", write_estimate(difference.difference), _told(difference.difference)]
+        [
+            f"{side_label(difference.of)} less {side_label(difference.over)}",
+            write_estimate(difference.difference),
+            _told(difference.difference),
+        ]
         for difference in evaluation.differences
     ]
     return Table("Between engines", ["engines", "difference", "what it says"], rows, text_columns=frozenset({2}))
@@ -119,8 +127,8 @@ def pairs_table(evaluation: Evaluation) -> Table:
     is_sampled = any(pair.direct is not None for pair in evaluation.pairs)
     rows: list[list[Cell]] = [
         [
-            pair.train,
-            pair.infer,
+            side_label(pair.train),
+            side_label(pair.infer),
             *(write_estimate(estimate) for estimate in (pair.under_mu, pair.under_pi, pair.gap)),
             ABSENT if pair.ess is None else write_number(pair.ess.value),
             *(_direct(pair) if is_sampled else ()),

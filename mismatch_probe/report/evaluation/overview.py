@@ -13,6 +13,7 @@ from mismatch_probe.report.evaluation.answer import (
     pairs_table,
     sentence,
     tables,
+    without_sign,
     worst,
 )
 from mismatch_probe.report.evaluation.figure import accuracy_figure
@@ -41,7 +42,7 @@ def evaluation_overview(evaluation: Evaluation) -> Overview:
 def evaluation_section(evaluation: Evaluation, summary: Summary) -> Section:
     """What each pair's numbers say, the engines, and where the log-probs themselves stand."""
     blocks: list[Block] = [
-        Finding(f"accuracy-{number}", pair_name(pair), badge(pair), capital(sentence(pair)), [])
+        Finding(f"accuracy-{number}", pair_name(pair), badge(pair), f"{capital(sentence(pair))}.", [])
         for number, pair in enumerate(evaluation.pairs, start=1)
     ]
     blocks += [table for table in tables(evaluation) if table.caption != "Pairs"]
@@ -66,9 +67,12 @@ def _tiles(evaluation: Evaluation, pair: PairAccuracy) -> list[Tile]:
         )
     ]
     if pair.gap is not None:
-        gap = write_estimate(pair.gap)
-        note = "; ".join(part for part in (gap.interval, "0 is no loss") if part)
-        tiles.append(Tile(f"{pair_name(pair)}: lost in deployment", gap.value, note))
+        is_gain = badge(pair).kind == "precision"
+        gap = write_estimate(without_sign(pair.gap) if is_gain else pair.gap)
+        note = "; ".join(part for part in (gap.interval, "0 is no gap") if part)
+        tiles.append(
+            Tile(f"{pair_name(pair)}: accuracy that deployment {'gains' if is_gain else 'loses'}", gap.value, note)
+        )
     return [*tiles, Tile("Responses", write_count(engine.accuracy.num_sequences), _problems(pair))]
 
 

@@ -137,12 +137,10 @@ def draw(
     axis values that are not above 0. Beyond `limits` the drawing is tinted, where they are in reach; `moving` ones are
     dotted lines.
     """
-    values = [value for curve in curves for value in curve.values.tolist()]
-    values += [firing.value for event in events for firing in event.firings]
+    values = _values(curves, events)
     reached = limits_in_reach(limits, values, logarithmic=scale == "log")
-    moved = moving_in_reach(moving, values, logarithmic=scale == "log")
     bounds = [limit.value for limit in reached]
-    bounds += [value for limit in moved for value in limit.values if value is not None]
+    bounds += [value for limit in moving for value in limit.values if value is not None]
 
     def on(figure: Drawing) -> None:
         margin = max(0.5, 0.02 * last_step)
@@ -153,7 +151,7 @@ def draw(
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
         draw_limits(figure, reached, last_step, logarithmic=scale == "log")
-        draw_moving_limits(figure, moved)
+        draw_moving_limits(figure, moving)
         if scale == "log" and figure.data:
             logarithmic(figure, "y", [*values, *bounds], LEAST_SPAN)
         elif scale == "share":
@@ -164,6 +162,18 @@ def draw(
             _draw_events(figure, event)
 
     return panel(heading, on, height)
+
+
+def moving_in_sight(
+    moving: Sequence[MovingLimit], curves: Sequence[Curve], events: Sequence[Events], scale: Scale
+) -> list[MovingLimit]:
+    """Those that do not squeeze the curves."""
+    return moving_in_reach(moving, _values(curves, events), logarithmic=scale == "log")
+
+
+def _values(curves: Sequence[Curve], events: Sequence[Events]) -> list[float]:
+    values = [value for curve in curves for value in curve.values.tolist()]
+    return values + [firing.value for event in events for firing in event.firings]
 
 
 def _draw_curve(figure: Drawing, curve: Curve, y_label: str, *, above_zero: bool) -> None:

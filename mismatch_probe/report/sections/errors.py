@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.absences import absences
+from mismatch_probe.report.absences import absences, with_values
 from mismatch_probe.report.figures.canvas import hover, panel, power_of_ten, titles
 from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import SMALL, color
@@ -110,7 +110,9 @@ def _sides(blamed: Blamed) -> Table:
         ["pi's share of the squared error", *(write_estimate(blame.share_pi) for blame in blames)],
     ]
     columns = ["", *(pair_label(pair) for pair, _ in blamed)]
-    return Table("Root mean square errors against the reference, nats per token", columns, rows, stacked=True)
+    return Table(
+        "Root mean square errors against the reference, nats per token", columns, with_values(rows), stacked=True
+    )
 
 
 def _parts(title: str, blamed: Blamed, of: str) -> Table | None:

@@ -12,7 +12,7 @@ from mismatch_probe.notation import (
     write_tokens,
 )
 from mismatch_probe.records.summary import PairSummary, Summary
-from mismatch_probe.report.absences import absences
+from mismatch_probe.report.absences import absences, with_values
 from mismatch_probe.report.figures import length as drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import budget
@@ -131,7 +131,7 @@ def _law(shown: Shown) -> Table:
     return Table(
         "The fitted law Var(S | T) = a τ^b",
         ["", *(pair_label(pair) for pair, _ in shown)],
-        rows,
+        with_values(rows),
         reading="τ counts the first T tokens by how far their positions err, so that b near 1 is independent errors "
         "and b near 2 a bias of each response. A star marks a budget beyond the data, where later tokens are taken to "
         "err as the last ones do, a dagger one by the closed form.",

@@ -12,6 +12,8 @@ from mismatch_probe.report.view import Badge, Finding, Section
 from mismatch_probe.report.where_to_look import where_to_look
 
 _FINE = ("clean", "precision")
+_WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision."
+_OF_A_LOG = "A log alone does not always tell rounding from a bug; with its checkpoint each cause can be computed."
 _NO_BUG = {
     "clean": "the two sides agree in {}",
     "precision": "rounding is all that is left in {}",
@@ -28,7 +30,7 @@ def verdicts(summary: Summary) -> Section:
     return Section(
         "verdicts",
         "Verdict on each pair",
-        "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision.",
+        _OF_A_LOG if all(pair.is_logged for pair in summary.pairs) else _WHAT_DECIDES,
         [_finding(pairs, said_above) for pairs in _alike(summary.pairs)],
     )
 

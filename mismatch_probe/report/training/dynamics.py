@@ -20,7 +20,7 @@ from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel
 from mismatch_probe.stats.sequences import Floats
 
 _ROWS = 10
-_MOVING = "Dotted lines that move: what guards hold a step against, by the steps before it."
+_MOVING = "Dotted: what guards hold a step against, by the steps before it."
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:
@@ -78,7 +78,7 @@ def _panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel:
         if course.has(name)
     ]
     events = [_events(plot, course) for course in courses]
-    moving = _moving_limits(plot, courses)
+    moving = drawing.moving_in_sight(_moving_limits(plot, courses), curves, events, plot.scale)
     legend = [*_legend(curves, plot), *([_MOVING] if moving else [])]
     heading = Heading(f"plot-{plot.anchor}", plot.title, _description(plot, courses), " ".join([plot.reading, *legend]))
     last = max((int(course.steps[-1]) for course in courses if len(course.steps)), default=1)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mismatch_probe.notation import write_percent
-from mismatch_probe.records.sanity_run import PASS_ACCURACY, SanityRecord
+from mismatch_probe.records.sanity_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityRecord
 from mismatch_probe.report.view import Badge, Tile
 
 _UNFINISHED = "unfinished"
@@ -59,7 +59,18 @@ def _tiles(record: SanityRecord) -> list[Tile]:
         f"of {len(record.rates):,} tried, those solved {write_percent(record.settings.keep_low)} to "
         f"{write_percent(record.settings.keep_high)} of the time",
     )
-    return [share, kept, Tile("Result", sanity_badge(record).words, f"after step {record.step:,}")]
+    return [share, kept, _next(record)]
+
+
+def _next(record: SanityRecord) -> Tile:
+    done = f"after step {record.step:,}"
+    if record.passed:
+        return Tile("Next step", "Train on", f"{done} what is known to be learnable was learnt")
+    if record.passed is None:
+        return Tile("Next step", "Go on", f"{done}: the same command with --resume")
+    if record.verdict.endswith(TOO_FEW_STEPS):
+        return Tile("Next step", "More steps", f"{done}: the same command with --resume and a larger --steps")
+    return Tile("Next step", "Mend and repeat", f"{done}: why it ended stands above")
 
 
 def _sentence(words: str) -> str:

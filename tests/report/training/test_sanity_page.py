@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord, Solved
+from mismatch_probe.records.sanity_run import TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.report.training import write_training_report
 from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
@@ -34,7 +34,8 @@ def page_of(folder: Path, **changes: Any) -> str:
 
 
 def top(page: str) -> str:
-    text = re.sub(r"<[^>]+>", " ", page[page.index("<header") : page.index("</header>")])
+    header = re.sub(r'<span class="whole">(.*?)</span>', r"\1", page[page.index("<header") : page.index("</header>")])
+    text = re.sub(r"<[^>]+>", " ", header)
     return re.sub(r"\s+", " ", text)
 
 
@@ -65,6 +66,19 @@ def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_pa
         "solved. More than 95 % passes.\n"
     )
     assert said.index("Finished 60 steps") > said.index("More than 95 %")
+
+
+@pytest.mark.parametrize(
+    ("passed", "verdict", "step"),
+    [
+        (True, "passed at step 60", "Train on"),
+        (None, "unfinished", "Go on"),
+        (False, f"not passed: 60 {TOO_FEW_STEPS}", "More steps"),
+        (False, "not passed: guard update-size stopped it", "Mend and repeat"),
+    ],
+)
+def test_the_next_step_is_that_of_the_answer(tmp_path: Path, passed: bool | None, verdict: str, step: str) -> None:
+    assert f"Next step {step} after step 60" in top(page_of(tmp_path, passed=passed, verdict=verdict, accuracy=SOLVED))
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
