@@ -212,7 +212,7 @@ _NUMERICS = (
         metric="optim/overflows_in_a_row",
         above=15,
         actions=((STOP,),),
-        source="sixteen halvings, from the usual start of 2^16 down to 1, and still no finite gradient",
+        source="sixteen halvings, from the usual start of 65,536 down to 1, and still no finite gradient",
     ),
     FlatlineSettings(
         name="dead-run",
