@@ -22,7 +22,7 @@ test: lint ## Set up and run every check and test
 	$(PYTEST); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
 
-lines: $(READY) ## Run every command line of the documents as it is written; takes an hour
+lines: $(READY) ## Run every command line of the documents as it is written; takes long
 	$(BIN)/python -m pytest -m lines tests/docs/test_lines_as_written.py
 
 test-fast: $(READY) ## The tests that take less than half a second each and start no engine

@@ -69,7 +69,7 @@ def calibrate(
     config: Config = Path("mismatch.toml"),
     json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Measure the noise floor that the gate file names (`floor`), so that no limit is put below it."""
+    """Measure the noise floor, so that no limit is put below it, and write it where `floor` of the gate file says."""
     from mismatch_probe.cli.gate_command import measure_floor
 
     measure_floor(runs, config, json_output=json_output)

@@ -124,6 +124,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def name_floor(gate_file: Path) -> None:
+    """As the file's comment says, so that there is a floor to write."""
+    text = gate_file.read_text(encoding="utf-8")
+    assert "# floor = " in text
+    gate_file.write_text(text.replace("# floor = ", "floor = "), encoding="utf-8")
+
+
 def is_run(line: CommandLine) -> bool:
     return not line.needs_gpu and (line.words[1] not in PARSED_ONLY or "--weights-only" in line.words)
 
@@ -132,6 +139,8 @@ def is_run(line: CommandLine) -> bool:
 @pytest.mark.parametrize("line", [line for line in OURS if is_run(line)], ids=named)
 def test_the_line_works(line: CommandLine, workplace: Path, command_line: Run) -> None:
     command, *words = line.words[1:]
+    if (command, words[0]) == ("gate", "calibrate"):
+        name_floor(workplace / STARTERS["gate"].file)
     if command == "init":
         (workplace / STARTERS[words[0]].file).unlink(missing_ok=True)
     ended = command_line(command, *words, *QUICKLY.get(command, ()))

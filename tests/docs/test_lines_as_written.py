@@ -20,6 +20,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.cores import every_core
 from tests.docs.command_lines import CommandLine, command_lines
+from tests.docs.test_command_lines import name_floor
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
 from tests.servers.real_server import RealServer, demo_checkpoint
@@ -99,6 +100,8 @@ class Reader:
             elif word in (starter.file for starter in STARTERS.values()) and command != "init":
                 kind = next(kind for kind, starter in STARTERS.items() if starter.file == word)
                 path.write_text(starter_path(kind).read_text(encoding="utf-8"), encoding="utf-8")
+                if (command, words[0]) == ("gate", "calibrate"):
+                    name_floor(path)
         if "--out" in words and "--resume" not in words:
             out = self._folder / words[words.index("--out") + 1]
             shutil.rmtree(out, ignore_errors=True)
