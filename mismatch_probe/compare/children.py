@@ -8,7 +8,7 @@ from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.ranks import Place
 from mismatch_probe.compare.events import AnyEvent, parse
-from mismatch_probe.compare.over_ranks import run_over_ranks
+from mismatch_probe.compare.over_ranks import FOLLOW_ENGINE, FOLLOW_SCORER, run_over_ranks
 from mismatch_probe.compare.plan import PlannedJob, make_plan
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -35,7 +35,8 @@ def run_planned_job(run: RunDirectory, job: PlannedJob, on_event: Callable[[AnyE
         log=run.log_path(job.name),
     )
     if job.num_ranks:
-        run_over_ranks(child, job.num_ranks, lambda message: on_event(parse(message)))
+        follow = FOLLOW_ENGINE if job.starts_engine else FOLLOW_SCORER
+        run_over_ranks(child, follow, job.num_ranks, lambda message: on_event(parse(message)))
     else:
         start.run(child, lambda message: on_event(parse(message)))
 
@@ -59,4 +60,9 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
     else:
         from mismatch_probe.compare.engine_job import run_engine
 
-        run_engine(run, manifest, job, events)
+        if place is None:
+            run_engine(run, manifest, job, events)
+            return
+        from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
+
+        run_engine_over_ranks(run, manifest, job, events, Place.from_json(place))

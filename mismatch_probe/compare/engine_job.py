@@ -40,8 +40,14 @@ T = TypeVar("T")
 _TOLD_EVERY_SECONDS: Final = 1.0
 
 
-def run_engine(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
-    """Run the job's stages on one engine.
+def run_engine(
+    run: RunDirectory,
+    manifest: Manifest,
+    job: PlannedJob,
+    events: Send,
+    start: Callable[..., Engine] = start_engine,
+) -> None:
+    """Run the job's stages on one engine, started with the arguments of `start_engine`.
 
     Raises:
         EngineError: the engine cannot start or does not deliver.
@@ -50,7 +56,7 @@ def run_engine(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: S
     settings, side = manifest.settings, job.stages[0].side
     prompts = prompts_of(read_table(run.prompts_path))
     assert side.engine is not None
-    with start_engine(
+    with start(
         manifest.identity_of(side).folder,
         side.dtype,
         side.engine,

@@ -1,4 +1,4 @@
-"""A job of the training path whose models several processes hold: they are started here, or by torchrun."""
+"""A job whose models, or whose engine, several processes hold: they are started here, or by torchrun."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +8,12 @@ from mismatch_probe.children.ranks import in_place, places_here, run_together
 from mismatch_probe.children.start import Job
 from mismatch_probe.compare.torchrun import current
 
-_FOLLOW: Final = "mismatch_probe.training_path.ranks.scorer:follow"
+FOLLOW_SCORER: Final = "mismatch_probe.training_path.ranks.scorer:follow"
+FOLLOW_ENGINE: Final = "mismatch_probe.compare.engine_ranks:follow"
 
 
-def run_over_ranks(job: Job, num_ranks: int, on_message: Callable[[Any], None]) -> None:
-    """Run the job as the first rank, beside the others.
+def run_over_ranks(job: Job, follow: str, num_ranks: int, on_message: Callable[[Any], None]) -> None:
+    """Run the job as the first rank, beside the others, which run the function `follow`.
 
     Raises:
         MismatchProbeError: the failure of a rank, with which all ended.
@@ -20,13 +21,13 @@ def run_over_ranks(job: Job, num_ranks: int, on_message: Callable[[Any], None]) 
     """
     torchrun = current()
     if torchrun is not None:
-        torchrun.run(job, _FOLLOW, on_message)
+        torchrun.run(job, follow, on_message)
         return
     with places_here(num_ranks) as places:
-        first, *others = (in_place(follower(job) if place.rank else job, place) for place in places)
+        first, *others = (in_place(follower(job, follow) if place.rank else job, place) for place in places)
         run_together(first, others, on_message)
 
 
-def follower(job: Job) -> Job:
+def follower(job: Job, follow: str) -> Job:
     """What the other ranks run beside the job."""
-    return replace(job, function=_FOLLOW, arguments=(), log=None)
+    return replace(job, function=follow, arguments=(), log=None)

@@ -8,6 +8,7 @@ from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share
 from mismatch_probe.compare.departures import departures
 from mismatch_probe.compare.over_steps import over_steps
 from mismatch_probe.compare.pair_data import PairData, RunReader
+from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.routing import routing_of_pair
 from mismatch_probe.compare.told_apart import settings_told_apart
 from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_of
@@ -30,7 +31,7 @@ from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingC
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
-from mismatch_probe.verdict.preflight import preflight, preflight_of_run
+from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
 from mismatch_probe.verdict.settings import with_settings_told_apart
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 
@@ -52,6 +53,7 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
     pairs = _with_settings(manifest.settings, pairs, data)
     contrasts = _contrasts(pairs)
     findings = preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items())
+    findings = most_serious_findings_first([*findings, *replica_findings(manifest, pairs)])
     return Summary(
         tool_version=__version__,
         model=manifest.model.name,

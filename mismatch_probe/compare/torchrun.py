@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import as_exception, described
+from mismatch_probe.children.preloads import Preload
 from mismatch_probe.children.ranks import Place, in_place, run_together
 from mismatch_probe.children.start import Job
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RankLost
@@ -36,6 +37,7 @@ class Order:
     name: str
     function: str
     meeting: str
+    preload: Preload
 
 
 class Torchrun:
@@ -64,7 +66,7 @@ class Torchrun:
         """
         number = next(self._numbers)
         host, port = self._address
-        order = Order(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}")
+        order = Order(job.name, function, f"tcp:{host}:{port}/{self._name}/{number}", job.preload)
         self._store.set(self._key("order", number), json.dumps(vars(order)))
 
         def watch() -> None:
@@ -107,7 +109,7 @@ class Torchrun:
 
     def _carry_out(self, order: Order, number: int) -> None:
         advice = "use fewer ranks on this machine, or one with more memory"
-        job = Job(order.name, order.function, (), "training", advice)
+        job = Job(order.name, order.function, (), order.preload, advice)
         try:
             start.run(in_place(job, self._place(order)))
         except RankLost:

@@ -1,5 +1,6 @@
 """The parts of what is asked for: frozen, typed settings that a run directory records and a resume must match."""
 
+from math import prod
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -103,6 +104,15 @@ class EngineSettings(Settings):
         if self.is_remote and "url" not in self.args:
             raise ValueError("a server is a side of a comparison with an address: --infer NAME:url=http://HOST:PORT")
         return self
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes of this command's run the engine together (vLLM's `external_launcher`); 0 where it starts
+        its own.
+        """
+        if self.args.get("distributed_executor_backend") != "external_launcher":
+            return 0
+        return prod(int(self.args.get(name) or 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
 
     @property
     def is_remote(self) -> bool:

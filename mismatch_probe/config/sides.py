@@ -164,8 +164,9 @@ class Side:
 
     @property
     def num_ranks(self) -> int:
-        """How many processes hold its model over ranks; 0 where one process holds it all."""
-        return 0 if self.training is None else self.training.num_ranks or 0
+        """How many processes of this command's hold its model over ranks; 0 where none or one holds it all."""
+        settings = self.training or self.engine
+        return 0 if settings is None else settings.num_ranks or 0
 
     @property
     def is_computed_here(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any, TypeVar
 
 from mismatch_probe.children.start import Job, started
@@ -90,6 +91,12 @@ def check_room(engine: EngineSettings, label: str, num_prompt_tokens: int) -> No
         )
 
 
+def _ranks_to_be(starts: "Sequence[Start]") -> dict[str, str]:
+    """What says that there are as many ranks as the engines' over ranks need: a rehearsal starts none."""
+    ranks = prod(engine.num_ranks or 1 for _, _, engine in starts)
+    return {"WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+
+
 Start = tuple[str, Dtype, EngineSettings]
 """A checkpoint's folder, and what it is started in and with."""
 
@@ -118,6 +125,7 @@ def rehearsal(
         arguments=(request,),
         preload="engine",
         when_killed="free some and try again",
+        environment=_ranks_to_be(starts),
     )
     with started(job) as result:
         yield

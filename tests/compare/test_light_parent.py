@@ -15,7 +15,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.report.page import write_report
 values = {"model": {"path": "demo"}, "prompts": {"source": "sums:easy", "num_prompts": 2}}
 assert len(prepare(parse_settings(CompareSettings, values)).prompts) == 2
-print("LOADED", [name for name in ("torch", "transformers", "vllm", "pandas") if name in sys.modules])
+print("LOADED", [name for name in ("torch", "transformers", "vllm", "pandas", "httpx") if name in sys.modules])
 """
 
 

@@ -9,6 +9,7 @@ from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.given_now import going_on_comparing
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.side_text import parse_side
 from mismatch_probe.config.spelling import held_by_ranks
 from mismatch_probe.errors import UsageError
@@ -73,3 +74,21 @@ def test_torchruns_ranks_hold_every_side_or_the_side_that_they_cannot_hold_is_na
         )
         with pytest.raises(UsageError, match=words):
             held_by_ranks(given, ranks)
+
+
+@pytest.mark.parametrize(
+    ("args", "ranks"),
+    [
+        ({}, 0),
+        ({"tensor_parallel_size": 4}, 0),
+        ({"distributed_executor_backend": "mp", "tensor_parallel_size": 4}, 0),
+        ({"distributed_executor_backend": "external_launcher"}, 1),
+        ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 4}, 4),
+        ({"distributed_executor_backend": "external_launcher", "pipeline_parallel_size": "2"}, 2),
+    ],
+)
+def test_an_engine_of_an_external_launcher_takes_a_rank_for_each_part(args: dict[str, object], ranks: int) -> None:
+    assert parse_settings(EngineSettings, {"args": args}).num_ranks == ranks
+    side = {"name": "two", "dtype": "bf16", "args": args}
+    jobs = make_plan(settings(infer=[side], pairs=[("bf16", "two")])).jobs
+    assert {job.name: job.num_ranks for job in jobs} == {"engine-two": ranks, "training-path": 0}

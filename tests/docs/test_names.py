@@ -28,7 +28,7 @@ OF_OTHERS = {
     "open-instruct": {"rollouts_save_path"},
     "TRL": {"log_completions"},
     "AReaL": {"dump_to_file"},
-    "vLLM": {"qkv_proj", "gate_up_proj", "api_server", "VLLM_SERVER_DEV_MODE"},
+    "vLLM": {"qkv_proj", "gate_up_proj", "api_server", "VLLM_SERVER_DEV_MODE", "node_rank", "master_addr"},
     "SGLang": {"launch_server"},
     "OpenSSL": {"SSL_CERT_FILE"},
     "a row's id": {"PROMPT_ID"},

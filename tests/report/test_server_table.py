@@ -46,6 +46,7 @@ def test_each_question_has_its_answer_in_words() -> None:
     assert table.caption == "prod: what the server was found to do"
     answers = {str(question): str(answer) for question, answer in table.rows}
     assert answers["software"] == "vLLM 0.32.0, asked at http://host/v1/completions"
+    assert answers["servers at this address"] == "could not be told"
     assert answers["label of its weights"] == "none (default)"
     assert answers["the same request again"] == "the same bits"
     assert answers["the same among others"] == "log-probs move by up to 0.0200 nats"

@@ -322,3 +322,25 @@ def test_a_server_that_says_another_name_than_the_checkpoints_is_told(root: str 
 def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
     unknown = {**ASKED, "refuses_unknown_ids": None, "sampled_as_said": None, "behind_the_cache": None}
     assert preflight(sides({}, {**SERVER, "asked": unknown})) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"processes": 1}, []),
+        ({"processes": None, "again": 0.03}, []),
+        ({"processes": 2}, [("note", "2 servers answer at this address and are measured as one")]),
+        (
+            {"processes": 2, "again": 0.4},
+            [("warning", "2 servers answer at this address and give one question answers")],
+        ),
+        ({"processes": None, "in_a_crowd": 0.4}, [("warning", "what answers at this address gives one question")]),
+    ],
+)
+def test_replicas_behind_one_address_are_told_by_what_they_say_or_by_their_answers(
+    asked: dict[str, Any], found: list[tuple[str, str]]
+) -> None:
+    findings = preflight(sides({}, {**SERVER, "asked": {**ASKED, **asked}}))
+    mixture = [one for one in findings if one.setting in ("asked.processes", "asked.again, asked.in_a_crowd")]
+    assert [one.level for one in mixture] == [level for level, _ in found]
+    assert all(one.what.startswith(words) for one, (_, words) in zip(mixture, found, strict=True))

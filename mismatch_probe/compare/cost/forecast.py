@@ -107,8 +107,13 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
         total=sum((ready, *known, summary), start=NO_TIME),
         unknown_starts=[stage.stage for stage in expected if stage.start is None],
         of_servers=[stage.name for stage in stages if stage not in here],
-        over_ranks=[stage.name for stage in here if stage.side.num_ranks > 1 and not pace.has_seen(what_of(stage))],
+        over_ranks=[stage.name for stage in here if _is_shared(stage) and not pace.has_seen(what_of(stage))],
     )
+
+
+def _is_shared(stage: Stage) -> bool:
+    """Whether ranks hold the model of the training path; the arithmetic of an engine's are counted as each does it."""
+    return stage.side.training is not None and stage.side.num_ranks > 1
 
 
 def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting) -> StageForecast:

@@ -3,6 +3,7 @@ be answered alike.
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -22,7 +23,9 @@ _PROMPT_TOKENS: Final = 160
 """More than a block of any prefix cache that is known, 128 tokens at most."""
 _RESPONSE_TOKENS: Final = 8
 _CROWD: Final = 16
-"""Requests at once, where as many are to be in flight."""
+"""Requests at once, where as many are to be in flight; every other one asks the same."""
+_AGAIN: Final = 7
+"""Times that one question is asked again, each over whichever replica a balancer chooses."""
 _DRAWS: Final = (16, 16)
 """Requests, and responses to each: a server takes no more in one than it computes at once."""
 _SHARES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0)
@@ -43,7 +46,8 @@ class Findings:
 
     echoes_prompt_ids: and so lets them be checked. log_probs: `before temperature` or `after temperature`. again,
     in_a_crowd, behind_the_cache: how far (nats) the log-probs of one response move when it is asked for a second time,
-    among others, and where its prompt is cached; 0 means the same bits. same_tokens: whether one seed gives the same
+    among others, and where its prompt is cached, at most of a few tries; 0 means the same bits. processes: how many
+    answer at the address, where they say when they were started. same_tokens: whether one seed gives the same
     tokens each time. refuses_unknown_ids: that of the checkpoint's first token id which is none. weight_version: that
     it labels its weights with. sampled_as_said: p-value of many draws of one token under the log-probs it gives, where
     those are of what is sampled from.
@@ -58,6 +62,7 @@ class Findings:
     refuses_unknown_ids: bool | None
     weight_version: str | None
     sampled_as_said: float | None
+    processes: int | None = None
 
     @property
     def own_noise(self) -> float:
@@ -74,8 +79,10 @@ def made_up_prompt(vocabulary: int, longest: int) -> list[int]:
     return [(7 * place + place * place) % vocabulary for place in range(1, length + 1)]
 
 
-def find_out(client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int) -> Findings:
-    """Ask; `prompt` as `made_up_prompt` makes it.
+def find_out(
+    client: Client, sampling: SamplingSettings, prompt: list[int], vocabulary: int, processes: int | None = None
+) -> Findings:
+    """Ask; `prompt` as `made_up_prompt` makes it, `processes` as `processes_behind` counts them.
 
     Raises:
         EngineError: an answer is none, or not one to its question.
@@ -84,24 +91,25 @@ def find_out(client: Client, sampling: SamplingSettings, prompt: list[int], voca
     question = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP)
     salted = Question(prompt, room, _SEED, ignore_eos=True, top=_TOP, cache_salt=_fresh())
     takes_salt, first = _salted(client, salted, question)
-    cold = client.ask(_salt(question)) if takes_salt else None
+    again = [client.ask(_salt(question) if takes_salt else question) for _ in range(_AGAIN)]
     warm = [client.ask(question) for _ in range(2)]
     in_flight = min(_CROWD, client.concurrency)
-    crowd = client.ask_all([question, *(_other(question, number) for number in range(1, in_flight))])[0]
+    crowd = client.ask_all([_other(question, number) if number % 2 else question for number in range(in_flight)])[::2]
     uncertain = _uncertain(client, prompt)
     log_probs = _log_probs(client, uncertain)
     is_raw = log_probs == "before temperature" and sampling.temperature != 1
-    versions = [version for answer in (first, *warm, crowd) for version in answer.versions]
+    versions = [version for answer in (first, *again, *warm, *crowd) for version in answer.versions]
     return Findings(
         echoes_prompt_ids=first.prompt_ids is not None,
         log_probs=log_probs,
-        again=_moved(first, cold) if cold is not None else _moved(*warm),
-        in_a_crowd=_moved(warm[1], crowd) if in_flight > 1 else None,
+        again=_most_moved(first if takes_salt else again[0], again),
+        in_a_crowd=_most_moved(warm[1], crowd) if in_flight > 1 else None,
         behind_the_cache=_moved(first, warm[1]) if takes_salt else None,
-        same_tokens=all(answer.token_ids == first.token_ids for answer in (*warm, crowd)),
+        same_tokens=all(answer.token_ids == first.token_ids for answer in (*again, *warm, *crowd)),
         refuses_unknown_ids=_refuses(client, prompt, vocabulary),
         weight_version=versions[-1] if versions else None,
         sampled_as_said=None if is_raw else _draws(client, sampling, uncertain),
+        processes=processes,
     )
 
 
@@ -127,6 +135,11 @@ def _other(question: Question, number: int) -> Question:
     """Another prompt of another length, so that a batch is not of one shape."""
     ids = question.prompt_ids
     return Question([*ids[number:], ids[0]][: max(1, len(ids) - number)], question.max_tokens, number, ignore_eos=True)
+
+
+def _most_moved(first: Answer, others: Sequence[Answer]) -> float | None:
+    """The largest of `_moved`; None where it is never told."""
+    return max((moved for other in others if (moved := _moved(first, other)) is not None), default=None)
 
 
 def _moved(first: Answer, second: Answer) -> float | None:

@@ -42,9 +42,11 @@ class WantsKey(UsageError):  # noqa: N818 - as Unserved
 
 @dataclass(frozen=True)
 class Request:
+    """body: None asks with GET. is_text: the answer is text and no JSON."""
+
     path: str
     body: dict[str, Any] | None = None
-    """None asks with GET."""
+    is_text: bool = False
 
 
 class Connection(Closing):
@@ -66,7 +68,7 @@ class Connection(Closing):
         )
 
     def ask(self, request: Request, *, tries: int | None = None) -> Any:
-        """What the server answers, as JSON values.
+        """What the server answers, as JSON values or as text.
 
         Raises:
             UsageError: it wants a key, or sends the request elsewhere.
@@ -140,8 +142,9 @@ class Connection(Closing):
                 problem = f"breaks off its answer to {request.path} ({self._inert(said(error))})"
             else:
                 if response.status_code == httpx.codes.OK:
+                    text = self._struck_out(response.text)
                     try:
-                        return json.loads(self._struck_out(response.text))
+                        return text if request.is_text else json.loads(text)
                     except (ValueError, RecursionError):
                         problem = f"answers {request.path} with text that is no JSON, or is cut off"
                 else:

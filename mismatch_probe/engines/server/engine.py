@@ -20,6 +20,7 @@ from mismatch_probe.engines.server.client import Client
 from mismatch_probe.engines.server.connection import Connection
 from mismatch_probe.engines.server.contact import contact
 from mismatch_probe.engines.server.effective import effective_settings
+from mismatch_probe.engines.server.processes import processes_behind
 from mismatch_probe.engines.server.ranks import asked_once
 from mismatch_probe.engines.server.scores import prefill_scores, sampled_scores
 from mismatch_probe.engines.server.standing import StandingQuestion
@@ -62,7 +63,7 @@ def start_asking(
         longest = min(max_model_len, met.max_model_len or max_model_len) - 1
         client = Client(connection, met, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
         prompt = made_up_prompt(vocabulary, longest)
-        findings = find_out(client, sampling, prompt, vocabulary)
+        findings = find_out(client, sampling, prompt, vocabulary, processes_behind(connection))
         transfer = None
         if arguments.transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mismatch_probe.engines.server.answers import Candidates, Question
-from mismatch_probe.engines.server.client import Client
 from mismatch_probe.errors import EngineError
 
+if TYPE_CHECKING:
+    from mismatch_probe.engines.server.client import Client
+
 _TOP: Final = 5
-_TIMES_ITS_NOISE: Final = 10.0
-_LEAST_MOVE: Final = 0.05
+TIMES_ITS_NOISE: Final = 10.0
+LEAST_MOVE: Final = 0.05
 """Nats by which an answer may move: so many times the server's own noise, and this in any case. Among other requests a
 server in 16 bit rounds otherwise, and a likely token's log-prob moves by hundredths.
 """
@@ -19,11 +21,11 @@ server in 16 bit rounds otherwise, and a likely token's log-prob moves by hundre
 class StandingQuestion:
     """Sees weights that change without a label; a small step of training changes less than it can see."""
 
-    def __init__(self, client: Client, prompt: list[int], own_noise: float) -> None:
+    def __init__(self, client: "Client", prompt: list[int], own_noise: float) -> None:
         """own_noise: nats by which the server's log-probs move of themselves."""
         self._client = client
         self._question = Question(prompt, 1, seed=0, ignore_eos=True, top=_TOP)
-        self._bearable = max(_LEAST_MOVE, _TIMES_ITS_NOISE * own_noise)
+        self._bearable = max(LEAST_MOVE, TIMES_ITS_NOISE * own_noise)
         self._answer = self._ask()
 
     @property

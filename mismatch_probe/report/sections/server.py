@@ -30,6 +30,7 @@ def server_tables(manifest: Manifest) -> list[Table]:
 
 def _answers(applied: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "software", f"{applied.get('software') or 'unknown'}, asked at {applied.get('url')}{applied.get('protocol')}"
+    yield "servers at this address", str(asked.get("processes") or _NOT_TOLD)
     yield "model", f"{applied.get('model')}, from {applied.get('model_root') or 'it does not say where'}"
     yield "longest sequence", f"{applied.get('max_model_len') or _NOT_TOLD} tokens"
     yield "dtype", f"{applied.get('dtype')}, known from {applied.get('dtype_known_from')}"

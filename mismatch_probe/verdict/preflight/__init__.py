@@ -53,11 +53,14 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
 
 def preflight(sides: Sides) -> list[SettingFinding]:
     """What the settings of one pair make of it, most serious first."""
-    findings = [finding for rule in RULES for finding in rule(sides)]
-    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
+    return most_serious_findings_first(finding for rule in RULES for finding in rule(sides))
 
 
 def preflight_of_run(pairs: Iterable[Sides]) -> list[SettingFinding]:
     """The findings of every pair, each once, most serious first."""
-    findings = list(dict.fromkeys(finding for sides in pairs for finding in preflight(sides)))
+    return most_serious_findings_first(dict.fromkeys(finding for sides in pairs for finding in preflight(sides)))
+
+
+def most_serious_findings_first(findings: Iterable[SettingFinding]) -> list[SettingFinding]:
+    """Findings of one level in their own order."""
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))

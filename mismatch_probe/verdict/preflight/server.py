@@ -8,6 +8,8 @@ from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.preflight.sides import Sides
 
+_ONE_POLICY: Final = 0.05
+"""Nats by which one engine in 16 bit moves a likely token's log-prob at most when it is asked again."""
 _BY_CHANCE: Final = 1e-6
 """Tokens this improbable under the log-probs that came with them were drawn from another distribution."""
 
@@ -19,6 +21,7 @@ def server(sides: Sides) -> Iterator[SettingFinding]:
         return
     yield from _sampling(sides, asked)
     yield from _identity(sides, asked)
+    yield from _mixture(asked)
     yield from _noise(asked)
     if not sides.infer.get("prefill"):
         yield _finding(
@@ -100,6 +103,31 @@ def _identity(sides: Sides, asked: dict[str, Any]) -> Iterator[SettingFinding]:
 def _last(path: str) -> str:
     """The last name of a folder or a hub id."""
     return path.rstrip("/").rpartition("/")[2]
+
+
+def _mixture(asked: dict[str, Any]) -> Iterator[SettingFinding]:
+    """Several replicas behind one address, by what they say or by answers that no single one gives."""
+    processes = asked.get("processes") or 1
+    moved = max((value for value in (asked.get("again"), asked.get("in_a_crowd")) if value is not None), default=0.0)
+    behind = f"{processes} servers answer at this address" if processes > 1 else "what answers at this address"
+    advice = 'Give each replica\'s own address, which checks and measures each: url=["http://...", "http://..."].'
+    if moved > _ONE_POLICY:
+        yield _finding(
+            "warning",
+            "asked.again, asked.in_a_crowd",
+            f"{behind} {'and give' if processes > 1 else 'gives'} one question answers that lie up to "
+            f"{write_number(moved)} nats apart: replicas with other weights or settings, measured as a mixture",
+            advice,
+            Code.STALE_WEIGHTS,
+        )
+    elif processes > 1:
+        yield _finding(
+            "note",
+            "asked.processes",
+            f"{behind} and are measured as one: they answer one question alike, within {write_number(moved)} nats, as "
+            "weights that are a small step of training apart do too",
+            advice,
+        )
 
 
 def _noise(asked: dict[str, Any]) -> Iterator[SettingFinding]:

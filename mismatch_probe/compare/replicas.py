@@ -1,0 +1,161 @@
+"""Servers that are given as replicas of each other, held against each other: whether they are one policy, and who not.
+
+Each is a side of its own, and differs from the others in its address alone. What they say of themselves must be the
+same, and so must their answers to the one question that every server is asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mismatch_probe.config.sides import Side
+from mismatch_probe.engines.server.standing import LEAST_MOVE, TIMES_ITS_NOISE, other_answer
+from mismatch_probe.notation import write_estimate, write_number
+from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.summary import PairSummary, SettingFinding
+from mismatch_probe.stats.contrast import contrast
+from mismatch_probe.verdict.codes import Code
+
+_SAID: Final = ("software", "dtype", "weight_version")
+_NOISE: Final = ("again", "in_a_crowd", "behind_the_cache")
+_DISTANCE: Final = "abs_logprob_diff"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A server's side and what was found out of it."""
+
+    side: Side
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.side.name
+
+    @property
+    def noise(self) -> float:
+        """Nats by which its own log-probs move of themselves."""
+        return max((value for name in _NOISE if (value := self.settings["asked"].get(name)) is not None), default=0.0)
+
+    def departs_from(self, other: "Replica") -> str | None:
+        """In what, where the two cannot be one policy."""
+        for name in _SAID:
+            mine, its = self.settings.get(name), other.settings.get(name)
+            if mine != its:
+                return f"{name} is {mine}, and {its} of {other.name}"
+        bearable = max(LEAST_MOVE, TIMES_ITS_NOISE * max(self.noise, other.noise))
+        return other_answer(_answer(other), _answer(self), bearable)
+
+
+def replica_findings(manifest: Manifest, pairs: Sequence[PairSummary]) -> list[SettingFinding]:
+    """One for each replica that is another policy than most of the others, or one that says that all are alike."""
+    return [finding for replicas in _groups(manifest) for finding in _of_group(replicas, pairs)]
+
+
+def _groups(manifest: Manifest) -> Iterator[list[Replica]]:
+    groups: list[list[Replica]] = []
+    for side in manifest.settings.infer_sides:
+        settings = manifest.stages[side.stage("sample")].effective_settings
+        if side.engine is None or not side.engine.is_remote or not isinstance(settings.get("asked"), dict):
+            continue
+        replica = Replica(side, settings)
+        group = next((group for group in groups if _is_replica(side, group[0].side)), None)
+        if group is None:
+            groups.append([replica])
+        else:
+            group.append(replica)
+    yield from (group for group in groups if len(group) > 1)
+
+
+def _is_replica(side: Side, other: Side) -> bool:
+    differing = [setting.partition(" = ")[0] for setting in side.differs_from(other)]
+    return side.dtype == other.dtype and differing == ["url"]
+
+
+def _of_group(replicas: Sequence[Replica], pairs: Sequence[PairSummary]) -> Iterator[SettingFinding]:
+    alike = {
+        replica.name: [other.name for other in replicas if replica.departs_from(other) is None] for replica in replicas
+    }
+    largest = max(len(names) for names in alike.values())
+    if largest == len(replicas):
+        yield _all_alike(replicas)
+    elif 2 * largest > len(replicas):
+        whole = next(names for names in alike.values() if len(names) == largest)
+        first = next(replica for replica in replicas if replica.name == whole[0])
+        for replica in replicas:
+            if replica.name not in whole:
+                yield _departs(replica, first, f"its replicas {', '.join(whole)} agree")
+    else:
+        yield from _undecided(replicas, alike, pairs)
+
+
+def _undecided(
+    replicas: Sequence[Replica], alike: dict[str, list[str]], pairs: Sequence[PairSummary]
+) -> Iterator[SettingFinding]:
+    """No majority, as of two that differ: the distance from the training path tells, where it does."""
+    first = min(replicas, key=lambda replica: _distance(replica, pairs))
+    for replica in replicas:
+        if replica.name in alike[first.name]:
+            continue
+        farther = _times_farther(replica, first, pairs)
+        why = (
+            "which of the two is off is not told"
+            if farther is None
+            else f"its log-probs lie {farther} times as far from the training path's"
+        )
+        yield _departs(replica, first, why)
+
+
+def _departs(replica: Replica, first: Replica, why: str) -> SettingFinding:
+    return SettingFinding(
+        level="error",
+        side="mu",
+        setting="replicas",
+        what=f"{replica.name} is another policy than its replica {first.name}: {_how(replica, first)}; {why}",
+        advice=f"Bring the server of {replica.name} to the weights and settings of the others, then compare again.",
+        code=Code.STALE_WEIGHTS,
+    )
+
+
+def _how(replica: Replica, first: Replica) -> str:
+    how = replica.departs_from(first) or "its answers"
+    return how if " is " in how else f"it answers one question otherwise ({how})"
+
+
+def _all_alike(replicas: Sequence[Replica]) -> SettingFinding:
+    names = ", ".join(replica.name for replica in replicas)
+    return SettingFinding(
+        level="note",
+        side="mu",
+        setting="replicas",
+        what=f"{names} say the same of themselves and answer one question alike: replicas of one policy, but for "
+        f"weights that move a likely token's log-prob by less than {write_number(LEAST_MOVE)} nats",
+        advice="Where their rows differ more than their intervals, look at each server.",
+    )
+
+
+def _distance(replica: Replica, pairs: Sequence[PairSummary]) -> float:
+    return max(
+        (pair.metrics[_DISTANCE].value for pair in pairs if pair.infer == replica.name and _DISTANCE in pair.metrics),
+        default=float("inf"),
+    )
+
+
+def _times_farther(replica: Replica, first: Replica, pairs: Sequence[PairSummary]) -> str | None:
+    """How many times as far, where that is surely more than once."""
+    of_first = {pair.train: pair for pair in pairs if pair.infer == first.name}
+    for pair in pairs:
+        beside = of_first.get(pair.train)
+        if pair.infer != replica.name or beside is None:
+            continue
+        if not all(_DISTANCE in measured.metrics for measured in (pair, beside)):
+            continue
+        ratio = contrast(pair.metrics[_DISTANCE], beside.metrics[_DISTANCE])
+        if ratio is not None and ratio.low is not None and ratio.low > 1:
+            return str(write_estimate(ratio))
+    return None
+
+
+def _answer(replica: Replica) -> dict[int, float]:
+    answer = replica.settings.get("standing_answer")
+    return {int(token_id): float(value) for token_id, value in answer.items()} if isinstance(answer, dict) else {}
