@@ -93,34 +93,6 @@ def test_a_stale_replica_is_named(vllm: RealServer, second: RealServer, other_we
     assert "prod-2 is another policy than its replica prod-1" in page
 
 
-def test_of_three_the_one_that_two_disagree_with_is_named(
-    vllm: RealServer, second: RealServer, other_weights: Path, tmp_path: Path
-) -> None:
-    """The first one is off, which a comparison with the first alone would not say. The third is the second again."""
-    with Proxy(second.url) as third, holding(vllm, other_weights):
-        urls = json.dumps([vllm.url, second.url, third.url])
-        sides = ("--train", "bf16", "--infer", f"prod:url={urls},concurrency=1,tries=2")
-        probe("compare", *SMALL, *sides, "--out", tmp_path / "run", code=ExitCode.PASS)
-    [stale] = about_replicas(RunDirectory(tmp_path / "run").read_summary())
-    assert stale.what.startswith("prod-1 is another policy than its replica prod-2")
-    assert stale.what.endswith("its replicas prod-2, prod-3 agree")
-
-
-def test_a_replica_whose_weights_have_another_label_is_named_by_it(
-    vllm: RealServer, second: RealServer, tmp_path: Path
-) -> None:
-    vllm.label("step-8")
-    second.label("step-7")
-    try:
-        summary = compared(tmp_path / "run", vllm, second)
-    finally:
-        for server in (vllm, second):
-            server.label("default")
-    [stale] = about_replicas(summary)
-    assert "weight_version is step-" in stale.what
-    assert "which of the two is off is not told" in stale.what
-
-
 def mixture(engine: Engine) -> list[SettingFinding]:
     sides = Sides(Dtype.BF16, Dtype.BF16, {"dtype": "bf16", "temperature": 1.0}, engine.effective_settings())
     named = ("asked.processes", "asked.again, asked.in_a_crowd")
