@@ -129,12 +129,9 @@ class _Scoring:
 
         On a CPU ranks share the threads, and another number of them adds up a large product in another order.
         """
-        records = [
-            self._manifest.growing.get(stage.name, self._manifest.stages[stage.name])
-            for stage in stages
-            if stage.name in self._manifest.growing or self._manifest.stages[stage.name].batches_done
-        ]
-        return next((record.effective_settings.get("num_threads") for record in records), None)
+        records = [self._manifest.growing.get(stage.name, self._manifest.stages[stage.name]) for stage in stages]
+        begun = (record.effective_settings for record in records if record.effective_settings)
+        return next((settings.get("num_threads") for settings in begun), None)
 
     def _score(self, stage: ScoreStage | FloorStage, scorer: Scorer | RanksScorer) -> None:
         """All responses, or for a floor a few of each sampler, each in a pass of its own."""
