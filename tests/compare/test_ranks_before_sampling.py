@@ -9,10 +9,13 @@ import torch
 from transformers import GptOssConfig, LlamaConfig
 
 from mismatch_probe.compare import inputs
-from mismatch_probe.compare.scoring_job import _no_floor_because
+from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.scoring_job import _no_floor_because, _Scoring
+from mismatch_probe.compare.stages import ScoreStage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import UsageError
+from tests.simulated_run import Simulation, simulated_run
 
 TWO = {"name": "two", "dtype": "bf16", "ranks": 4}
 
@@ -54,3 +57,15 @@ def test_the_floor_of_an_attention_that_an_architecture_does_not_have_is_left_ou
     assert _no_floor_because("sdpa", tmp_path / "gpt-oss", side) == words
     assert _no_floor_because("eager", tmp_path / "gpt-oss", side) is None
     assert _no_floor_because("sdpa", tmp_path / "llama", side) is None
+
+
+def test_a_leg_that_is_begun_keeps_its_threads_and_another_takes_a_share(tmp_path: Path) -> None:
+    """Also where the command was killed before it noted the first batch, whose rows are there."""
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2))
+    manifest = run.read_manifest()
+    stage = next(stage for stage in make_plan(manifest.settings).stages if isinstance(stage, ScoreStage))
+    record = manifest.stages[stage.name]
+    record.effective_settings = {}
+    assert _Scoring(run, manifest, lambda event: None)._num_threads([stage]) is None
+    record.effective_settings, record.batches_done = {"num_threads": 3}, 0
+    assert _Scoring(run, manifest, lambda event: None)._num_threads([stage]) == 3
