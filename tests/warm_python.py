@@ -1,26 +1,31 @@
 """`python -m MODULE WORDS` in a process of its own, forked from one that has imported torch, transformers and vLLM.
 
-It has its own environment, folder, streams, process group and exit code, and costs milliseconds where a new interpreter
-imports for ten seconds. Only what imports do, and what Python does at its end, is not to be seen in it.
+It has its own environment, folder, streams, session and exit code, and so have the servers of its jobs, which are forks
+of it: they cost milliseconds where new interpreters import for twenty seconds. Only what imports do, and what Python
+does at its end, is not to be seen in it.
 """
 
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
+from mismatch_probe.children import servers, shared_memory
 from mismatch_probe.children.messages import Send
-from mismatch_probe.children.start import Job, started
-from mismatch_probe.errors import ExitCode, MismatchProbeError
+from mismatch_probe.children.start import Job, Process, running, started
+from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
+from tests.forks import ForkedServers, close_all_but
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -35,10 +40,7 @@ def warm_python(
 ) -> Answer:
     """What `python -m MODULE WORDS` said and how it ended, which must be with `code` unless that is None.
 
-    on_start: called with the process's id once it runs.
-
-    Raises:
-        MismatchProbeError: it was killed.
+    on_start: called with the process's id once it runs. A code below zero is the signal that ended it.
     """
     with _running(module, words, environment or {}) as ended:
         answer = ended(on_start)
@@ -48,12 +50,7 @@ def warm_python(
 
 def warm_ranks(ranks: int, module: str, *words: object, environment: Mapping[str, str] | None = None) -> list[Answer]:
     """The same on several ranks, with the variables that `torchrun --nproc-per-node RANKS` gives each."""
-    with ExitStack() as stack:
-        running = [
-            stack.enter_context(_running(module, words, {**(environment or {}), **variables}))
-            for variables in _torchrun(ranks)
-        ]
-        answers = [ended(lambda pid: None) for ended in running]
+    answers = _on_ranks(ranks, module, words, environment or {}, lambda pid: None)
     for answer in answers:
         assert answer.returncode == ExitCode.PASS, answer.stderr
     return answers
@@ -61,15 +58,10 @@ def warm_ranks(ranks: int, module: str, *words: object, environment: Mapping[str
 
 def warm_ranks_with_one_killed(
     ranks: int, module: str, *words: object, on_start_of_last: OnStart
-) -> tuple[Answer, MismatchProbeError]:
-    """What the first of several ranks said, and how the last one ended, which `on_start_of_last` has killed."""
-    with ExitStack() as stack:
-        first, *_, last = [stack.enter_context(_running(module, words, variables)) for variables in _torchrun(ranks)]
-        try:
-            raise AssertionError(last(on_start_of_last).stderr)
-        except MismatchProbeError as error:
-            killed = error
-        return first(lambda pid: None), killed
+) -> tuple[Answer, Answer]:
+    """What the first of several ranks said, and the last one, which `on_start_of_last` has killed."""
+    first, *_, last = _on_ranks(ranks, module, words, {}, on_start_of_last)
+    return first, last
 
 
 def warm_together(module: str, *words_of_each: Sequence[object]) -> list[Answer]:
@@ -79,53 +71,128 @@ def warm_together(module: str, *words_of_each: Sequence[object]) -> list[Answer]
         return [ended(lambda pid: None) for ended in running]
 
 
+def _on_ranks(
+    ranks: int, module: str, words: tuple[object, ...], environment: Mapping[str, str], on_start_of_last: OnStart
+) -> list[Answer]:
+    with ExitStack() as stack:
+        *running, last = [
+            stack.enter_context(_running(module, words, {**environment, **variables})) for variables in _torchrun(ranks)
+        ]
+        answer = last(on_start_of_last)
+        return [*(ended(lambda pid: None) for ended in running), answer]
+
+
 @contextmanager
 def _running(
     module: str, words: tuple[object, ...], environment: Mapping[str, str]
 ) -> Iterator[Callable[[OnStart], Answer]]:
     with TemporaryDirectory() as folder:
-        streams = [str(Path(folder) / name) for name in ("stdout", "stderr")]
-        given = [str(word) for word in words]
-        job = Job(module, "tests.warm_python:become", (module, given, dict(environment), streams), "engine", "")
+        streams = [Path(folder) / name for name in ("stdout", "stderr")]
+        every_core = "WORLD_SIZE" in environment or module == "torch.distributed.run"
+        with started(_job((module, *words), environment, Path.cwd(), streams, every_core=every_core)) as result:
 
-        def ended(result: Callable[[OnStart], Any], on_start: OnStart) -> Answer:
-            code = result(on_start)
-            output, errors = (Path(stream).read_text(encoding="utf-8") for stream in streams)
-            return Answer(code, output, errors)
+            def ended(on_start: OnStart) -> Answer:
+                code = result(on_start)
+                return Answer(code, *(stream.read_text(encoding="utf-8") for stream in streams))
 
-        with started(job) as result:
-            yield partial(ended, result)
+            yield ended
 
 
-def become(send: Send, module: str, words: list[str], environment: dict[str, str], streams: list[str]) -> int:
-    """Run the module as the program of this process and return its exit code."""
+@contextmanager
+def warm_process(
+    module: str, *words: object, folder: Path, errors: Path, environment: Mapping[str, str] | None = None
+) -> Iterator["WarmProcess"]:
+    """The process beside the body, in that folder and on every core, its errors added to a file.
+
+    It is ended with the body; what it starts is left to itself.
+    """
+    streams = (Path(os.devnull), errors)
+    with running(_job((module, *words), environment or {}, folder, streams, every_core=True)) as job:
+        yield WarmProcess(job)
+
+
+class WarmProcess:
+    """As `subprocess.Popen` shows one."""
+
+    def __init__(self, job: Process) -> None:
+        self._job = job
+        self._code: int | None = None
+        pids: list[int] = []
+        while not pids:
+            assert job.hear(pids.append), "it did not start"
+        [self.pid] = pids
+
+    def poll(self) -> int | None:
+        return self.wait() if select.select([self._job], [], [], 0)[0] else None
+
+    def wait(self) -> int:
+        if self._code is None:
+            self._code = self._job.result()
+        assert self._code is not None
+        return self._code
+
+
+def _job(
+    words: Sequence[object], environment: Mapping[str, str], folder: Path, streams: Sequence[Path], *, every_core: bool
+) -> Job:
+    arguments = (list(map(str, words)), dict(environment), str(folder), list(map(str, streams)), every_core)
+    return Job(str(words[0]), "tests.warm_python:fork_and_wait", arguments, "engine", "")
+
+
+def fork_and_wait(
+    send: Send, words: list[str], environment: dict[str, str], folder: str, streams: list[str], every_core: bool
+) -> int:
+    """Fork the process, tell its id, and return the code that it ends with.
+
+    What is ended here ends the process too; the server that this is a job of does nothing for what the process leaves.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os.chdir(folder)
+        if every_core:
+            take_every_core()
+        written = [os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for stream in streams]
+        become(words, environment, [0, *written])
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(pid, signal.SIGKILL))
+    send(pid)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def become(words: list[str], environment: dict[str, str], streams: list[int]) -> NoReturn:
+    """Run the module as the program of this fork, in a session of its own, with these descriptors as its streams."""
+    code: Any = 1
+    try:
+        os.setsid()
+        for standard, stream in enumerate(streams):
+            os.dup2(stream, standard)
+        close_all_but(())
+        _prepare(environment)
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - what Python does at the boundary of a process
+        traceback.print_exc()
+    finally:
+        servers.close_servers()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _prepare(environment: dict[str, str]) -> None:
     import torch
 
-    for standard, stream in zip((1, 2), streams, strict=True):
-        opened = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(opened, standard)
-        os.close(opened)
+    os.environ.pop(shared_memory.VARIABLE, None)
     os.environ.update(environment)
-    if "WORLD_SIZE" in environment or module == "torch.distributed.run":
-        take_every_core()
+    tempfile.tempdir = None
+    servers.begin = ForkedServers
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     sys.path.insert(0, str(Path.cwd()))
-    sys.argv = [module, *words]
-    send(os.getpid())
-    code: Any = 0
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        code = end.code
-    except Exception:  # noqa: BLE001 - what Python does at the boundary of a process
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code if isinstance(code, int) else int(code is not None)
 
 
 def _torchrun(ranks: int) -> Iterator[dict[str, str]]:

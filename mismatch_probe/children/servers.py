@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mismatch_probe.children import wire
 from mismatch_probe.children.preloads import STAGES, Preload
@@ -23,6 +23,30 @@ _READ_AT_LOAD: Final = (
 """Beginnings of variables that a library reads once: with another value it has to be imported anew."""
 
 
+Stages = list[tuple[int, list[str]]]
+"""Of each the descriptor of its socket, and what it imports."""
+
+
+class Begun(Protocol):
+    """The process of the first stage, as `subprocess.Popen` shows it."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+def begin(stages: Stages) -> Begun:
+    """An interpreter of its own, which imports what jobs need."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "mismatch_probe.children.server", json.dumps(stages)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[descriptor for descriptor, _ in stages],
+        start_new_session=True,
+    )
+
+
 class _Servers:
     """The processes that start this one's jobs, one for each stage of imports."""
 
@@ -30,20 +54,13 @@ class _Servers:
         self.environment = _read_at_load()
         self._controls: dict[Preload, socket.socket] = {}
         with ExitStack() as theirs:
-            stages: list[tuple[int, list[str]]] = []
+            stages: Stages = []
             for name, modules in STAGES.items():
                 ours, other = socket.socketpair()
                 self._controls[name] = ours
                 theirs.enter_context(other)
                 stages.append((other.fileno(), modules))
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mismatch_probe.children.server", json.dumps(stages)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[descriptor for descriptor, _ in stages],
-                start_new_session=True,
-            )
+            self._process = begin(stages)
 
     def send(self, preload: Preload, content: dict[str, Any], descriptors: Sequence[int]) -> None:
         wire.send(self._controls[preload], content, descriptors)

@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
@@ -19,7 +19,9 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.cores import take_every_core
 from tests.importing.logs import rows, write
+from tests.processes import processes_of
 from tests.simulated_run import Simulation, simulated_run
+from tests.warm_python import WarmProcess, warm_process
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,19 +46,20 @@ READY_SECONDS = 240.0
 class Command:
     """What is run, and the file that says it is at work; without one it is killed while it imports.
 
-    shares_memory: it is at work once its processes share memory under a name. signals: to send, one in each run. To be
-    at work takes twenty seconds of processor time, and SIGTERM and SIGHUP are heeded alike but for the exit code: of
-    commands that import for so long, each gets one of the two.
+    shares_memory: it is at work once its processes share memory under a name. signals: to send, one in each run.
+    SIGTERM and SIGHUP are heeded alike but for the exit code: of commands that start an engine each gets one of the
+    two. imported: it and its servers are forks that have imported all, where otherwise each is an interpreter.
     """
 
     words: tuple[str, ...]
     at_work: str | None = None
     shares_memory: bool = False
     signals: tuple[signal.Signals, ...] = tuple(CODES)
+    imported: bool = True
 
 
 COMMANDS = {
-    "compare": Command(COMPARE, "**/engine-*.log", signals=ASKED),
+    "compare": Command(COMPARE, "**/engine-*.log", signals=ASKED, imported=False),
     "compare-on-two-ranks": Command((*COMPARE, *TWO_RANKS), "**/engine-*.log", shares_memory=True, signals=HUNG_UP),
     "localize": Command(
         ("localize", *SMALL, "--num-prompts", "4", "--out", "out.json"), "**/engine.log", signals=ASKED
@@ -66,13 +69,13 @@ COMMANDS = {
     "train": Command(
         ("train", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), "out/logs/*.log", signals=HUNG_UP
     ),
-    "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out")),
-    "report": Command(("report", "run")),
+    "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), imported=False),
+    "report": Command(("report", "run"), imported=False),
     "import": Command(("import", "log", "--out", "out"), "out/.writing-log"),
-    "explain": Command(("explain", "imported", "--model", "demo")),
+    "explain": Command(("explain", "imported", "--model", "demo"), imported=False),
     "score": Command(("score", "imported", "--model", "demo", "--out", "out"), "out/logs/*.log", signals=ASKED),
-    "watch": Command(("watch", "log", "--idle", "60")),
-    "gate": Command(("gate", "run", "run", "--config", "gate.toml")),
+    "watch": Command(("watch", "log", "--idle", "60"), imported=False),
+    "gate": Command(("gate", "run", "run", "--config", "gate.toml"), imported=False),
 }
 
 
@@ -104,7 +107,7 @@ def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(tmp_
 
 
 class Killed:
-    """One run of a command in a folder of its own, its processes known by a variable that they all inherit.
+    """One run of a command in a folder of its own, whose processes are known by it and by a variable they inherit.
 
     number: of the signal that it gets at work; without one it is waited for.
     """
@@ -125,14 +128,22 @@ class Killed:
         kept = {
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch-cache")
         }  # torch's own, for later runs: no scratch folder
-        environment = os.environ | {MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONPATH": path, **kept}
-        self._errors = (folder / "stderr").open("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mismatch_probe", *command.words],
+        environment = {MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONPATH": path, **kept}
+        self._stack = ExitStack()
+        self._process = self._begin(environment)
+
+    def _begin(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | WarmProcess:
+        words, folder, errors = ("mismatch_probe", *self._command.words), self._folder, self._folder / "stderr"
+        if self._command.imported:
+            return self._stack.enter_context(
+                warm_process(*words, folder=folder, errors=errors, environment=environment)
+            )
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
             cwd=folder,
-            env=environment,
+            env=os.environ | environment,
             stdout=subprocess.DEVNULL,
-            stderr=self._errors,
+            stderr=self._stack.enter_context(errors.open("wb")),
             preexec_fn=take_every_core,
         )
 
@@ -150,7 +161,7 @@ class Killed:
         if self._number is None:
             self._process.wait()
         else:
-            self._process.send_signal(self._number)
+            os.kill(self._process.pid, self._number)
 
     def check(self) -> None:
         begun = time.monotonic()
@@ -169,7 +180,7 @@ class Killed:
         for pid in self._left():
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
-        self._errors.close()
+        self._stack.close()
         rmtree(self._temporary)
 
     def _is_heeding(self) -> bool:
@@ -190,19 +201,7 @@ class Killed:
             time.sleep(every_seconds)
 
     def _left(self) -> list[int]:
-        """Processes with the mark that are no zombies."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                marked = f"{MARK}={self._mark}".encode() in (entry / "environ").read_bytes()
-                zombie = "State:\tZ" in (entry / "status").read_text()
-            except OSError:
-                continue
-            if marked and not zombie:
-                found.append(int(entry.name))
-        return found
+        return processes_of(self._folder, f"{MARK}={self._mark}")
 
     def _segments(self) -> set[Path]:
         """Shared memory with a name that its processes have open."""

@@ -1,10 +1,9 @@
 """`compare` with the reference layer by layer: the same leg as whole, said and recorded, and killed with SIGKILL."""
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +11,9 @@ import pytest
 
 from mismatch_probe.records.tables import read_table
 from tests.command_line import probe
+from tests.processes import wait_until_gone
 from tests.tiny_models import make_checkpoint
+from tests.warm_python import warm_process
 
 pytestmark = pytest.mark.slow
 
@@ -60,16 +61,16 @@ def test_a_run_that_is_resumed_with_the_flag_has_the_same_leg_and_says_why(whole
 
 def test_a_killed_one_goes_on_and_has_the_same_leg(whole: Path, tmp_path: Path) -> None:
     run = without_reference(whole, tmp_path / "run")
-    command = [sys.executable, "-m", "mismatch_probe", "compare", "--out", str(run), "--resume", "--reference-by-layer"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    words = ("compare", "--out", run, "--resume", "--reference-by-layer")
     hidden = run / "parts" / REFERENCE / "hidden"
-    while not list(hidden.glob("[0-9]*")):
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with warm_process("mismatch_probe", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
+        while not list(hidden.glob("[0-9]*")):
+            assert process.poll() is None
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_until_gone(tmp_path)
     assert not (run / "legs" / "ref-fp32.parquet").exists()
-    time.sleep(1)
     said = probe("compare", "--out", run, "--resume").stderr
     assert f"{REFERENCE}: layer by layer, since it was begun so" in said
     assert reference(run) == reference(whole)

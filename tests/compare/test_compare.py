@@ -4,9 +4,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,22 @@ import pytest
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.tables import read_table, write_table
 from tests.command_line import Answer, probe
+from tests.processes import processes_of, wait_until_gone
 from tests.tiny_models import make_checkpoint
+from tests.warm_python import WarmProcess, warm_process
 
 pytestmark = pytest.mark.slow
 
 SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "48", "--vllm.enforce_eager", "true")
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "mismatch_probe", "compare", *map(str, words)]
-
-
-def _heed_interrupts() -> None:
-    """A shell's background jobs are started deaf to them, and so would their children be."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def compare(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
     return probe("compare", *words, code=code)
+
+
+def begun(folder: Path, *words: object) -> AbstractContextManager[WarmProcess]:
+    """The command beside the body; what it says is in the folder's `stderr`."""
+    return warm_process("mismatch_probe", "compare", *words, folder=folder, errors=folder / "stderr")
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -100,15 +97,14 @@ def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
     run = tmp_path / "killed"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", two_batches, *SMALL)
     first_batch = run / "parts" / "sample-bf16" / "000000-infer-bf16-decode.parquet"
-    process = subprocess.Popen(command(*flags), stderr=subprocess.DEVNULL)
-    _wait_for(first_batch, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with begun(tmp_path, *flags) as process:
+        _wait_for(first_batch, process)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        wait_until_gone(tmp_path)
     assert not (run / "summary.json").exists()
-    written = first_batch.stat().st_mtime_ns if first_batch.exists() else None
-    time.sleep(1)
+    assert first_batch.exists()
     answer = compare("--out", run, "--resume")
-    assert written is not None
     assert ": sample-bf16, 1 of 2 batches recorded" in answer.stderr
     assert recorded(run) == recorded(whole_run)
 
@@ -147,14 +143,15 @@ def test_an_interrupt_ends_with_130_says_how_to_continue_and_leaves_no_child(
 ) -> None:
     run = tmp_path / "interrupted"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, "--config", two_batches, *SMALL)
-    process = subprocess.Popen(command(*flags), stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts)
-    _wait_for(run / "logs" / "engine-bf16.log", process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.INTERRUPTED
+    with begun(tmp_path, *flags) as process:
+        _wait_for(run / "logs" / "engine-bf16.log", process)
+        assert len(processes_of(tmp_path)) > 1
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == ExitCode.INTERRUPTED
+        wait_until_gone(tmp_path)
+    errors = (tmp_path / "stderr").read_text()
     assert "--resume" in errors
     assert "Traceback" not in errors
-    assert not _processes_naming(run)
 
 
 def test_other_settings_cannot_resume_a_run(llama: Path, whole_run: Path) -> None:
@@ -204,21 +201,9 @@ def test_a_model_that_vllm_does_not_support_is_one_sentence(tmp_path: Path) -> N
     assert "Traceback" not in answer.stderr
 
 
-def _wait_for(path: Path, process: subprocess.Popen[Any], seconds: float = 240) -> None:
+def _wait_for(path: Path, process: WarmProcess, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None, f"the run ended before {path.name} appeared"
         assert time.monotonic() < deadline, f"{path.name} did not appear"
         time.sleep(0.02)
-
-
-def _processes_naming(path: Path) -> list[int]:
-    processes = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if str(path).encode() in (entry / "cmdline").read_bytes():
-                    processes.append(int(entry.name))
-            except OSError:
-                continue
-    return processes

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.examples.test_github_steps import FOLDER, KEPT, REGRESSION, Job, job, needs_jq
+from tests.examples.test_github_steps import FOLDER, KEPT, REGRESSION, Job, idle_job, job, needs_jq, program
 from tests.examples.whole_job import WholeJob
 from tests.gate.cli import gate_file
 from tests.tiny_models import make_checkpoint
 
-__all__ = ["job"]
+__all__ = ["idle_job", "job", "program"]
 
 PULL_REQUEST = {"token": "secret", "event_name": "pull_request", "event.pull_request.number": "5"}
 FEW = "[gate]\nmin_sequences = 4\nmax_sequences = 4\nmin_prompts = 4\n"
@@ -49,9 +49,9 @@ def test_a_comparison_that_cannot_be_made_ends_the_job_and_a_push_gets_no_commen
     assert job.comments == []
 
 
-def test_an_input_that_the_action_has_not_is_seen(job: Job) -> None:
+def test_an_input_that_the_action_has_not_is_seen(idle_job: Job) -> None:
     with pytest.raises(AssertionError, match="no input"):
-        WholeJob(job, FOLDER / "action.yml", GIVEN | {"modl": "none"}, PULL_REQUEST)
+        WholeJob(idle_job, FOLDER / "action.yml", GIVEN | {"modl": "none"}, PULL_REQUEST)
 
 
 def test_every_input_of_the_workflow_is_one_of_the_action(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Each shell of the GitHub action and its workflows, run with the variables that a job has.
 
-The gate, the comparison and jq are real. `gh` and `python -m pip` are not here: scripts in their place note what they
-are asked for, and `gh` answers as its manual says.
+The doctor, the gate, the comparison and jq are real. `gh` and `python -m pip` are not here: scripts in their place note
+what they are asked for, and `gh` answers as its manual says.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -20,6 +20,7 @@ import yaml
 
 from tests.gate.cli import GATE, check, gate_file
 from tests.simulated_run import Simulation, simulated_run
+from tests.warm_program import warm_program
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "ci" / "github"
@@ -76,13 +77,15 @@ with Path(os.environ["STORE"], "asked").open("a") as file:
 class Job:
     """A job in a folder of its own, with the programs of its runner."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str | None = None) -> None:
+        """program: a line of shell that runs `mismatch-probe`; without one its words are noted and that is all."""
         self.folder, self.store = folder / "work", folder / "store"
         programs = folder / "bin"
         for path in (self.folder, self.store, programs):
             path.mkdir()
         (self.store / "comments").write_text("[]")
-        self._program(programs / "mismatch-probe", f'exec {sys.executable} -m mismatch_probe "$@"')
+        notes = f'echo "mismatch-probe $*" >> {self.store / "asked"}'
+        self._program(programs / "mismatch-probe", notes if program is None else f'exec {program} "$@"')
         for name, content in (("gh", GH), ("python", PYTHON)):
             (self.store / f"{name}.py").write_text(content)
             self._program(programs / name, f'exec {sys.executable} {self.store / name}.py "$@"')
@@ -148,8 +151,20 @@ def steps(file: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def program() -> Iterator[str]:
+    with warm_program() as line:
+        yield line
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path, program: str) -> Job:
+    return Job(tmp_path, program)
+
+
+@pytest.fixture
+def idle_job(tmp_path: Path) -> Job:
+    """One whose steps need no answer of `mismatch-probe`."""
     return Job(tmp_path)
 
 
@@ -160,7 +175,6 @@ def judged(job: Job, checks: str, code: int, **inputs: str) -> None:
     job.step("action.yml", "Gate", code, GATE_FILE="mismatch.toml", OUT="out", **{"BASELINE": "", **inputs})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "which", "asked"),
     [
@@ -182,20 +196,21 @@ def judged(job: Job, checks: str, code: int, **inputs: str) -> None:
     ],
 )
 def test_the_build_and_the_version_that_were_asked_for_are_installed(
-    job: Job, device: str, which: dict[str, str], asked: list[str]
+    idle_job: Job, device: str, which: dict[str, str], asked: list[str]
 ) -> None:
-    job.step("action.yml", "Install", DEVICE=device, **which)
-    assert job.asked == asked
+    idle_job.step("action.yml", "Install", DEVICE=device, **which)
+    assert idle_job.asked == [*asked, "mismatch-probe doctor"]
 
 
-def test_what_is_no_device_is_refused(job: Job) -> None:
-    ended = job.step("action.yml", "Install", 2, DEVICE="tpu; rm -rf /")
+def test_what_is_no_device_is_refused(idle_job: Job) -> None:
+    ended = idle_job.step("action.yml", "Install", 2, DEVICE="tpu; rm -rf /")
     assert "the input device is cuda or cpu" in ended.stderr
-    ended = job.step("action.yml", "Install", 2, DEVICE="cpu", VERSION="1", SOURCE="git+https://host/repo")
+    ended = idle_job.step("action.yml", "Install", 2, DEVICE="cpu", VERSION="1", SOURCE="git+https://host/repo")
     assert "give version or source" in ended.stderr
-    assert not (job.store / "asked").exists()
+    assert not (idle_job.store / "asked").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["runs/of this job", "a\nanswer=pass", "$(touch ran)`touch ran`"])
 def test_the_artifact_has_a_name_whatever_the_folder_is_called(job: Job, folder: str) -> None:
     gate_file(job.folder, GATE + KEPT)
@@ -234,20 +249,20 @@ def test_one_comment_is_posted_and_then_updated(job: Job) -> None:
 
 
 @needs_jq
-def test_without_an_answer_the_comment_says_that_nothing_was_decided(job: Job) -> None:
-    job.step("action.yml", "Comment", NUMBER="5", OUT="out")
-    [ours] = job.comments
+def test_without_an_answer_the_comment_says_that_nothing_was_decided(idle_job: Job) -> None:
+    idle_job.step("action.yml", "Comment", NUMBER="5", OUT="out")
+    [ours] = idle_job.comments
     assert "nothing was decided" in ours["body"]
 
 
-def test_a_comment_that_may_not_be_posted_is_a_warning(job: Job) -> None:
-    ended = job.step("action.yml", "Comment", NUMBER="5", OUT="out", READ_ONLY="1")
+def test_a_comment_that_may_not_be_posted_is_a_warning(idle_job: Job) -> None:
+    ended = idle_job.step("action.yml", "Comment", NUMBER="5", OUT="out", READ_ONLY="1")
     assert "::warning title=mismatch-probe::the comment could not be posted" in ended.stdout
 
 
-def test_a_baseline_that_is_not_there_yet_is_said_and_another_failure_ends_the_job(job: Job) -> None:
-    assert "no baseline yet" in job.step("gate.yml", "Fetch the baseline").stdout
-    assert "no route" in job.step("gate.yml", "Fetch the baseline", 1, GH_SAYS="no route to the host").stderr
+def test_a_baseline_that_is_not_there_yet_is_said_and_another_failure_ends_the_job(idle_job: Job) -> None:
+    assert "no baseline yet" in idle_job.step("gate.yml", "Fetch the baseline").stdout
+    assert "no route" in idle_job.step("gate.yml", "Fetch the baseline", 1, GH_SAYS="no route to the host").stderr
 
 
 @pytest.mark.slow

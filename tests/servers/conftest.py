@@ -8,15 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.cores import every_core
-from tests.servers.real_server import TAKES_WEIGHTS, RealServer, demo_checkpoint
+from tests.servers.real_server import TAKES_WEIGHTS, RealServer, WarmServer, demo_checkpoint
 
 
 @pytest.fixture(scope="package")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """Weights can be sent to it."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with every_core(), RealServer(log, "--enable-scale-out", *TAKES_WEIGHTS) as server:
+    with WarmServer(log, "--enable-scale-out", *TAKES_WEIGHTS) as server:
         yield server
 
 

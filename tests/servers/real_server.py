@@ -9,12 +9,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Self
 
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
+from tests.warm_python import WarmProcess, warm_process
 
 CONTEXT: Final = 2048
 TAKES_WEIGHTS: Final = (
@@ -42,10 +43,10 @@ class RealServer:
 
     def __init__(self, log: Path, *words: str, checkpoint: Path | None = None) -> None:
         self.port = free_port()
-        self._log = log
+        self.log = log
         self._words = words
         self._checkpoint = checkpoint or demo_checkpoint()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
 
     @property
     def url(self) -> str:
@@ -60,7 +61,7 @@ class RealServer:
 
     def start(self) -> None:
         words = [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"),
+            *("vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--model", str(self._checkpoint), "--served-model-name", "demo"),
             *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(CONTEXT)),
             *("--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(SEQUENCES * CONTEXT)),
@@ -69,16 +70,20 @@ class RealServer:
             **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"},
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine computes in one process: a second one would spin
         }
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*words, *self._words],
+        self._process = self._begun([*words, *self._words], own)
+        self._wait_until_it_answers()
+
+    def _begun(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | WarmProcess:
+        """The module and its words as a process in a session of its own."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | own,
+                env=os.environ | environment,
                 start_new_session=True,
             )
-        self._wait_until_it_answers()
 
     def kill(self) -> None:
         """With everything that it started."""
@@ -111,10 +116,23 @@ class RealServer:
         assert self._process is not None
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
-            assert self._process.poll() is None, self._log.read_text(errors="replace")[-3000:]
+            assert self._process.poll() is None, self.log.read_text(errors="replace")[-3000:]
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
-        raise AssertionError(f"the server did not start: {self._log.read_text(errors='replace')[-3000:]}")
+        raise AssertionError(f"the server did not start: {self.log.read_text(errors='replace')[-3000:]}")
+
+
+class WarmServer(RealServer):
+    """Forked from a process that has imported vLLM."""
+
+    def _begun(self, words: list[str], environment: dict[str, str]) -> WarmProcess:
+        self._stack = ExitStack()
+        started = warm_process(*words, folder=Path.cwd(), errors=self.log, environment=environment)
+        return self._stack.enter_context(started)
+
+    def kill(self) -> None:
+        super().kill()
+        self._stack.close()

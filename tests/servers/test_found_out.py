@@ -16,10 +16,9 @@ from mismatch_probe.engines.server.goodness import sampled_as_said
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.verdict.preflight import preflight
 from mismatch_probe.verdict.preflight.sides import Sides
-from tests.cores import every_core
 from tests.servers.asking import MOST_TOKENS, requests, started
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
-from tests.servers.real_server import CONTEXT, RealServer, demo_checkpoint, free_port
+from tests.servers.real_server import CONTEXT, RealServer, WarmServer, demo_checkpoint, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +30,7 @@ WARM = SamplingSettings(max_new_tokens=MOST_TOKENS, temperature=0.7)
 def openai(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """As most are started: completions alone, a key; and log-probs after temperature."""
     words = ("--api-key", KEY, "--logprobs-mode", "processed_logprobs")
-    with every_core(), RealServer(tmp_path_factory.mktemp("openai") / "log", *words) as server:
+    with WarmServer(tmp_path_factory.mktemp("openai") / "log", *words) as server:
         yield server
 
 

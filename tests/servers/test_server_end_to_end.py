@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mismatch_probe.records.tables import read_table
 from tests.command_line import probe
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint, free_port
+from tests.warm_python import WarmProcess, warm_process
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,7 @@ num_sequences = 4
 """
 KEY = "sk-not-to-be-seen-51423"
 FIRST_BATCH_SECONDS = 240.0
+ERRORS = "stderr"
 
 
 def of_server(url: str, *more: str) -> str:
@@ -199,7 +202,12 @@ def check_nothing_was_lost(out: Path, before: dict[str, list[dict[str, Any]]]) -
         assert all(by_id[row["id"]] == row for row in rows)
 
 
-def wait_for_a_part(out: Path, command: subprocess.Popen[bytes]) -> None:
+def begun(words: list[str], folder: Path) -> AbstractContextManager[WarmProcess]:
+    """`compare` beside the body, in that folder."""
+    return warm_process("mismatch_probe", "compare", *words, folder=folder, errors=folder / ERRORS)
+
+
+def wait_for_a_part(out: Path, command: WarmProcess) -> None:
     until = time.monotonic() + FIRST_BATCH_SECONDS
     while not list(out.glob("parts/sample-prod/*")):
         assert command.poll() is None, "it ended before it was killed"
@@ -219,10 +227,10 @@ def test_a_killed_command_goes_on_with_the_same_policy_alone(
     with Proxy(vllm.url, after=slowly) as proxy:
         side = ("--infer", of_server(proxy.url))
         words = [*SMALL, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
-        command = subprocess.Popen([sys.executable, "-m", "mismatch_probe", "compare", *words], start_new_session=True)
-        wait_for_a_part(out, command)
-        command.send_signal(signal.SIGKILL)
-        command.wait()
+        with begun(words, tmp_path) as command:
+            wait_for_a_part(out, command)
+            os.kill(command.pid, signal.SIGKILL)
+            assert command.wait() == -signal.SIGKILL
         before = recorded_so_far(out)
         proxy.after = lambda path, body, reply: reply
         go_on = ("compare", "--resume", "--out", out)
@@ -245,18 +253,16 @@ def test_a_killed_server_loses_nothing(vllm: RealServer, tmp_path: Path, config:
     with Proxy(vllm.url, after=slowly) as proxy:
         side = ("--infer", of_server(proxy.url))
         words = [*SMALL, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
-        command = subprocess.Popen(
-            [sys.executable, "-m", "mismatch_probe", "compare", *words], stderr=subprocess.PIPE, start_new_session=True
-        )
-        wait_for_a_part(out, command)
-        vllm.kill()
-        try:
-            _, errors = command.communicate()
-        finally:
-            vllm.start()
-        assert command.returncode == ExitCode.ENVIRONMENT
-        assert b"breaks off its answer to /inference/v1/generate" in errors
-        assert b"Continue with: mismatch-probe compare --resume --out" in errors
+        with begun(words, tmp_path) as command:
+            wait_for_a_part(out, command)
+            vllm.kill()
+            try:
+                assert command.wait() == ExitCode.ENVIRONMENT
+            finally:
+                vllm.start()
+        errors = (tmp_path / ERRORS).read_text()
+        assert "breaks off its answer to /inference/v1/generate" in errors
+        assert "Continue with: mismatch-probe compare --resume --out" in errors
         before = recorded_so_far(out)
         probe("compare", "--resume", "--out", out, *side, code=ExitCode.PASS)
     check_nothing_was_lost(out, before)

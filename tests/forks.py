@@ -1,0 +1,63 @@
+"""What a fork needs to be the process that an interpreter of its own would be."""
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import Final, NoReturn
+
+from mismatch_probe.children import server
+from mismatch_probe.children.servers import Stages
+
+_REQUESTS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class ForkedServers:
+    """The servers of a command's jobs, forked from the command, which has imported all that they import.
+
+    In a session and with descriptors and signals as `mismatch_probe.children.servers.begin` gives them.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        self._code: int | None = None
+        self._pid = os.fork()
+        if self._pid == 0:
+            _serve(stages)
+
+    def poll(self) -> int | None:
+        return self._reaped(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._reaped(0)
+        assert code is not None
+        return code
+
+    def _reaped(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+def _serve(stages: Stages) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in _REQUESTS:
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nothing, standard)
+        close_all_but(descriptor for descriptor, _ in stages)
+        server.main([list(stage) for stage in stages])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def close_all_but(kept: Iterable[int]) -> None:
+    """As a new program finds them: the standard streams and those."""
+    last = 2
+    for descriptor in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(last + 1, descriptor)
+        last = descriptor
