@@ -39,11 +39,11 @@ def _on_every_core() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose responses are sampled, and scored over two ranks in batches of a few."""
+    """A run whose responses are sampled, and scored over two ranks in as many batches as there are responses."""
     home = tmp_path_factory.mktemp("ranks")
     model = make_checkpoint(home / "model", "qwen3", num_attention_heads=4, num_key_value_heads=2)
     config = home / "small.toml"
-    config.write_text("[training]\nbatch_tokens = 128\n[floors]\nnum_sequences = 2\n[full_vocabulary]\npositions = 8\n")
+    config.write_text("[training]\nbatch_tokens = 48\n[floors]\nnum_sequences = 2\n[full_vocabulary]\npositions = 8\n")
     flags = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 32, "--vllm.enforce_eager", "true")
     sides = ("--dtype", "bf16", "--train-ranks", 2)
     probe("compare", "--model", model, *flags, *sides, "--config", config, "--out", home / "run", code=ExitCode.PASS)
