@@ -1,8 +1,6 @@
 """`train` against a real server: its weights change at every step, and whatever goes wrong with them is named."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint
+from tests.warm_python import warm_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:guards that are off here")]
 
@@ -125,19 +124,17 @@ def test_a_killed_server_ends_the_run_in_one_sentence_and_the_next_goes_on(vllm:
     out = tmp_path / "run"
     with Proxy(vllm.url, after=slowly) as proxy:
         words = [*SMALL, "--infer", of(proxy.url), "--steps", "40", "--checkpoint-every", "1", "--out", str(out)]
-        command = subprocess.Popen(
-            [sys.executable, "-m", "mismatch_probe", "train", *words], stderr=subprocess.PIPE, start_new_session=True
-        )
-        while len(lines(out, "metrics")) < 2:
-            assert command.poll() is None, "it ended before the server was killed"
-            time.sleep(0.05)
-        vllm.kill()
-        try:
-            _, errors = command.communicate()
-        finally:
-            vllm.start()
-        assert command.returncode == ExitCode.ENVIRONMENT
-        told = [line for line in errors.decode().splitlines() if "the server at" in line]
+        errors = tmp_path / "stderr"
+        with warm_process("mismatch_probe", "train", *words, folder=tmp_path, errors=errors) as command:
+            while len(lines(out, "metrics")) < 2:
+                assert command.poll() is None, "it ended before the server was killed"
+                time.sleep(0.05)
+            vllm.kill()
+            try:
+                assert command.wait() == ExitCode.ENVIRONMENT
+            finally:
+                vllm.start()
+        told = [line for line in errors.read_text().splitlines() if "the server at" in line]
         assert len(told) == 1
         before = lines(out, "metrics")
         proxy.after = lambda path, body, reply: reply
