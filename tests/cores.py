@@ -21,6 +21,10 @@ def keep_to_own_cores() -> None:
         os.sched_setaffinity(0, cores[number::workers] or {cores[number % len(cores)]})
 
 
+def num_own_cores() -> int:
+    return len(os.sched_getaffinity(0)) if _CAN_KEEP else os.cpu_count() or 1
+
+
 def take_every_core() -> None:
     """For a process that shares its work among threads, or with other processes."""
     if _CAN_KEEP:

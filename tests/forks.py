@@ -5,8 +5,11 @@ import signal
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
+import torch
+
 from mismatch_probe.children import server
 from mismatch_probe.children.servers import Stages
+from tests.cores import num_own_cores
 
 _REQUESTS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -49,6 +52,7 @@ def _serve(stages: Stages) -> NoReturn:
         for standard in range(3):
             os.dup2(nothing, standard)
         close_all_but(descriptor for descriptor, _ in stages)
+        take_threads()
         server.main([list(stage) for stage in stages])
         code = 0
     finally:
@@ -61,3 +65,8 @@ def close_all_but(kept: Iterable[int]) -> None:
     for descriptor in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
         os.closerange(last + 1, descriptor)
         last = descriptor
+
+
+def take_threads() -> None:
+    """As torch takes them when it is imported."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", num_own_cores())))

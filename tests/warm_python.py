@@ -25,7 +25,7 @@ from mismatch_probe.children.start import Job, Process, running, started
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
-from tests.forks import ForkedServers, close_all_but
+from tests.forks import ForkedServers, close_all_but, take_threads
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -100,14 +100,19 @@ def _running(
 
 @contextmanager
 def warm_process(
-    module: str, *words: object, folder: Path, errors: Path, environment: Mapping[str, str] | None = None
+    module: str,
+    *words: object,
+    folder: Path,
+    errors: Path,
+    environment: Mapping[str, str] | None = None,
+    every_core: bool = False,
 ) -> Iterator["WarmProcess"]:
-    """The process beside the body, in that folder and on every core, its errors added to a file.
+    """The process beside the body, in that folder, its errors added to a file.
 
     It is ended with the body; what it starts is left to itself.
     """
     streams = (Path(os.devnull), errors)
-    with running(_job((module, *words), environment or {}, folder, streams, every_core=True)) as job:
+    with running(_job((module, *words), environment or {}, folder, streams, every_core=every_core)) as job:
         yield WarmProcess(job)
 
 
@@ -182,14 +187,11 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
 
 
 def _prepare(environment: dict[str, str]) -> None:
-    import torch
-
     os.environ.pop(shared_memory.VARIABLE, None)
     os.environ.update(environment)
     tempfile.tempdir = None
     servers.begin = ForkedServers
-    if "OMP_NUM_THREADS" in environment:
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    take_threads()
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     sys.path.insert(0, str(Path.cwd()))

@@ -136,7 +136,7 @@ class Killed:
         words, folder, errors = ("mismatch_probe", *self._command.words), self._folder, self._folder / "stderr"
         if self._command.imported:
             return self._stack.enter_context(
-                warm_process(*words, folder=folder, errors=errors, environment=environment)
+                warm_process(*words, folder=folder, errors=errors, environment=environment, every_core=True)
             )
         return subprocess.Popen(
             [sys.executable, "-m", *words],

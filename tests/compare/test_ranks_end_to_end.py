@@ -132,7 +132,7 @@ def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path) 
     words = ("compare", "--out", run, "--resume", *ADDED)
     with killing(run / "parts" / "score-train-more" / "000000-train-more.parquet") as kill:
         answer, lost = warm_ranks_with_one_killed(2, "mismatch_probe", *words, on_start_of_last=kill)
-    assert lost.returncode == -signal.SIGKILL
+        assert lost.returncode == -signal.SIGKILL, answer.stderr + lost.stderr
     assert answer.returncode == ExitCode.ENVIRONMENT
     said = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
     assert len(said) == 1

@@ -130,7 +130,7 @@ class WarmServer(RealServer):
 
     def _begun(self, words: list[str], environment: dict[str, str]) -> WarmProcess:
         self._stack = ExitStack()
-        started = warm_process(*words, folder=Path.cwd(), errors=self.log, environment=environment)
+        started = warm_process(*words, folder=Path.cwd(), errors=self.log, environment=environment, every_core=True)
         return self._stack.enter_context(started)
 
     def kill(self) -> None:
