@@ -10,6 +10,7 @@ STAGES: Final[dict[Preload, list[str]]] = {
         "transformers",
         "pandas",
         "mismatch_probe.compare.inputs",
+        "mismatch_probe.training_path.preload",
         "mismatch_probe.training_path.fit",
         "mismatch_probe.compare.scoring_job",
     ],

@@ -95,3 +95,9 @@ def tells_where_it_is(send: Send, variable: str) -> dict[str, Any]:
         "folder": str(Path.cwd()),
         "group": os.getpgid(0),
     }
+
+
+def has_table_of_renamed_weights(send: Send) -> bool:
+    from transformers import conversion_mapping
+
+    return conversion_mapping._checkpoint_conversion_mapping_cache is not None
