@@ -14,16 +14,22 @@ LIMIT = 0.02
 VOCABULARY = 50
 
 
+def policy(logits: Floats) -> tuple[Floats, Floats]:
+    """Log-probs and probabilities [T, V]."""
+    weights = np.exp(logits)
+    totals = weights.sum(axis=1, keepdims=True)
+    return logits - np.log(totals), weights / totals
+
+
 def batches(num_tokens: int, sharpness: float, temperature: float, number: int) -> Iterator[tuple[Floats, Floats]]:
     """log pi and H of tokens drawn at `temperature` from random distributions; larger `sharpness`, less entropy."""
     random = np.random.default_rng([num_tokens, int(100 * sharpness), int(100 * temperature)])
     for _ in range(number):
         logits = sharpness * random.standard_normal((num_tokens, VOCABULARY))
-        log_pi, log_mu = (
-            scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True)) for scaled in (logits, logits / temperature)
-        )
-        drawn = (np.exp(log_mu).cumsum(axis=1) > random.random((num_tokens, 1))).argmax(axis=1)
-        entropy = -(np.exp(log_pi) * log_pi).sum(axis=1)
+        log_pi, pi = policy(logits)
+        _, mu = (log_pi, pi) if temperature == 1 else policy(logits / temperature)
+        drawn = (mu.cumsum(axis=1) > random.random((num_tokens, 1))).argmax(axis=1)
+        entropy = -(pi * log_pi).sum(axis=1)
         yield log_pi[np.arange(num_tokens), drawn], entropy
 
 

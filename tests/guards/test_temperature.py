@@ -7,16 +7,12 @@ import pytest
 
 from mismatch_probe.guards.sums import TemperatureTotals
 from mismatch_probe.stats.sequences import Floats
+from tests.guards.test_surprise import policy
 
 LIMITS = (0.9, 1.1)
 VOCABULARY = 50
 LOGIT_ERROR = 0.05
 """Of a large logit in BF16."""
-
-
-def log_softmax(logits: Floats) -> Floats:
-    normalised: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return normalised
 
 
 def batches(num_tokens: int, sharpness: float, temperature: float, number: int) -> Iterator[tuple[Floats, ...]]:
@@ -26,9 +22,9 @@ def batches(num_tokens: int, sharpness: float, temperature: float, number: int) 
     for _ in range(number):
         logits = sharpness * random.standard_normal((num_tokens, VOCABULARY))
         noise = LOGIT_ERROR * random.standard_normal(logits.shape)
-        log_pi, log_mu = log_softmax(logits), log_softmax((logits + noise) / temperature)
-        drawn = (np.exp(log_mu).cumsum(axis=1) > random.random((num_tokens, 1))).argmax(axis=1)
-        entropy = -(np.exp(log_pi) * log_pi).sum(axis=1)
+        (log_pi, pi), (log_mu, mu) = policy(logits), policy((logits + noise) / temperature)
+        drawn = (mu.cumsum(axis=1) > random.random((num_tokens, 1))).argmax(axis=1)
+        entropy = -(pi * log_pi).sum(axis=1)
         yield log_pi[rows, drawn] - log_mu[rows, drawn], log_pi[rows, drawn], entropy
 
 

@@ -39,7 +39,7 @@ def task(home: Path, function: str) -> dict[str, Any]:
 
 
 def test_a_reward_that_comes_too_late_skips_updates_and_ends_the_run_by_its_name(llama: Path, home: Path) -> None:
-    late = {**task(home, "slow_now_and_then"), "reward_seconds": 0.2}
+    late = {**task(home, "slow_now_and_then"), "reward_seconds": 0.05}
     with pytest.raises(TrainingStopped, match=r"The reward function is too slow: for \d+ responses of the last step"):
         train(home / "run", quick_settings(llama, home, 6, task=late))
     steps = recorded(home / "run")
