@@ -12,6 +12,7 @@ from tests.children.conftest import light_servers
 __all__ = ["light_servers"]
 
 
+@pytest.mark.slow
 def test_a_failure_of_a_job_keeps_its_sentence(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the engine job failed unexpectedly: FileNotFoundError"):
         run_job(Workspace(tmp_path), "engine", lambda how_far: None)
