@@ -51,7 +51,7 @@ def tiles(summary: Summary) -> list[Tile]:
     if kind == "broken" or "kl_k3" not in pair.metrics:
         return []
     if kind == "bug":
-        return [_size(pair), _cause(summary, pair), _mend(pair)]
+        return [_size(pair), _cause(summary, pair), _mend(summary, pair)]
     return [_size(pair), *_length(pair), *_next(summary, pair)]
 
 
@@ -105,7 +105,8 @@ def _pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
     return named if num_all == 1 else f"{named}, {len(pairs)} of {num_all} pairs"
 
 
-def _mend(pair: PairSummary) -> Tile:
+def _mend(summary: Summary, pair: PairSummary) -> Tile:
     look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
-    again = "import a new log: its sides must agree" if pair.is_logged else "compare again: FP32 must agree with FP32"
+    is_of_log = any(other.is_logged for other in summary.pairs)
+    again = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
     return Tile("Next step", _MENDS.get(pair.verdict.code, look), f"as said below; then {again}")

@@ -77,8 +77,20 @@ def test_bugs_in_other_words_stay_apart() -> None:
     assert [finding.label for finding in findings(judged(one, other, FP32))] == ["BF16", "FP16", "FP32"]
 
 
+def test_many_pairs_are_counted_in_the_heading_and_named_in_the_sentence() -> None:
+    summary = judged(BF16, FP16, FP32)
+    pairs = [pair.model_copy(update={"infer": f"side-{n}"}) for n, pair in enumerate([*summary.pairs, *summary.pairs])]
+    [finding] = findings(summary.model_copy(update={"pairs": pairs}))
+    assert finding.label.endswith(" and 3 more")
+    assert all(f"side-{number}" in finding.sentence for number in range(6))
+
+
 def test_advice_that_stands_above_is_not_repeated_but_for_another_command() -> None:
     told = [verdict("undecided", "unexplained", f"Open {n}.", f"FP32 decides: `mismatch-probe {n}`") for n in range(3)]
+    summary = judged(*told)
+    bug = summary.verdict.model_copy(update={"advice": ["Mend it."]})
+    once = [block.lists for block in findings(summary.model_copy(update={"verdict": bug}))]
+    assert str(once).count("FP32 decides") == 1
     advice = [
         [str(item) for heading, items in finding.lists if heading == "Advice" for item in items]
         for finding in findings(judged(*told))
@@ -96,5 +108,5 @@ def test_every_pairs_evidence_is_on_the_page(pair: PairSummary) -> None:
 def test_a_log_alone_is_not_told_that_fp32_decides() -> None:
     summary = judged(BF16, FP16, FP32)
     assert verdicts(summary).lede.startswith("FP32 against FP32 decides")
-    pairs = [pair.model_copy(update={"is_logged": True}) for pair in summary.pairs]
+    pairs = [summary.pairs[0].model_copy(update={"is_logged": True}), *summary.pairs[1:]]
     assert verdicts(summary.model_copy(update={"pairs": pairs})).lede.startswith("A log alone")

@@ -14,6 +14,7 @@ from mismatch_probe.report.where_to_look import where_to_look
 _FINE = ("clean", "precision")
 _WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision."
 _OF_A_LOG = "A log alone does not always tell rounding from a bug; with its checkpoint each cause can be computed."
+_MOST_NAMED = 4
 _NO_BUG = {
     "clean": "the two sides agree in {}",
     "precision": "rounding is all that is left in {}",
@@ -26,12 +27,15 @@ Lists = list[tuple[str, Sequence[str] | Sequence[Markup]]]
 
 
 def verdicts(summary: Summary) -> Section:
-    said_above = summary.verdict.advice
+    said, findings = list(summary.verdict.advice), []
+    for pairs in _alike(summary.pairs):
+        findings.append(_finding(pairs, said))
+        said += [advice for pair in pairs for advice in pair.verdict.advice]
     return Section(
         "verdicts",
         "Verdict on each pair",
-        _OF_A_LOG if all(pair.is_logged for pair in summary.pairs) else _WHAT_DECIDES,
-        [_finding(pairs, said_above) for pairs in _alike(summary.pairs)],
+        _OF_A_LOG if any(pair.is_logged for pair in summary.pairs) else _WHAT_DECIDES,
+        findings,
     )
 
 
@@ -51,12 +55,20 @@ def _finding(pairs: Sequence[PairSummary], said_above: Sequence[str]) -> Finding
     merged = is_fine and len(pairs) > 1
     return Finding(
         f"verdict-{pair_key(first)}",
-        listed([pair_label(pair) for pair in pairs]),
+        _label(pairs),
         Badge("clean", "no bug") if merged else Badge.of(first.verdict),
         _no_bug(pairs) if merged else first.verdict.sentence,
         [(heading, items) for heading, items in lists if items],
         folded=is_fine,
     )
+
+
+def _label(pairs: Sequence[PairSummary]) -> str:
+    """`BF16, FP16 and FP32`, or `BF16, FP16, FP32 and 6 more`."""
+    labels = [pair_label(pair) for pair in pairs]
+    if len(labels) > _MOST_NAMED:
+        labels = [*labels[: _MOST_NAMED - 1], f"{len(labels) - _MOST_NAMED + 1} more"]
+    return listed(labels)
 
 
 def _no_bug(pairs: Sequence[PairSummary]) -> str:

@@ -20,7 +20,7 @@ from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel
 from mismatch_probe.stats.sequences import Floats
 
 _ROWS = 10
-_MOVING = "Dotted: what guards hold a step against, by the steps before it."
+_MOVING = "Dotted across: what guards hold a step against, by the steps before it."
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:

@@ -69,7 +69,9 @@ def _reading(courses: Sequence[Course]) -> list[str]:
     """What the marks mean that are there."""
     sentences = ["point at a curve for its values; drag to zoom, double-click to come back."]
     if any(firing.changed_the_run for course in courses for firing in course.firings):
-        sentences.append("Dotted red lines are steps at which a guard changed the run; the triangle above says how.")
+        sentences.append(
+            "Upright dotted lines are steps at which a guard changed the run; the triangle above says how."
+        )
     if any(course.manifest.guards for course in courses):
         sentences.append("Dashed red lines are limits of guards that are near; diamonds, values on which one fired.")
     if len(courses) > 1:
