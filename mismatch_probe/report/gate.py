@@ -9,6 +9,7 @@ from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.report.view import Badge, Block, Cell, Command, Finding, Note, Section, Table
 
 _DIGITS: Final = 3
+_HEADINGS: Final = {"fail": "Broken", "inconclusive": "Undecided"}
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "error": "broken"}
 
 
@@ -31,8 +32,8 @@ def checks_table(checks: list[CheckResult]) -> Table:
 
 def gate_section(result: GateResult) -> Section:
     """The answer, every check, and what it rests on."""
-    sentences = [check.sentence for check in result.checks if check.answer != "pass"]
-    lists = [("Not kept", sentences)] if sentences else []
+    told = {answer: [check.sentence for check in result.checks if check.answer == answer] for answer in _HEADINGS}
+    lists = [(_HEADINGS[answer], sentences) for answer, sentences in told.items() if sentences]
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
     if result.next_command is not None:
         blocks.append(Command(result.next_command))

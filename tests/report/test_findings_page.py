@@ -12,8 +12,9 @@ from mismatch_probe.records.localize import Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.findings import render_document, write_findings_report
-from mismatch_probe.report.findings.interventions import best_part
+from mismatch_probe.report.findings.interventions import best_part, write_removed
 from mismatch_probe.report.page import render_html, write_report
+from mismatch_probe.stats.results import Estimate
 from tests.report import samples
 from tests.report.documents import headroom, localization
 from tests.report.pages import SCRIPTS, scripts_of
@@ -136,3 +137,8 @@ def test_a_damaged_document_is_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "headroom.json").write_text(text)
     with pytest.raises(BrokenRecord, match=r"headroom\.json"):
         Findings(tmp_path).documents()
+
+
+def test_what_moves_no_response_has_no_interval() -> None:
+    assert write_removed(Estimate(0.0, 0.0, 0.0, 0.95, 16, 8000, "token")) == "0 %"
+    assert write_removed(Estimate(0.2, 0.08, 0.32, 0.95, 16, 8000, "token")) == "20 % (8 to 32)"

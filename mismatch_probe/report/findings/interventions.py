@@ -66,8 +66,8 @@ def together_sentence(findings: Interventions) -> str:
 
 
 def write_removed(share: Estimate) -> str:
-    """`41 % (38 to 44)`."""
-    if share.low is None or share.high is None:
+    """`41 % (38 to 44)`; alone where no response moved."""
+    if share.low is None or share.high is None or share.low == share.high:
         return write_percent(share.value)
     return f"{write_percent(share.value)} ({100 * share.low:.0f} to {100 * share.high:.0f})"
 

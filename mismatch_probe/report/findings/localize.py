@@ -191,7 +191,7 @@ def blocks_table(localization: Localization) -> Table:
 
 def _suspects(localization: Localization) -> list[Block]:
     if not localization.suspects:
-        return [Note("Nobody: the two sides' own errors are those of rounding at every place that was looked at.")]
+        return [Note("No place: the two sides' own errors are those of rounding at every place that was looked at.")]
     return [
         Finding(
             f"suspect-{localize_key(localization)}-{number}",

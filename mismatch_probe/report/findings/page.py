@@ -95,7 +95,7 @@ class _Answer:
 
 def made(document: Headroom | Localization) -> Section:
     """The last section of a page of its own."""
-    seconds = {name: write_seconds(value) for name, value in document.seconds.items()}
+    seconds = {name.replace("_", " "): write_seconds(value) for name, value in document.seconds.items()}
     blocks: list[Block] = [key_values("Seconds of each stage", seconds)]
     if isinstance(document, Localization):
         blocks += cost(document)
