@@ -13,6 +13,7 @@ power transforms cover no better. Few clusters show no kurtosis at all, so the u
 is never below that of clusters whose values are log-normal (`few_clusters.log_normal_reach`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -228,8 +229,8 @@ def leverage_degrees(units: Floats) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         odds = share / (1 - share)
         squares, fourths = (odds**2).sum(), (odds**4).sum()
-        degrees = odds.sum() ** 2 / (squares + squares**2 - fourths)
-    return float(np.clip(np.nan_to_num(degrees, nan=1.0), 1.0, max(units.size - 1.0, 1.0)))
+        degrees = float(odds.sum() ** 2 / (squares + squares**2 - fourths))
+    return 1.0 if math.isnan(degrees) else min(max(degrees, 1.0), max(units.size - 1.0, 1.0))
 
 
 def log_variance(function: Callable[..., Floats], columns: Floats, value: float) -> float:

@@ -32,7 +32,7 @@ def is_running(pid: int) -> bool:
 def ended(pids: list[int], seconds: float = 5.0) -> bool:
     deadline = time.monotonic() + seconds
     while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.01)
     return not any(is_running(pid) for pid in pids)
 
 
