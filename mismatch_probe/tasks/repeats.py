@@ -14,6 +14,8 @@ from mismatch_probe.tasks.rewards import Answered, Reward, judge_responses
 
 _SAME: Final = 1e-6
 """Relative difference of two rewards that count as one."""
+_SAME_OF_SPREAD: Final = 0.1
+"""The same in standard deviations of a step's rewards: a reward model rounds otherwise among other responses."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Repeats:
     differ: the second answer is another than the first. with_second, with_first: of these, those whose third answer is
     the second one again, or the first. A function that judges by chance gives its three answers in any order, so the
     two counts are equal in expectation, however often it changes its mind. A reward that is of another response is
-    never given again.
+    never given again. Both are 0 of a function of lists, whose answers may depend on the other responses of a list.
     """
 
     differ: int = 0
@@ -38,23 +40,26 @@ class Repeats:
         }
 
 
-def ask_again(reward: Reward, answered: Sequence[Answered], first: Floats, limits: RewardLimits) -> Repeats:
+def ask_again(
+    reward: Reward, answered: Sequence[Answered], first: Floats, spread: float, limits: RewardLimits
+) -> Repeats:
     """Of whole responses and what they earned [N], which may be NaN; a third time where the second answer differs. An
-    answer that comes too late is not counted.
+    answer that comes too late is not counted. spread: standard deviation of the step's rewards.
 
     Raises:
         UsageError: the reward raised, or returned no number.
     """
     second = judge_responses(reward, answered, limits)
-    differ = np.flatnonzero(~_same(first, second.rewards) & ~second.is_late)
-    if not differ.size:
-        return Repeats()
+    bearable = _SAME_OF_SPREAD * spread
+    differ = np.flatnonzero(~_same(first, second.rewards, bearable) & ~second.is_late)
+    if not differ.size or reward.score_all is not None:
+        return Repeats(differ.size)
     third = judge_responses(reward, [answered[row] for row in differ], limits)
-    with_second = _same(second.rewards[differ], third.rewards) & ~third.is_late
-    with_first = _same(first[differ], third.rewards) & ~third.is_late
+    with_second = _same(second.rewards[differ], third.rewards, bearable) & ~third.is_late
+    with_first = _same(first[differ], third.rewards, bearable) & ~third.is_late
     return Repeats(differ.size, int(with_second.sum()), int(with_first.sum()))
 
 
-def _same(one: Floats, other: Floats) -> npt.NDArray[np.bool_]:
-    same: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_SAME, equal_nan=True)
+def _same(one: Floats, other: Floats, bearable: float) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_SAME, atol=bearable, equal_nan=True)
     return same

@@ -1,5 +1,6 @@
 """Responses from mu with what they earned: the batch that a step learns from."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,8 +141,10 @@ class Rollouts:
         random = np.random.default_rng([self._seed, step])
         again = [whole[row] for row in random.permutation(len(whole))[: self._rewards_repeated]]
         answered = [Answered(self._by_id[rollout.prompt_id], rollout.text, truncated=False) for rollout in again]
-        rewards = np.array([rollout.reward for rollout in again])
-        return as_first_rank_has_it(ask_again(self._reward, answered, rewards, self._limits).metrics())
+        first = np.array([rollout.reward for rollout in again])
+        earned = np.array([rollout.reward for rollout in whole if math.isfinite(rollout.reward)])
+        spread = float(earned.std()) if earned.size else 0.0
+        return as_first_rank_has_it(ask_again(self._reward, answered, first, spread, self._limits).metrics())
 
     def _chosen(self, step: int) -> list[tuple[int, EncodedPrompt]]:
         """The next problems of a fresh shuffle for every pass over them, each with its place in the step."""

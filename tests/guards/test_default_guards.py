@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.decision import GuardEvent
@@ -74,6 +75,8 @@ def test_no_guard_fires_in_clean_runs(dtype: str, seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_caught_within_two_steps_and_nothing_fires_before(fault: str, onset: int, dtype: str) -> None:
     inject, guard, cause = FAULTS[fault]
+    if guard == "reward-range":
+        onset = max(onset, 5)  # the highest reward of fewer than four steps says little of what may come
     events, history = watched(Run(dtype, seed=0, fault=inject, onset=onset), onset + 1)
     assert min(event.step for event in events) >= onset
     assert guard in {event.guard for event in events}
@@ -228,6 +231,19 @@ def test_a_run_that_goes_on_and_learns_nothing_is_named_and_not_stopped(
 
 def test_every_default_says_where_its_threshold_comes_from() -> None:
     assert all(guard.source for guard in DEFAULT_GUARDS)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("wrong", [0.0, -1.0, -0.05])
+def test_one_prompt_a_step_that_is_solved_or_not_is_no_collapse_and_no_other_reward(wrong: float, seed: int) -> None:
+    """A policy that does not move, four responses a step: most problems are solved by all or by none of them."""
+    random = np.random.default_rng(seed)
+    guards = GuardBook(tuple(guard for guard in DEFAULT_GUARDS if guard.name in ("reward-collapse", "reward-range")))
+    fired = []
+    for step in range(1, 61):
+        rewards = np.where(random.random(4) < random.beta(0.3, 0.3), 1.0, wrong)
+        fired += guards.evaluate(step, RewardTotals.of(rewards, np.zeros(4, dtype=int)).metrics()).events
+    assert not {action.kind for event in fired for action in event.actions} & {ActionKind.ROLLBACK, ActionKind.STOP}
 
 
 @pytest.mark.parametrize("prompts", [1, 2, 8])

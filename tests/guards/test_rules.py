@@ -142,6 +142,15 @@ def test_a_level_that_never_was_high_cannot_fall() -> None:
     assert breaks(fall, [0.2, 0.01]) == [False, False]
 
 
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_a_level_that_falls_counts_what_is_not_above_zero(low: float) -> None:
+    """One prompt a step that is solved by all its responses or by none: the mean of a policy that does not move."""
+    fall = rule("growth", metric="m", error="e", direction="down", ratio=2, window=3, reference=16, least=0.2)
+    random = np.random.default_rng(0)
+    means = np.where(random.random(1000) < 0.5, 1.0, low).tolist()
+    assert broken_steps(fall, means, [math.nan] * 1000) <= 20
+
+
 @given(
     values=st.lists(st.floats(0.01, 100), min_size=6, max_size=40),
     k=st.floats(0, 2),
@@ -250,6 +259,11 @@ def test_what_is_usual_is_held_against_the_most_there_was() -> None:
     assert beyond([0, 0, 50, 50], [0, 0, 50, 50]) == [False] * 4
     assert beyond([1, 1, 1, 1, 11], [9, 1, 1, 1, 11]) == [False] * 4 + [True]
     assert beyond([1, math.nan], [1, math.inf]) == [False, True]
+
+
+def test_the_most_of_a_few_steps_is_not_held_against_what_comes() -> None:
+    assert beyond([0.01, 1, 1, 1, 11], [0.01, 1, 1, 1, 11]) == [False] * 4 + [True]
+    assert beyond([0.01, 0, 0, 0.01, 1, 1], [0.01, 0, 0, 0.01, 1, 1]) == [False] * 6
 
 
 def test_a_mean_is_judged_by_the_standard_error_of_the_steps_that_it_is_taken_over() -> None:

@@ -1,6 +1,7 @@
 """Do rewards belong to their responses? Asked again of a few, on runs with and without a mix-up."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ ANSWERED = Answered(EncodedPrompt("0", [1], "1 + 1 = "), "2", truncated=False)
 
 
 def by_text(prompt: EncodedPrompt, text: str) -> float:
-    return float(sum(map(ord, text)))
+    return float(sum(map(ord, text)) % 97)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_judge_that_changes_its_mind_is_of_its_first_opinion_as_often_as_of_it
     random = np.random.default_rng(0)
     judge = Reward("by chance", lambda prompt, text: float(random.random() < changes_its_mind))
     first = np.array([judge.score(ANSWERED.prompt, ANSWERED.text) for _ in range(4000)])
-    again = ask_again(judge, [ANSWERED] * 4000, first, ONE_BY_ONE)
+    again = ask_again(judge, [ANSWERED] * 4000, first, float(first.std()), ONE_BY_ONE)
     assert again.differ > 300
     assert abs(again.with_second - again.with_first) < 4 * math.sqrt(again.differ)
     assert again.with_second + again.with_first == again.differ
@@ -71,4 +72,22 @@ def test_a_judge_that_changes_its_mind_is_of_its_first_opinion_as_often_as_of_it
 def test_an_answer_that_is_neither_says_nothing() -> None:
     answers = iter([1.0, 2.0])
     judge = Reward("new each time", lambda prompt, text: next(answers))
-    assert ask_again(judge, [ANSWERED], np.array([0.0]), ONE_BY_ONE) == Repeats(differ=1)
+    assert ask_again(judge, [ANSWERED], np.array([0.0]), 0.5, ONE_BY_ONE) == Repeats(differ=1)
+
+
+@pytest.mark.parametrize(("moved", "differ"), [(0.05, 0), (0.3, 4)])
+def test_a_reward_model_that_rounds_otherwise_among_other_responses_repeats(moved: float, differ: int) -> None:
+    """The first time among all of a step's, then among four: in 16 bit its sums are then added in another order."""
+    model = Reward("in few", lambda prompt, text: 2.0)
+    again = ask_again(model, [ANSWERED] * 4, np.full(4, 2.0 + moved), 1.0, ONE_BY_ONE)
+    assert again == Repeats(differ, differ, 0)
+
+
+def test_a_vote_within_a_list_is_not_taken_for_rewards_of_other_responses() -> None:
+    def vote(prompts: Sequence[EncodedPrompt], texts: Sequence[str]) -> list[float]:
+        return [float(texts.count(text) > len(texts) / 2) for text in texts]
+
+    whole = [replace(ANSWERED, text=text) for text in "2" * 5 + "3" * 3]
+    voted = Reward("vote", by_text, vote)
+    first = np.array(vote([], [answer.text for answer in whole]))
+    assert ask_again(voted, whole[-2:], first[-2:], 0.5, ONE_BY_ONE) == Repeats(differ=2)

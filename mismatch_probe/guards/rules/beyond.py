@@ -8,9 +8,14 @@ from pydantic import Field
 from mismatch_probe.config.model import Count
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
+_STEPS_FOR_A_HIGHEST = 4
+"""The highest of fewer says little of what may come."""
+
 
 class BeyondSettings(MetricGuardSettings):
-    """The metric is at most `ratio` times the highest value that `most` had in the `reference` steps before."""
+    """The metric is at most `ratio` times the highest value that `most` had in the `reference` steps before in which it
+    was more than 0, once there are `_STEPS_FOR_A_HIGHEST` of them.
+    """
 
     rule: Literal["beyond"] = "beyond"
     most: str = Field(min_length=1)
@@ -40,7 +45,8 @@ class Beyond(Guard):
         broken = not_a_number(settings.metric, value, threshold) or not_a_number(settings.most, most, threshold)
         if broken is not None:
             return broken
-        if not self.earlier or value <= threshold:
+        knows = len(self.earlier) >= min(_STEPS_FOR_A_HIGHEST, settings.reference)
+        if not knows or value <= threshold:
             self.earlier = [*self.earlier, most][-settings.reference :] if most > 0 else self.earlier
             return None
         sentence = (

@@ -50,8 +50,8 @@ class Growth(Guard):
 
     `recent` are the last `window` steps and, while their median is beyond the ratio, all since it came to be, up to
     `reference`: each a value and its error. They always move on. The oldest `forgotten` of them had a part in a breach
-    and are not learnt, so the guard does not get used to a fault; nor is a level of zero or less, since there is no
-    ratio to it.
+    and are not learnt, so the guard does not get used to a fault. Going up, nor is a value of zero or less, since there
+    is no ratio to it; going down the level would be too high without it.
     """
 
     remembers = ("recent", "earlier", "has_left", "forgotten")
@@ -102,7 +102,8 @@ class Growth(Guard):
         leaving = self.recent[self.forgotten : num_leaving]
         self.recent = self.recent[num_leaving:]
         self.forgotten = max(0, self.forgotten - num_leaving)
-        self.earlier = [*self.earlier, *(seen for seen in leaving if seen[0] > 0)][-self._settings.reference :]
+        learnt = [seen for seen in leaving if seen[0] > 0 or self._settings.direction == "down"]
+        self.earlier = [*self.earlier, *learnt][-self._settings.reference :]
 
     def _levels(self) -> tuple[float, float]:
         """Medians of the earlier steps and of the last `window`."""
