@@ -37,12 +37,13 @@ def warm_python(
     environment: Mapping[str, str] | None = None,
     on_start: OnStart = lambda pid: None,
     code: int | None = ExitCode.PASS,
+    every_core: bool = False,
 ) -> Answer:
     """What `python -m MODULE WORDS` said and how it ended, which must be with `code` unless that is None.
 
     on_start: called with the process's id once it runs. A code below zero is the signal that ended it.
     """
-    with _running(module, words, environment or {}) as ended:
+    with _running(module, words, environment or {}, every_core=every_core) as ended:
         answer = ended(on_start)
     assert code is None or answer.returncode == code, answer.stderr
     return answer
@@ -84,11 +85,11 @@ def _on_ranks(
 
 @contextmanager
 def _running(
-    module: str, words: tuple[object, ...], environment: Mapping[str, str]
+    module: str, words: tuple[object, ...], environment: Mapping[str, str], *, every_core: bool = False
 ) -> Iterator[Callable[[OnStart], Answer]]:
     with TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
-        every_core = "WORLD_SIZE" in environment or module == "torch.distributed.run"
+        every_core = every_core or "WORLD_SIZE" in environment or module == "torch.distributed.run"
         with started(_job((module, *words), environment, Path.cwd(), streams, every_core=every_core)) as result:
 
             def ended(on_start: OnStart) -> Answer:

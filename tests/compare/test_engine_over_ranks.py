@@ -9,10 +9,8 @@ import mismatch_probe
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
-from tests.command_line import probe
-from tests.cores import every_core
 from tests.tiny_models import make_checkpoint
-from tests.warm_python import warm_together
+from tests.warm_python import warm_python, warm_together
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +43,7 @@ def on_two_nodes(*words: object) -> None:
 def test_an_engine_over_two_nodes_samples_what_one_over_two_ranks_here_does(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "qwen3", num_attention_heads=4, num_key_value_heads=2)
     on_two_nodes(*compared(model, tmp_path / "nodes"))
-    with every_core():
-        probe(*compared(model, tmp_path / "here"), code=ExitCode.PASS)
+    warm_python("mismatch_probe", *compared(model, tmp_path / "here"), every_core=True)
     nodes, here = (RunDirectory(tmp_path / name) for name in ("nodes", "here"))
     assert read_table(nodes.rollouts_path)["token_ids"] == read_table(here.rollouts_path)["token_ids"]
     for leg in ("infer-two-decode", "infer-two-prefill"):

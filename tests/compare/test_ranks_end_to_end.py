@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 import mismatch_probe
-from mismatch_probe.children.servers import close_servers
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
-from tests.command_line import Answer, probe
-from tests.cores import every_core
+from tests.command_line import Answer
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_python, warm_ranks, warm_ranks_with_one_killed
 
@@ -28,13 +26,9 @@ pytestmark = pytest.mark.slow
 ADDED = ("--train", "more:dtype=bf16,attention=eager", "--infer", "bf16")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _on_every_core() -> Iterator[None]:
-    """As the ranks, and jobs with this process: a run goes on with as many cores as it was begun with."""
-    close_servers()
-    with every_core():
-        yield
-    close_servers()
+def probe(*words: object) -> None:
+    """On as many cores as the ranks have: a run goes on with as many as it was begun with."""
+    warm_python("mismatch_probe", *words, every_core=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +40,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text("[training]\nbatch_tokens = 48\n[floors]\nnum_sequences = 2\n[full_vocabulary]\npositions = 8\n")
     flags = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 32, "--vllm.enforce_eager", "true")
     sides = ("--dtype", "bf16", "--train-ranks", 2)
-    probe("compare", "--model", model, *flags, *sides, "--config", config, "--out", home / "run", code=ExitCode.PASS)
+    probe("compare", "--model", model, *flags, *sides, "--config", config, "--out", home / "run")
     return home / "run"
 
 
@@ -59,7 +53,7 @@ def run(sampled: Path, tmp_path: Path) -> Path:
 def whole(sampled: Path) -> Path:
     """The same run with the side that is added, uninterrupted."""
     run = shutil.copytree(sampled, sampled.parent / "whole")
-    probe("compare", "--out", run, "--resume", *ADDED, code=ExitCode.PASS)
+    probe("compare", "--out", run, "--resume", *ADDED)
     return run
 
 
@@ -99,7 +93,7 @@ def first_rank(torchrun_pid: int) -> int:
 
 def test_a_side_that_divides_products_stands_beside_one_over_ranks(run: Path) -> None:
     sides = ("--train", "tp:dtype=bf16,tensor_parallel=2", "--infer", "bf16")
-    probe("compare", "--out", run, "--resume", *sides, code=ExitCode.PASS)
+    probe("compare", "--out", run, "--resume", *sides)
     summary = json.loads((run / "summary.json").read_text())
     assert [pair["train"] for pair in summary["pairs"]] == ["bf16", "tp"]
     settings = RunDirectory(run).read_manifest().stages["score-train-tp"].effective_settings
@@ -118,7 +112,7 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
         assert (run / "parts" / "score-train-more").exists(), answer.stderr
     assert not (run / "legs" / "train-more.parquet").exists()
     if ranks == 1:
-        probe(*words, "--train-ranks", 1, code=ExitCode.PASS)
+        probe(*words, "--train-ranks", 1)
     else:
         warm_ranks(ranks, "mismatch_probe", *words)
     assert leg(run, "train-more") == leg(whole, "train-more")
@@ -138,5 +132,5 @@ def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path) 
     assert len(said) == 1
     assert "another rank that holds a part of the model is gone" in said[0]
     assert "Continue with" in answer.stderr
-    probe("compare", "--out", run, "--resume", *ADDED, code=ExitCode.PASS)
+    probe("compare", "--out", run, "--resume", *ADDED)
     assert leg(run, "train-more") == leg(whole, "train-more")

@@ -18,12 +18,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
-from tests.cores import every_core
 from tests.docs.command_lines import CommandLine, command_lines
 from tests.docs.test_command_lines import name_floor
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
-from tests.servers.real_server import RealServer, demo_checkpoint
+from tests.servers.real_server import WarmServer, demo_checkpoint
 from tests.simulated_run import Simulation, simulated_run
 
 PAGES_READ_FIRST: Final = ("README.md", "docs/first-five-minutes.md")
@@ -125,8 +124,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], st
 
         @cache
         def started() -> str:
-            with every_core():
-                return stack.enter_context(RealServer(tmp_path_factory.mktemp("server") / "log")).url
+            return stack.enter_context(WarmServer(tmp_path_factory.mktemp("server") / "log")).url
 
         yield started
 

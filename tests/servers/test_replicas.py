@@ -17,10 +17,9 @@ from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
 from mismatch_probe.verdict.preflight import preflight
 from mismatch_probe.verdict.preflight.sides import Sides
 from tests.command_line import probe
-from tests.cores import every_core
 from tests.servers.asking import started
 from tests.servers.proxy import Proxy, Reply
-from tests.servers.real_server import RealServer, demo_checkpoint
+from tests.servers.real_server import TAKES_WEIGHTS, RealServer, WarmServer, demo_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +40,7 @@ class Balancer(Proxy):
 
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with every_core(), RealServer(tmp_path_factory.mktemp("second") / "log", "--enable-scale-out") as server:
+    with WarmServer(tmp_path_factory.mktemp("second") / "log", "--enable-scale-out", *TAKES_WEIGHTS) as server:
         yield server
 
 
