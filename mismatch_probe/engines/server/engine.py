@@ -62,12 +62,13 @@ def start_asking(
         met = contact(connection, arguments)
         longest = min(max_model_len, met.max_model_len or max_model_len) - 1
         client = Client(connection, met, vocabulary, longest, KEEP_THEM if arguments.transfer is None else SEND_THEM)
+        transfer = None
+        if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
+            transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         prompt = made_up_prompt(vocabulary, longest)
         findings = find_out(client, sampling, prompt, vocabulary, processes_behind(connection))
-        transfer = None
-        if arguments.transfer is not None:
+        if transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)
-            transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         standing = StandingQuestion(client, prompt, findings.own_noise)
     except BaseException:
         connection.close()

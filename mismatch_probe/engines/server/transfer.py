@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -71,10 +72,7 @@ class WeightTransfer:
         if self._sender is None:
             deque(weights, maxlen=0)
         else:
-            for self._chunk in _chunks(weights):
-                self._try("sent to", self._sender.send_weights)
-            self._chunk = []
-            self._asked.finish(version)
+            self._send(self._sender, weights, version)
         return asked_once(lambda: version)
 
     def version(self) -> str:
@@ -90,10 +88,20 @@ class WeightTransfer:
         if self._sender is None:
             return
         self._sender.shutdown()
-        try:
+        with suppress(MismatchProbeError):
             self._asked.post("/shutdown_weight_transfer_engine")
-        except MismatchProbeError:
-            return
+
+    def _send(self, sender: Sender, weights: Weights, version: str) -> None:
+        try:
+            for self._chunk in _chunks(weights):
+                self._try("sent to", sender.send_weights)
+            self._asked.finish(version)
+        except BaseException:
+            with suppress(MismatchProbeError):
+                self._asked.restore()
+            raise
+        finally:
+            self._chunk = []
 
     def _held(self, names: Sequence[str]) -> list[dict[str, HeldWeight]]:
         answer = self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [list(names)]})
@@ -110,11 +118,15 @@ class WeightTransfer:
         workers = self._asked.get("/get_world_size").get("world_size")
         if type(workers) is not int or workers < 1:
             raise EngineError(f"the server at {self._connection.url} does not say how many workers it has")
-        self._asked.leave_earlier_trainer()
         address = _address_towards(self._connection.url)
+
+        def meet() -> Sender:
+            self._asked.restore()
+            return _sender(self._backend, self._asked, lambda: self._chunk, address, 1 + workers, timeout_seconds)
+
         met: Sender = self._try(
             "taken by",
-            lambda: _sender(self._backend, self._asked, lambda: self._chunk, address, 1 + workers, timeout_seconds),
+            meet,
             f'; it is started with --weight-transfer-config \'{{"backend": "{self._backend}"}}\''
             + (f" and --worker-extension-cls {_EXTENSION}" if self._backend == "gloo" else ""),
         )
@@ -173,13 +185,15 @@ class _Asked:
                 "meanwhile; leave it to this run, and continue with --resume"
             )
 
-    def leave_earlier_trainer(self) -> None:
-        """A trainer that was killed may have left an update open."""
-        try:
-            self.post("/shutdown_weight_transfer_engine")
-        except EngineError:
-            self.post("/finish_weight_update")
-            self.post("/shutdown_weight_transfer_engine")
+    def restore(self) -> None:
+        """End what a trainer that was killed, or an update that failed, has left: layers without weights, on which any
+        request ends the server. They get back what they had.
+        """
+        self._is_open = False
+        with suppress(EngineError):  # refused where one is open
+            self.post("/start_weight_update")
+        self.post("/finish_weight_update")
+        self.post("/shutdown_weight_transfer_engine")
 
     def get(self, path: str) -> dict[str, Any]:
         return self._ask(Request(path))

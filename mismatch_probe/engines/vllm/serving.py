@@ -1,7 +1,7 @@
 """What a vLLM server is extended by so that `train` can send it weights and compare what it then holds.
 
-    vllm serve M --worker-extension-cls mismatch_probe.engines.vllm.serving.ServedWorker \
-        --weight-transfer-config '{"backend": "gloo"}'
+    VLLM_SERVER_DEV_MODE=1 vllm serve M --enable-scale-out --weight-transfer-config '{"backend": "gloo"}' \
+        --worker-extension-cls mismatch_probe.engines.vllm.serving.ServedWorker
 """
 
 from typing import Any
