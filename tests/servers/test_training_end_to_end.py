@@ -69,8 +69,9 @@ def test_weights_that_do_not_stay_are_seen_and_end_the_run(vllm: RealServer, tmp
     updates = [0]
 
     def undone(path: str, body: Json, reply: Reply) -> Reply:
-        updates[0] += path == "/finish_weight_update"
-        if path == "/finish_weight_update" and updates[0] > 3:
+        labelled = path == "/finish_weight_update" and "weight_version" in body
+        updates[0] += labelled
+        if labelled and updates[0] > 3:
             vllm.load(demo_checkpoint())
         return reply
 
@@ -149,7 +150,7 @@ def test_another_s_weights_in_the_server_end_the_run(vllm: RealServer, other_wei
     asked = [0]
 
     def meddle(path: str, body: Json, reply: Reply) -> Reply:
-        asked[0] += path == "/finish_weight_update"
+        asked[0] += path == "/finish_weight_update" and "weight_version" in body
         if path == GENERATE and asked[0] == 2:
             asked[0] += 1
             vllm.label("someone-else")
