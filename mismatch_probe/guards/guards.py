@@ -132,9 +132,7 @@ class Guards:
         number = self._next(step)
         if probe:
             given = self._probed.take([probe] if isinstance(probe, Probe) else probe) | given
-        decision = self.judge(number, given, canary=self._last_step is None if canary is None else canary)
-        self._tell_of_lacking(decision.firings)
-        return decision
+        return self.judge(number, given, canary=self._last_step is None if canary is None else canary)
 
     def judge(self, step: int, metrics: Values, *, canary: bool) -> Decision:
         """As `observe`, of metrics that were computed."""
@@ -146,6 +144,7 @@ class Guards:
         if canary:
             firings = self._book.observe_canary(of_canary(metrics), step)
         firings = firings.followed_by(self._book.evaluate(step, metrics))
+        self._tell_of_lacking(firings)
         return self._decided(firings)
 
     def judge_update(self, step: int, metrics: Values) -> Decision:
@@ -246,7 +245,7 @@ class Guards:
             warnings.warn(
                 f"step {firings.step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
                 "this is told once",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _decided(self, firings: StepFirings) -> Decision:

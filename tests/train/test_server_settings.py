@@ -108,3 +108,15 @@ def test_guards_without_their_input_are_recorded_and_told(
     said = "unsynced-weights (no sync/weights_unchanged)"
     assert any(said in sentence for sentence in events(summary))
     assert said in directory.report_path.read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off here")
+def test_a_run_that_goes_on_without_an_input_of_its_guards_says_so(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As against a server that was started again without what tells which weights it holds."""
+    home = quick_home(tmp_path, monkeypatch)
+    train(tmp_path / "run", quick_settings(llama, home, 1))
+    quick_home(tmp_path, monkeypatch, SilentEngine)
+    with pytest.warns(UserWarning, match=r"step 2 lacks .*sync/weights_unchanged"):
+        train(tmp_path / "run", quick_settings(llama, home, 2), resume=True)
