@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+import plotly.graph_objects as go
+
 from mismatch_probe.difference.result import BinDifference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.report.figures.canvas import (
@@ -17,8 +19,8 @@ from mismatch_probe.report.figures.canvas import (
     panel,
     said,
     titles,
+    update_axis,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
@@ -32,7 +34,7 @@ _BAND_ALPHA = 0.2
 def draw_bins(heading: Heading, bins: Sequence[BinDifference], names: tuple[str, str], x_label: str) -> Panel:
     """Mean abs(d) of both runs on two logarithmic axes, with intervals; `names` are those of the runs."""
 
-    def on(figure: Drawing) -> None:
+    def on(figure: go.Figure) -> None:
         titles(figure, x_label, "|d|, nats")
         shown: list[float] = []
         for name, style, of in zip(names, (FIRST, SECOND), ("first", "second"), strict=True):
@@ -56,7 +58,7 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
     ratios = [(name, metric, metric.ratio) for name in shown if (metric := pair.metrics.get(name)) is not None]
     known = [(name, metric, ratio) for name, metric, ratio in ratios if ratio is not None]
 
-    def on(figure: Drawing) -> None:
+    def on(figure: go.Figure) -> None:
         if not known:
             return
         places = list(range(len(known)))
@@ -70,7 +72,7 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
             high=[ratio.high for _, _, ratio in known],
         )
         titles(figure, "", "second / first")
-        figure.update_axis("x", tickvals=places, ticktext=[said(name) for name, _, _ in known], tickangle=-35)
+        update_axis(figure, "x", tickvals=places, ticktext=[said(name) for name, _, _ in known], tickangle=-35)
         ends = [end for _, _, ratio in known for end in (ratio.low, ratio.value, ratio.high)]
         logarithmic(figure, "y", [*ends, 1.0], 1.5)
         limit_line(figure, 1.0, role="reject")

@@ -4,12 +4,14 @@ import itertools
 import math
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import TokenInContext
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
+    at_height,
     band,
     bounded,
     hover,
@@ -20,7 +22,6 @@ from mismatch_probe.report.figures.canvas import (
     said,
     words_inside,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import scatter
 from mismatch_probe.report.sections.errors import errors, shared_limits
@@ -94,7 +95,7 @@ def test_plotly_is_fed_no_markup_but_its_own_line_breaks(payload: str) -> None:
 
 
 def test_a_point_says_what_it_was_given() -> None:
-    def draw(figure: Drawing) -> None:
+    def draw(figure: go.Figure) -> None:
         line(figure, [1.0, 2.0], [3.0, 4.0], STYLE, [hover("BF16", "token 1"), hover("BF16", "token 2")])
 
     [curve] = panel(HEADING, draw).specification["data"]
@@ -110,7 +111,7 @@ def test_what_is_drawn_alike_is_hidden_together_and_nothing_else() -> None:
 
 
 def test_a_band_is_broken_where_a_bound_is_missing() -> None:
-    def draw(figure: Drawing) -> None:
+    def draw(figure: go.Figure) -> None:
         band(figure, [1.0, 2.0, 3.0, 4.0], [0.0, None, 0.0, 0.0], [1.0, 1.0, math.inf, 1.0], STYLE, 0.2)
         band(figure, [1.0, 2.0], [None, None], [1.0, 1.0], STYLE, 0.2)
         band(figure, [1.0, 2.0], [0.0, 0.5], [1.0, 1.5], STYLE, 0.2)
@@ -168,10 +169,21 @@ def test_ticks_between_two_powers_are_told_apart() -> None:
     assert [power_of_ten(value) for value in (3e-7, 3.5e-7, 4e-7)] == ["3·10⁻⁷", "3.5·10⁻⁷", "4·10⁻⁷"]
 
 
+def test_marks_at_a_height_stay_there_whatever_becomes_of_the_scale() -> None:
+    def draw(figure: go.Figure) -> None:
+        at_height(figure, [1.0], 0.97, "x-thin-open", "reject")
+        logarithmic(figure, "y", [1e-4, 1e-3])
+
+    layout = panel(HEADING, draw).specification["layout"]
+    assert layout["yaxis"]["type"] == "log"
+    assert "type" not in layout["yaxis2"]
+    assert layout["yaxis2"]["range"] == [0, 1]
+
+
 def log_axis(values: list[float | None], least_span: float = LEAST_SPAN) -> dict[str, Any]:
-    figure = Drawing()
+    figure = go.Figure()
     logarithmic(figure, "y", values, least_span)
-    return figure.layout["yaxis"]  # type: ignore[no-any-return]
+    return figure.layout.yaxis.to_plotly_json()  # type: ignore[no-any-return]
 
 
 def test_what_hardly_differs_is_drawn_as_hardly_different() -> None:
@@ -193,16 +205,16 @@ def test_a_long_axis_has_few_ticks() -> None:
 
 
 def test_an_interval_of_few_responses_squeezes_no_curve() -> None:
-    figure = Drawing()
+    figure = go.Figure()
     bounded(figure, [-0.2, -0.1], [-0.3, 0.1, -4e12, 7e30, math.inf])
-    low, high = figure.layout["yaxis"]["range"]
+    low, high = figure.layout.yaxis.range
     assert -0.6 < low < -0.3
     assert 0.1 < high < 0.4
 
 
 def test_an_axis_holds_the_intervals_that_are_near() -> None:
-    figure = Drawing()
+    figure = go.Figure()
     bounded(figure, [-0.2, -0.1], [-0.25, 0.02])
-    low, high = figure.layout["yaxis"]["range"]
+    low, high = figure.layout.yaxis.range
     assert low < -0.25 < 0.02 < high
     assert high - low < 0.4

@@ -4,16 +4,18 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
+
+import plotly.graph_objects as go
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_estimate, write_power
-from mismatch_probe.report.figures.drawing import Axis, Drawing
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
 
+Axis = Literal["x", "y"]
 Values = Sequence[float | None]
 
 _MARKERS_A_LINE = 10
@@ -29,11 +31,13 @@ _HOVER_CHARACTERS = 60
 _DIGITS = 5
 
 
-def panel(heading: Heading, draw: Callable[[Drawing], object], height: int = WIDE) -> Panel:
+def panel(heading: Heading, draw: Callable[[go.Figure], object], height: int = WIDE) -> Panel:
     """What `draw` puts into a figure; the same drawing gives the same bytes."""
-    figure = Drawing()
+    figure = go.Figure()
     draw(figure)
-    return Panel(heading, _short({"data": figure.data, "layout": figure.layout}), height)
+    specification = figure.to_plotly_json()
+    specification["layout"].pop("template", None)
+    return Panel(heading, _short(specification), height)
 
 
 def said(text: str) -> str:
@@ -57,7 +61,7 @@ def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") ->
 
 
 def line(
-    figure: Drawing,
+    figure: go.Figure,
     x: Sequence[float],
     y: Values,
     style: PairStyle,
@@ -80,7 +84,7 @@ def line(
     )
 
 
-def thin_line(figure: Drawing, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
+def thin_line(figure: go.Figure, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
     """A fitted or secondary curve, which says nothing of its own."""
     figure.add_scatter(
         x=list(x),
@@ -93,7 +97,7 @@ def thin_line(figure: Drawing, x: Sequence[float], y: Values, style: PairStyle, 
 
 
 def marks(
-    figure: Drawing,
+    figure: go.Figure,
     x: Sequence[float],
     y: Values,
     style: PairStyle,
@@ -131,7 +135,7 @@ def marks(
     )
 
 
-def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
+def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
     """The area between two curves; where a bound is missing it is broken."""
     for start, end in _whole_stretches(low, high):
         there = slice(start, end)
@@ -149,7 +153,7 @@ def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: 
 
 
 def at_height(
-    figure: Drawing, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
+    figure: go.Figure, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
 ) -> None:
     """Marks at one height of the drawing (0 to 1), whatever its scale; `shape` is plotly's name of a symbol.
 
@@ -166,10 +170,10 @@ def at_height(
         cliponaxis=False,
         **_says(texts),
     )
-    figure.layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True})
 
 
-def words_inside(figure: Drawing, text: str, x: float, y: float, *, right: bool = False) -> None:
+def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: bool = False) -> None:
     """A few muted words at a fraction of the drawing's size."""
     figure.add_annotation(
         text=said(text),
@@ -183,22 +187,27 @@ def words_inside(figure: Drawing, text: str, x: float, y: float, *, right: bool 
     )
 
 
-def limit_line(figure: Drawing, value: float, *, role: str = "muted", upright: bool = False) -> None:
+def limit_line(figure: go.Figure, value: float, *, role: str = "muted", upright: bool = False) -> None:
     """A dotted line across, below the curves, or upright, where a line of the grid would cover it."""
-    look = {"color": color(role), "width": 1, "dash": "2px,3px"}
-    figure.add_line("x" if upright else "y", value, line=look, layer="above" if upright else "below")
+    add = figure.add_vline if upright else figure.add_hline
+    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="above" if upright else "below")
 
 
-def titles(figure: Drawing, x: str, y: str) -> None:
-    figure.update_axis("x", title={"text": said(x)})
-    figure.update_axis("y", title={"text": said(y)})
+def update_axis(figure: go.Figure, axis: Axis, **properties: Any) -> None:
+    """Of the curves alone: plotly's `update_yaxes` would change the axis of `at_height` too."""
+    figure.layout[f"{axis}axis"].update(properties)
 
 
-def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:
+def titles(figure: go.Figure, x: str, y: str) -> None:
+    update_axis(figure, "x", title={"text": said(x)})
+    update_axis(figure, "y", title={"text": said(y)})
+
+
+def logarithmic(figure: go.Figure, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:
     """Make `axis` logarithmic. Its range is that of those `values` that are positive, where they are given, so that a
     band that reaches over many powers of ten does not squeeze the curves; it spans a factor of `least_span` or more.
     """
-    figure.update_axis(axis, type="log")
+    update_axis(figure, axis, type="log")
     positive = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
     if not positive:
         return
@@ -208,14 +217,14 @@ def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: fl
         low, high = middle / room, middle * room
     room = max(_ROOM, (high / low) ** 0.06)
     decades = math.log10(high / low)
-    figure.update_axis(axis, range=[math.log10(low / room), math.log10(high * room)])
+    update_axis(figure, axis, range=[math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
-        figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS))
+        update_axis(figure, axis, dtick=math.ceil(decades / _MOST_TICKS))
     elif decades > _MOST_OF_A_DECADE:
-        figure.update_axis(axis, dtick=_TWO_AND_FIVE)
+        update_axis(figure, axis, dtick=_TWO_AND_FIVE)
 
 
-def bounded(figure: Drawing, values: Values, bounds: Values) -> None:
+def bounded(figure: go.Figure, values: Values, bounds: Values) -> None:
     """Make the linear y axis hold 0, all `values`, and of their bounds what is near: a very wide interval of few
     responses squeezes no curve.
     """
@@ -225,7 +234,7 @@ def bounded(figure: Drawing, values: Values, bounds: Values) -> None:
     held += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
     margin = _MARGIN * (max(held) - min(held))
     if margin:
-        figure.update_axis("y", range=[min(held) - margin, max(held) + margin])
+        update_axis(figure, "y", range=[min(held) - margin, max(held) + margin])
 
 
 def power_of_ten(value: float) -> str:

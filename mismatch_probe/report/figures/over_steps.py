@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import plotly.graph_objects as go
 
 from mismatch_probe.notation import write_percent, write_seconds
 from mismatch_probe.report.figures.canvas import (
@@ -21,8 +22,8 @@ from mismatch_probe.report.figures.canvas import (
     said,
     thin_line,
     titles,
+    update_axis,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.limits import (
     Limit,
     MovingLimit,
@@ -142,11 +143,11 @@ def draw(
     bounds = [limit.value for limit in reached]
     bounds += [value for limit in moving for value in limit.values if value is not None]
 
-    def on(figure: Drawing) -> None:
+    def on(figure: go.Figure) -> None:
         margin = max(0.5, 0.02 * last_step)
-        figure.update_axis("x", range=[1 - margin, last_step + margin])
+        update_axis(figure, "x", range=[1 - margin, last_step + margin])
         if last_step <= _EACH_STEP:
-            figure.update_axis("x", dtick=1)
+            update_axis(figure, "x", dtick=1)
         titles(figure, "step", y_label)
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
@@ -155,9 +156,9 @@ def draw(
         if scale == "log" and figure.data:
             logarithmic(figure, "y", [*values, *bounds], LEAST_SPAN)
         elif scale == "share":
-            figure.update_axis("y", range=_SHARE_LIMITS)
+            update_axis(figure, "y", range=_SHARE_LIMITS)
         elif bounds:
-            figure.update_axis("y", range=linear_range(values, bounds))
+            update_axis(figure, "y", range=linear_range(values, bounds))
         for event in events:
             _draw_events(figure, event)
 
@@ -176,7 +177,7 @@ def _values(curves: Sequence[Curve], events: Sequence[Events]) -> list[float]:
     return values + [firing.value for event in events for firing in event.firings]
 
 
-def _draw_curve(figure: Drawing, curve: Curve, y_label: str, *, above_zero: bool) -> None:
+def _draw_curve(figure: go.Figure, curve: Curve, y_label: str, *, above_zero: bool) -> None:
     if not len(curve.steps):
         return
     shown = curve.values if not above_zero else np.where(curve.values > 0, curve.values, np.nan)
@@ -216,7 +217,7 @@ def _steps(curve: Curve, chosen: npt.NDArray[np.bool_]) -> list[float]:
     return steps
 
 
-def _draw_events(figure: Drawing, events: Events) -> None:
+def _draw_events(figure: go.Figure, events: Events) -> None:
     for change in events.changes:
         limit_line(figure, change.step, role="reject", upright=True)
     changed = [change.step for change in events.changes]
@@ -242,7 +243,7 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
     """
     phases = sorted({phase for _, seconds, _ in runs for phase in seconds}, key=lambda phase: -runs[0][1][phase])
 
-    def on(figure: Drawing) -> None:
+    def on(figure: go.Figure) -> None:
         for style, seconds, whole in runs:
             words = [f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}" for phase in phases]
             figure.add_bar(
@@ -258,8 +259,8 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
                 legendgroup=style.group,
             )
         longest = max(max(seconds.values()) for _, seconds, _ in runs)
-        figure.update_axis("x", title={"text": "seconds"}, range=[0, _ROOM_FOR_WORDS * longest])
-        figure.update_axis("y", autorange="reversed", showgrid=False, ticks="", fixedrange=True)
-        figure.layout["barmode"] = "group"
+        update_axis(figure, "x", title={"text": "seconds"}, range=[0, _ROOM_FOR_WORDS * longest])
+        update_axis(figure, "y", autorange="reversed", showgrid=False, ticks="", fixedrange=True)
+        figure.update_layout(barmode="group")
 
     return panel(heading, on, max(SMALL, _FRAME + len(phases) * (_PHASE + _BAR * len(runs))))

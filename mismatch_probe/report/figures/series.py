@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import plotly.graph_objects as go
+
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.figures.canvas import (
     Values,
@@ -14,9 +16,9 @@ from mismatch_probe.report.figures.canvas import (
     logarithmic,
     panel,
     titles,
+    update_axis,
     words_inside,
 )
-from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -61,7 +63,7 @@ def draw(
 ) -> Panel:
     """Curves on a logarithmic scale; what is not above 0 is left out."""
 
-    def on(figure: Drawing) -> None:
+    def on(figure: go.Figure) -> None:
         titles(figure, x_label, y_label)
         for curve in series:
             _draw_series(figure, curve, x_label, write_x)
@@ -70,7 +72,7 @@ def draw(
             _draw_marks(figure, marks)
             places = sorted({x for curve in series for x in curve.x})
             ticks = places[:: 1 + len(places) // _MOST_TICKS]
-            figure.update_axis("x", tickvals=ticks, ticktext=[write_x(tick) for tick in ticks])
+            update_axis(figure, "x", tickvals=ticks, ticktext=[write_x(tick) for tick in ticks])
         if drawn:
             limit = () if marks.limit is None else (marks.limit[0],)
             logarithmic(figure, "y", [*(value for curve in series for value in curve.y), *limit], _LEAST_RANGE)
@@ -78,7 +80,7 @@ def draw(
     return panel(heading, on)
 
 
-def _draw_series(figure: Drawing, series: Series, x_label: str, write_x: Callable[[float], str]) -> None:
+def _draw_series(figure: go.Figure, series: Series, x_label: str, write_x: Callable[[float], str]) -> None:
     bounds = list(zip(series.low, series.high, strict=True)) or [(None, None)] * len(series.x)
     positive = [(low, high) if low is not None and low > 0 else (None, None) for low, high in bounds]
     band(figure, series.x, [low for low, _ in positive], [high for _, high in positive], series.style, _BAND_ALPHA)
@@ -96,11 +98,11 @@ def _value(value: float, low: float | None, high: float | None) -> str:
     return f"{write_number(value)} [{write_number(low)}, {write_number(high)}]"
 
 
-def _draw_marks(figure: Drawing, marks: Marks) -> None:
+def _draw_marks(figure: go.Figure, marks: Marks) -> None:
     if marks.span is not None:
         first, last = marks.span
-        figure.add_stretch(
-            "x", first - 0.5, last + 0.5, fillcolor=color("fp32"), opacity=_SPAN_ALPHA, line={"width": 0}, layer="below"
+        figure.add_vrect(
+            first - 0.5, last + 0.5, fillcolor=color("fp32"), opacity=_SPAN_ALPHA, line_width=0, layer="below"
         )
     for place in marks.places:
         limit_line(figure, place, role="reject", upright=True)

@@ -65,7 +65,7 @@ def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_pa
         "Sanity test failed: all 60 steps are done. 82.1 % [79.0 %, 85.0 %] of the latest responses to 2 problems "
         "solved. More than 95 % passes.\n"
     )
-    assert said.index("Finished 60 steps") > said.index("More than 95 %")
+    assert said.index("Finished ") > said.index("More than 95 %")
 
 
 @pytest.mark.parametrize(
