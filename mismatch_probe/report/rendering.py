@@ -16,7 +16,7 @@ from mismatch_probe.report.interactive import PlotlyJs, packed_figures, packed_j
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS
 from mismatch_probe.report.view import Badge, Block, Cell, Figure, Overview, Section
 
-_NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?", re.ASCII)
+_NEGATIVE = re.compile(r"-\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
 _WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %", re.ASCII)
 
@@ -99,6 +99,6 @@ def _cell(cell: Cell) -> Markup:
     if isinstance(cell, Written):
         interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
         return Markup("<b>{}</b>").format(cell.value) + interval
-    if isinstance(cell, str) and "-" in cell and _NUMBER.fullmatch(cell):
-        return Markup('<span class="whole">{}</span>').format(cell)
+    if isinstance(cell, str) and (_NEGATIVE.fullmatch(cell) or _WHOLE.fullmatch(cell)):
+        return Markup("<b>{}</b>").format(cell)
     return _visible(cell)

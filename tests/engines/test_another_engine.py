@@ -78,8 +78,10 @@ def test_a_name_that_no_line_of_the_settings_holds_is_refused() -> None:
 
 
 def test_what_samples_and_scores_names_no_engine() -> None:
-    """Looking inside an engine (`localize`), its memory and its preload are of one engine; a comparison is of any."""
-    inside = ("localize", "compare/cost", "children/preloads.py", "engines/vllm")
+    """Looking inside an engine (`localize`), its memory, its preload and its weight transfer are of one engine; a
+    comparison is of any.
+    """
+    inside = ("localize", "compare/cost", "children/preloads.py", "engines/server/transfer.py", "engines/vllm")
     naming = [
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

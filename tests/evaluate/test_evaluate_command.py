@@ -58,7 +58,7 @@ def test_pi_samples_in_a_run_that_is_taken_up_again(run: Path) -> None:
         assert pair["direct"]["accuracy"]["num_sequences"] == 48
         gap = pair["direct"]["gap"]
         assert abs(gap["value"]) < gap["high"] - gap["low"]
-    assert "trained in BF16, deployed in BF16" in answer.stderr
+    assert "Trained in BF16, deployed in BF16" in answer.stderr
     assert 'id="accuracy"' in (run / "report.html").read_text(encoding="utf-8")
 
 

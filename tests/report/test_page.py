@@ -392,5 +392,5 @@ def test_what_was_also_seen_is_told_in_whole_sentences() -> None:
 
 
 def test_no_line_break_cuts_a_number_behind_its_minus(page: str) -> None:
-    assert '<span class="whole">-' in page
+    assert "<td><b>-" in page
     assert not re.search(r"<td>-?\d[\d.]*e-\d+</td>", page)

@@ -44,8 +44,8 @@ def test_a_response_that_holds_the_worst_tokens_is_named() -> None:
 @pytest.mark.slow
 def test_only_a_verdict_of_a_bug_or_doubt_says_where_to_look() -> None:
     pairs: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
-    assert "Where to look" in render_html(samples.summary(pairs, BUG), samples.manifest(pairs))
-    assert "Where to look" not in render_html(samples.summary(pairs), samples.manifest(pairs))
+    assert "Along the response" in render_html(samples.summary(pairs, BUG), samples.manifest(pairs))
+    assert "Along the response" not in render_html(samples.summary(pairs), samples.manifest(pairs))
 
 
 def test_without_a_record_to_point_at_there_are_no_leads() -> None:
