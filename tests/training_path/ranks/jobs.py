@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import transformers
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.ranks import Place, in_place, places_here, run_together
@@ -22,7 +21,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import StorageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import precision, scorer
-from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path.ranks import group, sharding
 from mismatch_probe.training_path.ranks.scorer import RanksScorer, dismiss, follow
 
 _HERE = "tests.training_path.ranks.jobs"
@@ -80,7 +79,16 @@ def _load_whole() -> None:
 
 
 def _have_older_transformers() -> None:
-    transformers.DistributedConfig = None  # type: ignore[assignment,misc]
+    """In the module that the package holds: transformers, as it loads, puts a second one in its place."""
+    sharding.transformers.DistributedConfig = None
+    asked = precision.loading_arguments
+
+    def asked_earlier(*arguments: Any) -> dict[str, Any]:
+        told = asked(*arguments)
+        assert "distributed_config" not in told, "the fault did not reach the package"
+        return told
+
+    precision.loading_arguments = asked_earlier
 
 
 def _hold_another_part() -> None:
