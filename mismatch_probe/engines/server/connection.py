@@ -58,17 +58,15 @@ class Connection(Closing):
         self._arguments = arguments
         self._key = _key(arguments.key_variable)
         self._runner = asyncio.Runner()
-        self._client = httpx.AsyncClient(
-            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
-            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=arguments.concurrency),
-            follow_redirects=False,
-            trust_env=False,
-            verify=ssl.create_default_context(),
-        )
+        verify = ssl.create_default_context()
+        self._repeated = self._client(verify, kept=arguments.concurrency)
+        self._once = self._client(verify, kept=0)
 
     def ask(self, request: Request, *, tries: int | None = None) -> Any:
         """What the server answers, as JSON values or as text.
+
+        A request that is sent only once gets a TCP connection of its own. One that was kept may end just then: vLLM's
+        server closes it, unannounced, behind an answer with 500, and any server closes it after some idle seconds.
 
         Raises:
             UsageError: it wants a key, or sends the request elsewhere.
@@ -91,9 +89,21 @@ class Connection(Closing):
         return self._run(self._all(requests, read, on_finished))
 
     def close(self) -> None:
-        if not self._client.is_closed:
-            self._run(self._client.aclose())
+        if not self._once.is_closed:
+            self._run(self._repeated.aclose())
+            self._run(self._once.aclose())
             self._runner.close()
+
+    def _client(self, verify: ssl.SSLContext, *, kept: int) -> httpx.AsyncClient:
+        """kept: how many TCP connections stay open for the next request."""
+        return httpx.AsyncClient(
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=kept),
+            follow_redirects=False,
+            trust_env=False,
+            verify=verify,
+        )
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._runner.run(work)
@@ -126,11 +136,12 @@ class Connection(Closing):
             raise
 
     async def _asked(self, request: Request, tries: int) -> Any:
+        client = self._once if tries == 1 else self._repeated
         wait, slow = _FIRST_WAIT_SECONDS, 0
         for number in range(1, tries + 1):
             try:
                 async with asyncio.timeout(self._arguments.timeout_seconds):
-                    response = await self._client.request(
+                    response = await client.request(
                         "GET" if request.body is None else "POST", f"{self.url}{request.path}", json=request.body
                     )
             except TimeoutError:
