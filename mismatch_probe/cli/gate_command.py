@@ -1,7 +1,6 @@
 """What `gate` does once its flags are parsed."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,22 +57,22 @@ def judge_run(
         result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
     except MismatchProbeError as error:
         publish(refused(error, run, gate_file), outputs)
-        with suppress(MismatchProbeError):  # the error that is raised says what is wrong with the run
-            _update_page(run)
+        _update_page(run)
         raise
     publish(result, outputs)
-    try:
-        _update_page(run)
-    except Exception as error:  # noqa: BLE001 - the page was not asked for, and the answer stands whatever it lacks
-        narration().print(_page_is_old(run, error), soft_wrap=True)
+    _update_page(run)
     return result
 
 
 def _update_page(run: Path) -> None:
-    """The answer stands on the page of the run, where it has one."""
+    """The answer stands on the page of the run, where it has one; that it could not be drawn is said."""
     directory = RunDirectory(run)
-    if directory.report_path.exists() and directory.summary_path.exists():
+    if not (directory.report_path.exists() and directory.summary_path.exists()):
+        return
+    try:
         write_report(directory)
+    except Exception as error:  # noqa: BLE001 - the page was not asked for, and the answer stands whatever it lacks
+        narration().print(_page_is_old(run, error), soft_wrap=True)
 
 
 def _page_is_old(run: Path, error: Exception) -> str:

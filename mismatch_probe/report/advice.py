@@ -10,14 +10,15 @@ from mismatch_probe.records.findings import Document
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.summary import Summary, Verdict
+from mismatch_probe.verdict.headline import overall
 from mismatch_probe.verdict.next_commands import EXPLAIN, GO_ON, HEADROOM, RUN, localize_command
 
 
 def with_advice_to_follow(summary: Summary, run: Path, filed: Sequence[Document]) -> Summary:
-    """The summary of the run in the folder `run`, in which `filed` lies."""
+    """The summary of the run in the folder `run`, in which `filed` lies; the verdict of the run is told as today."""
     done = [_command(document) for document in filed]
     pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run, done)}) for pair in summary.pairs]
-    return summary.model_copy(update={"verdict": _to_follow(summary.verdict, run, done), "pairs": pairs})
+    return summary.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
 
 def parted(advice: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The whole run in one short answer, and the verdict that stands for it."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,13 +20,18 @@ _SAID_BY_THE_OPENING = ("The data is broken: ", "This is a bug, not precision: "
 
 
 def overall(pairs: Sequence[PairSummary]) -> Verdict:
-    """The most serious verdict among the pairs."""
-    return min((pair.verdict for pair in pairs), key=lambda verdict: _SEVERITY.index(verdict.kind))
+    """The verdict that stands for the run: that of the foremost pair."""
+    return foremost(pairs).verdict
+
+
+def foremost(pairs: Sequence[PairSummary]) -> PairSummary:
+    """Of the pairs of the most serious kind the one of the largest KL; of broken data the first."""
+    return most_serious_first(pairs)[0]
 
 
 def most_serious_first(pairs: Sequence[PairSummary]) -> list[PairSummary]:
-    """Pairs of one kind in their own order."""
-    return sorted(pairs, key=lambda pair: _SEVERITY.index(pair.verdict.kind))
+    """Pairs of one kind by their KL, the largest first; broken ones, whose numbers mean nothing, in their own order."""
+    return sorted(pairs, key=lambda pair: (_SEVERITY.index(pair.verdict.kind), -_kl(pair)))
 
 
 def measures_precision(verdict: Verdict) -> bool:
@@ -59,20 +65,6 @@ def known_cause(verdict: Verdict, preflight: Sequence[SettingFinding]) -> Settin
     return next(differing, None) if verdict.kind == "bug" else None
 
 
-def foremost(pairs: Sequence[PairSummary]) -> PairSummary:
-    """Of the pairs of the most serious kind the one of the largest KL; of bugs and broken data the first."""
-    kind = overall(pairs).kind
-    of_kind = [pair for pair in pairs if pair.verdict.kind == kind]
-    if kind in _NO_MEASURE_OF_PRECISION or not any("kl_k3" in pair.metrics for pair in of_kind):
-        return of_kind[0]
-    return worst_pair(of_kind)
-
-
-def worst_pair(pairs: Sequence[PairSummary]) -> PairSummary:
-    """The pair of the largest token KL."""
-    return max((pair for pair in pairs if "kl_k3" in pair.metrics), key=lambda pair: pair.metrics["kl_k3"].value)
-
-
 def against_limit(kl: float) -> str:
     """`7 % of NeMo-RL's limit`, or `12 times NeMo-RL's limit`."""
     share = kl / KL_LIMIT
@@ -93,6 +85,13 @@ def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None
         and contrast.ratio.low > 1
     )
     return max(surely, key=lambda contrast: contrast.ratio.value, default=None)
+
+
+def _kl(pair: PairSummary) -> float:
+    """Of a token, in nats; below any other where it means nothing or could not be had."""
+    if pair.verdict.kind == "broken" or "kl_k3" not in pair.metrics:
+        return -math.inf
+    return pair.metrics["kl_k3"].value
 
 
 def _what_costs(pair: PairSummary) -> str:

@@ -96,6 +96,9 @@ class Reader:
                 simulated_run(path, Simulation(mean_length=400, pairs=pairs), with_summary=True)
             elif word == "logs/":
                 self._write_log(path)
+            elif word == "runs/theirs" and command in ("explain", "score"):
+                self._write_log(self._folder / "logs")
+                probe("import", "logs/", "--out", word, code=ExitCode.PASS)
             elif word in (starter.file for starter in STARTERS.values()) and command != "init":
                 kind = next(kind for kind, starter in STARTERS.items() if starter.file == word)
                 path.write_text(starter_path(kind).read_text(encoding="utf-8"), encoding="utf-8")

@@ -354,3 +354,17 @@ def test_a_page_that_cannot_be_drawn_changes_no_answer(
     assert f"The answer stands, but {small.report_path} could not be drawn with it: " in ended.stderr
     assert "headroom.json" in ended.stderr
     assert f"draw it again with `mismatch-probe report {small.path}`" in ended.stderr
+
+
+def test_a_fault_in_drawing_the_page_takes_no_place_of_what_stopped_the_gate(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command_line("report", small.path, "--recompute")
+
+    def divides_by_zero(run: RunDirectory) -> Path:
+        raise ZeroDivisionError(f"while drawing {run.path}")
+
+    monkeypatch.setattr("mismatch_probe.cli.gate_command.write_report", divides_by_zero)
+    ended = command_line("gate", small.path, "--config", gate_file(tmp_path, "[gate]"))
+    assert ended.code == ExitCode.USAGE
+    assert f"could not be drawn with it: ZeroDivisionError: while drawing {small.path}" in ended.stderr

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause, PairSummary, SettingFinding, SettingsToldApart, Summary, Verdict
+from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.terminal import render_terminal
 from mismatch_probe.verdict.codes import Code
-from mismatch_probe.verdict.headline import headline
+from mismatch_probe.verdict.headline import headline, most_serious_first
 from tests.report import samples
 
 BF16: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
@@ -124,6 +125,45 @@ def test_the_pair_of_the_largest_kl_among_the_undecided_is_told() -> None:
         update={"metrics": {"kl_k3": samples.replace(known.metrics["kl_k3"], value=0.5, low=0.4, high=0.6)}}
     )
     assert headline([known, judged(OPEN, "undecided")], []).startswith("Undecided: BF16 differs ")
+
+
+def test_the_bug_of_the_largest_kl_leads_page_and_terminal(tmp_path: Path) -> None:
+    """Whatever the record of an earlier version calls the verdict of the run."""
+    small, large = two_bugs()
+    summary = samples.undrawn(samples.summary(BF16))
+    pairs = [small, large, CLEAN]
+    summary = summary.model_copy(update={"pairs": pairs, "verdict": small.verdict, "contrasts": []})
+    shown = with_advice_to_follow(summary, tmp_path, [])
+    top = overview(shown, samples.manifest(BF16))
+    assert top.headline == "Bug in FP16 and 1 more: the labels are off by one."
+    assert top.tiles[0].label == "FP16: KL per token"
+    assert top.tiles[1].value == "Label offset"
+    assert top.advice == ["Shift the labels."]
+    told = printed(summary, tmp_path)
+    assert told.index("Bug in FP16 and 1 more") < told.index("Shift the labels.") < told.index("Use one temperature.")
+
+
+def test_broken_data_is_told_in_its_order() -> None:
+    """Its numbers mean nothing."""
+    small, large = (pair.model_copy(update={"verdict": broken(pair.verdict)}) for pair in two_bugs())
+    assert most_serious_first([small, large]) == [small, large]
+    assert most_serious_first([large, small]) == [large, small]
+
+
+def two_bugs() -> tuple[PairSummary, PairSummary]:
+    """Of BF16, and of FP16 with a KL of 0.5."""
+    small = judged(advised("temperature", "The two sides use different temperatures.", "Use one temperature."), "bug")
+    large = judged(advised("label_offset", "The labels are off by one.", "Shift the labels."), "bug")
+    kl = samples.replace(large.metrics["kl_k3"], value=0.5, low=0.4, high=0.6)
+    return small, large.model_copy(update={"train": "fp16", "infer": "fp16", "metrics": {"kl_k3": kl}})
+
+
+def advised(code: str, sentence: str, advice: str) -> Cause:
+    return cause(code, sentence).model_copy(update={"advice": [advice]})
+
+
+def broken(verdict: Verdict) -> Verdict:
+    return verdict.model_copy(update={"kind": "broken"})
 
 
 def test_a_run_that_is_known_by_its_record_alone_names_the_cause_on_page_and_terminal(tmp_path: Path) -> None:

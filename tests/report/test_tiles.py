@@ -101,7 +101,7 @@ def test_broken_data_has_no_tiles_since_its_numbers_are_no_measurement(drawn: Su
 
 def test_a_bug_has_its_size_its_cause_and_what_mends_it_but_no_length_budget(drawn: Summary) -> None:
     size, cause, mend = tiles(judged(drawn, "bug", "label_offset", "label_offset"))
-    assert size.label == "FP16: KL per token"
+    assert size.label == "BF16: KL per token"
     assert size.note.endswith("NeMo-RL's limit (0.001)")
     assert (cause.label, cause.value) == ("Cause", "Label offset")
     assert cause.note == "seen in FP16 and BF16, 2 of 3 pairs"
@@ -110,8 +110,8 @@ def test_a_bug_has_its_size_its_cause_and_what_mends_it_but_no_length_budget(dra
 
 def test_other_causes_in_other_pairs_are_not_passed_over(drawn: Summary) -> None:
     cause = tiles(judged(drawn, "bug", "adapter", "stale_weights"))[1]
-    assert cause.value == "Adapter"
-    assert cause.note == "seen in FP16, 1 of 3 pairs; other pairs have other causes"
+    assert cause.value == "Stale weights"
+    assert cause.note == "seen in BF16, 1 of 3 pairs; other pairs have other causes"
 
 
 @pytest.mark.parametrize("code", ["unexplained", "beyond_format", "a_code_of_another_version"])

@@ -4,6 +4,7 @@ from mismatch_probe.dtypes import side_label
 from mismatch_probe.notation import write_count, write_estimate, write_percent
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.answer import short_answer
 from mismatch_probe.report.evaluation.answer import (
     advice,
     badge,
@@ -47,7 +48,7 @@ def evaluation_section(evaluation: Evaluation, summary: Summary) -> Section:
     ]
     blocks += [table for table in tables(evaluation) if table.caption != "Pairs"]
     behind = Badge.of(summary.verdict)
-    blocks.append(Finding("accuracy-mismatch", "The mismatch behind it", behind, summary.headline, []))
+    blocks.append(Finding("accuracy-mismatch", "The mismatch behind it", behind, short_answer(summary), []))
     return Section(
         "accuracy",
         "What the responses earned",
