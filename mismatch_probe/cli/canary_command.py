@@ -13,7 +13,7 @@ from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import write_number
+from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.kinds import TRAININGS, to_resume
 from mismatch_probe.records.training_run import Canary, TrainingDirectory
 from mismatch_probe.train.canary import hold_canary
@@ -59,7 +59,8 @@ def _show(canary: Canary, console: Console) -> None:
     values = ", ".join(
         f"{title} {write_number(canary.metrics[name])}" for title, name in _SHOWN if name in canary.metrics
     )
-    guards = f"{len(canary.fired)} guards fire" if canary.fired else "no guard fires"
+    number = len(canary.fired)
+    guards = f"{write_many(number, 'guard')} {'fires' if number == 1 else 'fire'}" if number else "no guard fires"
     where = f"the weights of step {canary.step}" if canary.step else "the weights of the model itself"
     console.print(f"canary on {where}: {values}; {guards}", soft_wrap=True, highlight=False)
     for event in canary.fired:

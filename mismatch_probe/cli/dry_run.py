@@ -5,7 +5,14 @@ from rich.console import Console
 from mismatch_probe.compare.cost.outlook import MAX_NEW_TOKENS, Outlook
 from mismatch_probe.compare.cost.rates import Span
 from mismatch_probe.compare.estimates import DryRun
-from mismatch_probe.notation import write_about, write_count, write_rough_seconds, write_size, write_token_count
+from mismatch_probe.notation import (
+    write_about,
+    write_count,
+    write_many,
+    write_rough_seconds,
+    write_size,
+    write_token_count,
+)
 from mismatch_probe.report.screen import print_line, print_titled
 from mismatch_probe.report.view import Table
 
@@ -15,7 +22,8 @@ _GIB = 1 << 30
 def show_dry_run(plan: DryRun, console: Console) -> None:
     """Print what would be done, its upper bounds, and how long it will take."""
     console.print(
-        f"{plan.model} ({plan.architecture}, {plan.parameters:,} parameters): {plan.num_prompts} prompts of up to "
+        f"{plan.model} ({plan.architecture}, {plan.parameters:,} parameters): "
+        f"{write_many(plan.num_prompts, 'prompt')} of up to "
         f"{write_count(plan.longest_prompt_tokens)} tokens, sequences of up to "
         f"{write_count(plan.longest_sequence_tokens)} tokens",
         highlight=False,

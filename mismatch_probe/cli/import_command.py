@@ -16,7 +16,7 @@ from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryErro
 from mismatch_probe.importing.prompts import write_prompts
 from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.logs import Format, LogFinding, Source, recognise
-from mismatch_probe.notation import write_count
+from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.records.log_origin import LogFile
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -54,9 +54,9 @@ def run_import(
     origin = manifest.log
     assert origin is not None
     console.print(
-        f"{write_count(origin.num_responses)} responses of {write_count(origin.num_tokens)} tokens, "
+        f"{write_many(origin.num_responses, 'response')} of {write_many(origin.num_tokens, 'token')}, "
         f"{write_count(origin.num_sampled_tokens)} sampled by the policy; analysed: "
-        f"{write_count(origin.analysed_responses)} responses, {write_count(origin.analysed_tokens)} tokens",
+        f"{write_many(origin.analysed_responses, 'response')}, {write_many(origin.analysed_tokens, 'token')}",
         soft_wrap=True,
     )
     for note in origin.notes:
@@ -80,7 +80,8 @@ def _import_prompts(known: Format, source: Path, out: Path, console: Console) ->
     for finding in findings:
         console.print(f"{finding.level}: {finding.sentence}", soft_wrap=True)
     console.print(
-        f"Nothing of it can be compared: {known.why_not}. Its {write_count(count)} prompts are in {path}; ask them "
+        f"Nothing of it can be compared: {known.why_not}. "
+        f"Its {write_many(count, 'prompt')} {'is' if count == 1 else 'are'} in {path}; ask "
         f"again: mismatch-probe compare --model CHECKPOINT --prompts {path}",
         soft_wrap=True,
     )
@@ -142,8 +143,8 @@ class _Count:
             yield f"file {write_count(self._files_begun)} of {write_count(len(self.files))}"
         if self._seconds:
             yield time_left(max(self._seconds - (time.monotonic() - self._began), 0))
-        yield f"{write_count(self._responses)} responses"
-        yield f"{write_count(self._tokens)} tokens"
+        yield write_many(self._responses, "response")
+        yield write_many(self._tokens, "token")
 
     def end(self) -> None:
         self._line.begin("statistics and verdict")

@@ -18,6 +18,7 @@ from mismatch_probe.guards.decision import GuardEvent, StepFirings
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_number, write_percent, write_seconds
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
+from mismatch_probe.report.training.guard_words import times
 from mismatch_probe.train.trainer import Listener
 
 _REFRESHES_A_SECOND = 2
@@ -154,9 +155,7 @@ class Screen:
             yield Text("guards silent", style="green")
             return
         earlier = self._num_events - len(self._events)
-        yield Text(
-            f"guards fired {write_count(self._num_events)} times" + (", lately:" if earlier else ":"), style="bold"
-        )
+        yield Text(f"guards fired {times(self._num_events)}" + (", lately:" if earlier else ":"), style="bold")
         for event in self._events:
             actions = ", ".join(str(action) for action in event.actions)
             mild = all(action.kind in _MILD for action in event.actions)

@@ -19,7 +19,7 @@ from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
 from mismatch_probe.importing.watching import JudgedStep, Watch
 from mismatch_probe.logs import Format, recognise
-from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.watch import WatchedStep, WatchRecord
 
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
@@ -178,7 +178,7 @@ def _absent(metric: str) -> str:
 
 def _say(judged: JudgedStep, console: Console) -> None:
     shown = [f"{words} {_written(judged.metrics[name])}" for name, words in _SHOWN.items() if name in judged.metrics]
-    counts = f"{write_count(judged.num_responses)} responses, {write_count(judged.num_tokens)} tokens"
+    counts = f"{write_many(judged.num_responses, 'response')}, {write_many(judged.num_tokens, 'token')}"
     console.print(f"step {judged.number}: {', '.join([counts, *shown])}", soft_wrap=True)
     for finding in judged.findings:
         console.print(f"  {finding.level.value}: {finding.sentence}", soft_wrap=True)

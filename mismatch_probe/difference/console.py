@@ -6,7 +6,7 @@ from rich.console import Console
 
 from mismatch_probe.difference.changes import Change, places, told_once
 from mismatch_probe.difference.result import Difference, MetricDifference, PairDifference
-from mismatch_probe.notation import write_count, write_estimate
+from mismatch_probe.notation import write_count, write_estimate, write_many
 from mismatch_probe.report.screen import print_fitting, print_line
 from mismatch_probe.report.view import Cell, Table
 
@@ -58,7 +58,7 @@ def _render_pair(pair: PairDifference, console: Console) -> None:
     print_line(
         console,
         f"{pair.comparison}: {write_count(pair.same_responses)} of {write_count(pair.shared_responses)} shared "
-        f"responses have the same token ids; {write_count(pair.shared_prompts)} prompts are shared",
+        f"responses have the same token ids; {write_many(pair.shared_prompts, 'prompt')} shared",
         style="dim",
     )
     for side, moved in pair.moved.items():

@@ -24,10 +24,16 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.metric_words import metric_words
 
 FIRST: Final = PairStyle("truncate", (), "o")
 SECOND: Final = PairStyle("mask", (6, 2), "s")
 _RATIO: Final = PairStyle("fp16", (), "D")
+_SHORT: Final = {
+    "abs_logprob_diff_max": "largest |d|",
+    "prob_pearson": "correlation",
+    "top1_flip": "top-1 flips",
+}
 _BAND_ALPHA = 0.2
 
 
@@ -72,7 +78,7 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
             high=[ratio.high for _, _, ratio in known],
         )
         titles(figure, "", "second / first")
-        update_axis(figure, "x", tickvals=places, ticktext=[said(name) for name, _, _ in known], tickangle=-35)
+        update_axis(figure, "x", tickvals=places, ticktext=[said(_short(name)) for name, _, _ in known], tickangle=-35)
         ends = [end for _, _, ratio in known for end in (ratio.low, ratio.value, ratio.high)]
         logarithmic(figure, "y", [*ends, 1.0], 1.5)
         limit_line(figure, 1.0, role="reject")
@@ -80,9 +86,14 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
     return panel(heading, on)
 
 
+def _short(name: str) -> str:
+    """As few words as fit below a mark."""
+    return _SHORT.get(name, metric_words(name))
+
+
 def _says(name: str, metric: MetricDifference, ratio: Estimate) -> str:
     return hover(
-        name,
+        metric_words(name),
         f"first {write_estimate(metric.first)}",
         f"second {write_estimate(metric.second)}",
         f"second / first {write_estimate(ratio)}",

@@ -11,7 +11,7 @@ from mismatch_probe.difference.console import SHOWN_METRICS
 from mismatch_probe.difference.drawing import FIRST, SECOND, draw_bins, draw_ratios
 from mismatch_probe.difference.result import Difference, MetricDifference, PairDifference
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, write_count, write_estimate
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many
 from mismatch_probe.records.atomic import write_text
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.interactive import PlotlyJs
@@ -98,7 +98,7 @@ def _tiles(pair: PairDifference, changes: Sequence[tuple[Change, list[str]]]) ->
         Tile(
             "Responses with the same token ids",
             same,
-            "compared in pairs" if paired else f"two samples; {write_count(pair.shared_prompts)} prompts are shared",
+            "compared in pairs" if paired else f"two samples; {write_many(pair.shared_prompts, 'prompt')} shared",
         ),
     ]
 
@@ -181,7 +181,7 @@ def _pair_section(number: int, pair: PairDifference, names: tuple[str, str]) -> 
     )
     lede = (
         f"{_capital(pair.comparison)}: {write_count(pair.same_responses)} of {write_count(pair.shared_responses)} "
-        f"shared responses have the same token ids; {write_count(pair.shared_prompts)} prompts are shared."
+        f"shared responses have the same token ids; {write_many(pair.shared_prompts, 'prompt')} shared."
     )
     return Section(f"pair-{number}", f"What it did: {_label(pair)}", lede, blocks)
 

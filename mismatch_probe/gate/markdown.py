@@ -4,6 +4,7 @@ import re
 
 from mismatch_probe.gate.wording import no_baseline
 from mismatch_probe.inert import plain
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.report.gate import checks_table
 from mismatch_probe.report.screen import Write, in_full
@@ -59,7 +60,8 @@ def _basis(result: GateResult) -> list[str]:
     if look is not None and result.alpha is not None:
         if look.num_prompts is not None:
             needed = f"a pass needs {look.min_prompts} prompts"
-            lines.append(f"{look.num_sequences} sequences of {look.num_prompts} prompts; {needed}")
+            size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts, 'prompt')}"
+            lines.append(f"{size}; {needed}")
         lines.append(
             f"look {look.number} of {len(look.declared)} (at {', '.join(map(str, look.declared))} sequences): "
             f"{look.spent:.3f} of alpha {result.alpha:g} spent, one-sided bounds at {look.nominal_level:.4f}"

@@ -16,6 +16,7 @@ from mismatch_probe.gate.load import load_gate
 from mismatch_probe.gate.log_notes import what_a_log_lacks
 from mismatch_probe.gate.measure import Measurer
 from mismatch_probe.gate.reading import OpenRun, evidence_of, open_run
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
@@ -114,7 +115,7 @@ def refused(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateR
 def _sentence(decision: Decision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
-    size = f"{look.num_sequences} sequences of {look.num_prompts} prompts"
+    size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts or 0, 'prompt')}"
     at = f"with {size} (look {look.number} of {len(look.declared)})"
     if not blocking:
         return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
@@ -177,8 +178,9 @@ def _edited(gate_key: str, earlier: GateResult | None) -> list[str]:
     if earlier is None or earlier.look is None or earlier.gate_key == gate_key:
         return []
     return [
-        f"the gate file was edited since this run was gated with {earlier.look.num_sequences} sequences: limits chosen "
-        "after a look at the same responses are wrong more often than alpha"
+        f"the gate file was edited since this run was gated with "
+        f"{write_many(earlier.look.num_sequences, 'sequence')}: "
+        "limits chosen after a look at the same responses are wrong more often than alpha"
     ]
 
 
@@ -186,7 +188,7 @@ def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     notes = []
     empty = sum(sample.num_empty for sample in run.samples.values())
     if empty:
-        notes.append(f"{empty} responses are empty and count for nothing but the look")
+        notes.append(f"{write_many(empty, 'empty response')}: counted by the look alone")
     if run.manifest.log is not None:
         notes += what_a_log_lacks(run.manifest.log)
     if baseline is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.gate.measure import Measurement
-from mismatch_probe.notation import write_number
+from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out
 
@@ -75,10 +75,11 @@ def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Promp
     if answer == "fail":
         return f"{limit} is broken"
     if not look.number:
-        return f"{limit} is not tested: {look.num_sequences} sequences are fewer than the {look.declared[0]} required"
+        size = write_many(look.num_sequences, "sequence")
+        return f"{limit} is not tested with {size}: the first look takes {look.declared[0]}"
     if not prompts.are_enough:
         return f"{limit} is not broken for sure, and {prompts} that a pass needs"
-    return f"{limit} is neither kept nor broken for sure with {measurement.run.num_sequences} sequences"
+    return f"{limit} is neither kept nor broken for sure with {write_many(measurement.run.num_sequences, 'sequence')}"
 
 
 def _advice(measurement: Measurement, low: float | None, high: float | None) -> str:

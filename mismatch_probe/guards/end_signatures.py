@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
+from mismatch_probe.notation import write_many
 
 _JUMP = 10.0
 _LARGE_SHIFT_NATS = 0.01
@@ -28,7 +29,7 @@ def missing_logprobs(window: Window) -> Diagnosis | None:
         return None
     return Diagnosis(
         EndCause.MISSING_LOGPROBS,
-        f"The engine gave no log-prob that can be used for {write_value(missing)} tokens of the last step.",
+        f"The engine gave no log-prob that can be used for {write_many(round(missing), 'token')} of the last step.",
         ("Ask the engine for the log-prob of every token it samples, and see whether its logits are finite.",),
     )
 
@@ -74,7 +75,7 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
     elif in_a_row >= 2:
         seen = f"the last {write_value(in_a_row)} gradients are not finite"
     elif unusable := (window.last("mismatch/nonfinite_tokens") or 0) - (window.last("mismatch/missing_mu_tokens") or 0):
-        seen = f"the trainer's log-probs or entropies of {write_value(unusable)} tokens are not finite"
+        seen = f"the trainer's log-probs or entropies of {write_many(round(unusable), 'token')} are not finite"
     else:
         return None
     return Diagnosis(

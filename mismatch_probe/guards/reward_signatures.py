@@ -6,6 +6,7 @@ import statistics
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
+from mismatch_probe.notation import write_many
 
 _FLAT_STEPS = 8
 _CUT_STEPS = 3
@@ -40,8 +41,8 @@ def reward_late(window: Window) -> Diagnosis | None:
         return None
     return Diagnosis(
         EndCause.REWARD_LATE,
-        f"The reward function is too slow: for {write_value(late)} responses of the last step it took longer than "
-        "task.reward_seconds.",
+        f"The reward function is too slow: for {write_many(round(late), 'response')} of the last step it took "
+        "longer than task.reward_seconds.",
         ("Time it on the responses of this step; make it faster, raise the limit or task.reward_workers.",),
     )
 

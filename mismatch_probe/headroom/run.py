@@ -22,6 +22,7 @@ from mismatch_probe.headroom.passes import look_backward, look_forward
 from mismatch_probe.headroom.responses import SAMPLED_BY, load_problems, sample_responses
 from mismatch_probe.headroom.trial import Bench, fits
 from mismatch_probe.headroom.weights import scan_weights
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.tasks import resolve_model
@@ -85,7 +86,8 @@ def measure_headroom(settings: HeadroomSettings, tell: Tell) -> Headroom:
     if problems is None or weights.total.num_nonfinite:
         return headroom
     reference = models.load(folder, Dtype.FP32, settings, attention="eager")
-    with stages("responses", f"responses: {len(problems.prompts)} prompts, sampled in FP32") as tell_how_far:
+    asked = write_many(len(problems.prompts), "prompt")
+    with stages("responses", f"responses: {asked}, sampled in FP32") as tell_how_far:
         responses = sample_responses(reference, problems, settings, tell_how_far)
     workload = BatchedResponses.plan(
         responses.sequences,

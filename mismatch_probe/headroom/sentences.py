@@ -1,7 +1,7 @@
 """What a person reads of each part of the findings: the evidence of a verdict."""
 
 from mismatch_probe.headroom.fp16 import LARGEST
-from mismatch_probe.notation import write_count, write_number, write_power, write_share
+from mismatch_probe.notation import write_count, write_many, write_number, write_power, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     GradientFindings,
@@ -17,7 +17,7 @@ _MOST_NAMES = 4
 def weights_sentence(weights: WeightFindings) -> str:
     total = weights.total
     return (
-        f"weights: {write_count(total.num_values)} in {write_count(weights.num_tensors)} tensors, the largest "
+        f"weights: {write_count(total.num_values)} in {write_many(weights.num_tensors, 'tensor')}, the largest "
         f"{write_number(total.largest)} of {LARGEST:,.0f}; in FP16 {write_count(total.num_overflowed)} overflow, "
         f"{write_count(total.num_flushed)} become zero ({write_share(total.num_flushed, total.num_values)}), "
         f"{write_count(total.num_subnormal)} are subnormal; relative error {write_number(total.relative_error)}"
@@ -27,7 +27,7 @@ def weights_sentence(weights: WeightFindings) -> str:
 def activation_sentences(activations: ActivationFindings) -> list[str]:
     """The result with the least room; then, where there are any, results too small for FP16."""
     tightest, small = activations.tightest[0], activations.too_small
-    over = f"{write_count(activations.num_tokens)} tokens of {write_count(activations.num_sequences)} sequences"
+    over = f"{write_many(activations.num_tokens, 'token')} of {write_many(activations.num_sequences, 'sequence')}"
     first = activations.first_nonfinite
     end = "" if first is None else f"; the FP16 run is first not finite at {first}"
     sentences = [f"activations: the largest result that FP16 has to hold is {_with_margin(tightest)}, over {over}{end}"]
@@ -54,7 +54,7 @@ def gradient_sentences(gradients: GradientFindings, plain: Trial, bf16: Trial) -
     unscaled, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
     rewards = "stand-in rewards, because none differed" if gradients.stand_in_rewards else "the task's rewards"
     sentences = [
-        f"gradients of {gradients.objective} over {write_count(gradients.num_responses)} responses ({rewards}): "
+        f"gradients of {gradients.objective} over {write_many(gradients.num_responses, 'response')} ({rewards}): "
         f"without a loss scale {_percent(unscaled.activations_flushed)} of the activations' and "
         f"{_percent(unscaled.parameters_flushed)} of the weights' are zero in FP16; the largest is "
         f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"

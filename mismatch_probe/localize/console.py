@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from mismatch_probe.notation import write_count, write_estimate, write_size
+from mismatch_probe.notation import write_estimate, write_many, write_size
 from mismatch_probe.records.localize import Localization
 from mismatch_probe.report.findings.interventions import best_part, together_sentence, tried_table
 from mismatch_probe.report.findings.localize import (
@@ -37,8 +37,8 @@ def render_localization(localization: Localization, console: Console) -> None:
         print_titled(console, routers_table(localization))
     print_line(
         console,
-        f"{localization.looked_into_sequences} of {localization.num_sequences} responses looked into, "
-        f"{write_count(localization.looked_into_tokens)} tokens; "
+        f"{localization.looked_into_sequences} of {write_many(localization.num_sequences, 'response')} looked into, "
+        f"{write_many(localization.looked_into_tokens, 'token')}; "
         f"{write_size(localization.stored_bytes)} of activations stored; "
         + ", ".join(f"{job} job at most {write_size(size)}" for job, size in localization.peak_memory_bytes.items()),
         "dim",

@@ -29,6 +29,7 @@ from mismatch_probe.localize.summarise import (
 from mismatch_probe.localize.suspects import find_suspects
 from mismatch_probe.localize.switches import SWITCHES, has_low_kv_cache, switches_of
 from mismatch_probe.localize.workspace import ENGINE, TRAINING, JobInput, JobNotes, Workspace
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import Interventions, Localization
@@ -87,7 +88,7 @@ def _require_one_worker(args: Mapping[str, Any]) -> None:
 def _jobs(settings: LocalizeSettings, num_prompts: int) -> dict[str, str]:
     """Each job and what it does, in order."""
     jobs = {
-        ENGINE: f"vLLM in {settings.infer_dtype}: samples {num_prompts} responses and is recorded",
+        ENGINE: f"vLLM in {settings.infer_dtype}: samples {write_many(num_prompts, 'response')} and is recorded",
         TRAINING: f"the training path in {settings.train_dtype} and FP32: the same token ids",
     }
     return jobs | {switch: f"vLLM with {switch}: the same token ids" for switch in switches_of(settings)}

@@ -22,7 +22,7 @@ class Solved(Record):
     tokens: int
 
 
-TOO_FEW_STEPS: Final = "steps were not enough"
+TOO_FEW_STEPS: Final = "not enough"
 """The end of the verdict where only steps ran out."""
 
 

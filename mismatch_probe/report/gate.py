@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.report.view import Badge, Block, Cell, Command, Finding, Note, Section, Table
 
@@ -56,7 +56,7 @@ def gate_fact(result: GateResult) -> str:
 def _rests_on(result: GateResult) -> str:
     look = result.look
     against = "" if result.baseline is None else f" against {result.baseline}"
-    return against if look is None else f"{against}, on {write_count(look.num_sequences)} responses"
+    return against if look is None else f"{against}, on {write_many(look.num_sequences, 'response')}"
 
 
 def _answer(check: CheckResult) -> str:

@@ -7,6 +7,7 @@ from mismatch_probe.notation import (
     Written,
     write_count,
     write_estimate,
+    write_many,
     write_tokens,
 )
 from mismatch_probe.records.summary import Contrast, PairSummary, Summary
@@ -111,8 +112,8 @@ def settings_sentences(summary: Summary) -> list[str]:
 
 def size_sentence(pair: PairSummary) -> str:
     counts = pair.counts
-    prompts = "" if counts.num_prompts is None else f" to {write_count(counts.num_prompts)} prompts"
-    return f"{write_count(counts.num_tokens)} tokens in {write_count(counts.num_sequences)} responses{prompts}"
+    prompts = "" if counts.num_prompts is None else f" to {write_many(counts.num_prompts, 'prompt')}"
+    return f"{write_many(counts.num_tokens, 'token')} in {write_many(counts.num_sequences, 'response')}{prompts}"
 
 
 def level(summary: Summary) -> str:

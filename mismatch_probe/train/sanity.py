@@ -14,7 +14,7 @@ from mismatch_probe.config.sanity import SanitySettings
 from mismatch_probe.config.train import DEFAULT_NUM_PROBLEMS, TrainSettings
 from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.rules.base import GuardSettings
-from mismatch_probe.notation import write_estimate, write_percent
+from mismatch_probe.notation import write_estimate, write_many, write_percent
 from mismatch_probe.provenance.keys import content_key, sequence_seed
 from mismatch_probe.records.sanity_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
@@ -169,7 +169,8 @@ class SanityTest:
         kept = within(rates, settings, most)
         require_enough(kept, rates, settings, train.rollout.prompts)
         at_start = np.mean([rates[key] for key in kept])
-        self.tell(f"{len(kept)} problems to train on, {write_percent(float(at_start))} solved before training")
+        problems, solved = write_many(len(kept), "problem"), write_percent(float(at_start))
+        self.tell(f"{problems} to train on, {solved} solved before training")
         self._update(kept=kept)
 
     def _rates(self, parts: TrainingParts, batch: Sequence[EncodedPrompt]) -> dict[str, float]:
@@ -203,10 +204,14 @@ def execute_sanity(
     test = SanityTest(directory, preparation, record, tell)
     try:
         execute_training(directory, preparation, watch, test)
-        test.end(f"{preparation.settings.steps} {TOO_FEW_STEPS}")
+        test.end(f"{_steps(preparation.settings.steps)} {TOO_FEW_STEPS}")
     except TrainingStopped as stop:
         test.end(f"a guard stopped training: {stop}")
     return test.record
+
+
+def _steps(number: int) -> str:
+    return f"{write_many(number, 'step')} {'was' if number == 1 else 'were'}"
 
 
 def require_enough(kept: Sequence[str], rates: Mapping[str, float], settings: SanitySettings, least: int) -> None:

@@ -10,6 +10,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from mismatch_probe.config.nested import flat
 from mismatch_probe.errors import UsageError, said
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.loading import load_config
 
@@ -45,8 +46,8 @@ def require_fit(folder: Path, *, trust_remote_code: bool) -> None:
     missing = [name for name in wanted if name not in stored and not _is_made(name, model, stored)]
     if missing:
         raise UsageError(
-            f"{folder} lacks {len(missing)} weights of its architecture, such as {missing[0]}, which would be random; "
-            "give --model a complete causal language model"
+            f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
+            "would be random; give --model a complete causal language model"
         )
 
 

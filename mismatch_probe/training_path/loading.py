@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from mismatch_probe.config.model import Attention
 from mismatch_probe.errors import EngineError, MissingExtra, OutOfMemory, UsageError, said
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import read_config
 from mismatch_probe.provenance.quantization import stored_quantization
 from mismatch_probe.training_path.expanded import ask_for_expansion, require_expanded
@@ -188,15 +189,16 @@ def _require_complete(folder: Path, report: dict[str, Any]) -> None:
     missing = sorted(report["missing_keys"])
     if missing:
         raise UsageError(
-            f"{folder} lacks {len(missing)} weights of its architecture, such as {missing[0]}, which would be random; "
-            "give --model a complete causal language model"
+            f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
+            "would be random; give --model a complete causal language model"
         )
     left_out = sorted(report["unexpected_keys"]) if stored_quantization(folder) else []
     if left_out:
         raise UsageError(
-            f"transformers reads the quantised weights of {folder} and leaves out {len(left_out)} tensors of them, "
-            f"such as {left_out[0]}: without these they are other weights; give the training side the checkpoint that "
-            "was quantised (--train NAME:checkpoint=...)"
+            f"transformers reads the quantised weights of {folder} and leaves out "
+            f"{write_many(len(left_out), 'tensor')} of them, such as {left_out[0]}: without these "
+            "they are other weights; give the training side the checkpoint that was "
+            "quantised (--train NAME:checkpoint=...)"
         )
 
 

@@ -32,7 +32,9 @@ MINUTES: Final = ("--model demo",)
 STAND_INS: Final = ("/path/to/checkpoint", "CHECKPOINT", "M", "ckpt", "ckpt/12", "ckpt/step-100")
 SERVER: Final = "http://rollout-"
 
-PROMPTS: Final = [{"prompt": f"sum 1:{number} 2:{number + 3}"} for number in range(11, 15)]
+PROMPTS: Final = [{"prompt": f"sum 1:{number} 2:{number + 3}"} for number in range(11, 267)]
+FEW: Final = 4
+"""Of the prompts: as many as a comparison is given that no gate judges, which takes all."""
 LAST_STEP: Final = 12
 
 ADDED: Final = {"watch": ["--idle", "0"]}
@@ -66,7 +68,6 @@ class Reader:
         for name in STAND_INS:
             if not name.startswith("/"):
                 shutil.copytree(model, folder / name, dirs_exist_ok=True)
-        write(folder / "prompts.jsonl", PROMPTS)
 
     def types(self, line: CommandLine) -> None:
         """
@@ -87,6 +88,7 @@ class Reader:
 
     def _prepare(self, command: str, words: list[str]) -> None:
         """What the line reads and no line before it made; what it writes is not there."""
+        write(self._folder / "prompts.jsonl", PROMPTS if "--gate" in words else PROMPTS[:FEW])
         for word in words:
             path = self._folder / word
             if path.exists():
@@ -94,6 +96,8 @@ class Reader:
             if word in ("runs/before", "runs/after") or (word == "runs/mine" and command in ("gate", "report")):
                 pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
                 simulated_run(path, Simulation(mean_length=400, pairs=pairs), with_summary=True)
+            elif (command, word) == ("localize", "runs/mine"):
+                self._compare(path)
             elif word == "logs/":
                 self._write_log(path)
             elif word == "runs/theirs" and command in ("explain", "score"):
@@ -109,11 +113,14 @@ class Reader:
             shutil.rmtree(out, ignore_errors=True)
             out.unlink(missing_ok=True)
 
+    def _compare(self, run: Path) -> None:
+        words = ["--dtype", "bf16", "--prompts", "sums:easy", "--num-prompts", "24", "--max-new-tokens", "40"]
+        probe("compare", "--model", "ckpt", *words, "--out", run, code=ExitCode.PASS)
+
     def _write_log(self, folder: Path) -> None:
         """Two steps of a log, of what the checkpoint really answered."""
         run = self._folder / "logged"
-        words = ["--dtype", "bf16", "--prompts", "sums:easy", "--num-prompts", "24", "--max-new-tokens", "40"]
-        probe("compare", "--model", "ckpt", *words, "--out", run, code=ExitCode.PASS)
+        self._compare(run)
         written = log_of_run(RunDirectory(run), "bf16")
         folder.mkdir()
         for step in (LAST_STEP - 1, LAST_STEP):
@@ -152,6 +159,7 @@ def test_what_a_newcomer_types_first_works(reader: Reader) -> None:
 @pytest.mark.slow
 @pytest.mark.lines
 @pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # of libraries: a reader's Python does not end at them
 @pytest.mark.parametrize("page", PAGES)
 def test_the_lines_of_a_page_work_one_after_the_other(page: str, reader: Reader) -> None:
     for line in OURS:

@@ -38,7 +38,7 @@ def test_an_unexplained_stop_repeats_what_the_guards_saw() -> None:
     guards = GuardBook(DEFAULT_GUARDS)
     guards.observe_canary(history[29])
     events = [event for step in (39, 40) for event in guards.evaluate(step, history[40]).events]
-    assert "mismatch/ess_token is 0.100, below its limit of 0.300" in diagnose(history, events).sentence
+    assert "ESS of tokens is 0.100, below its limit of 0.300" in diagnose(history, events).sentence
 
 
 def test_nothing_is_diagnosed_from_nothing() -> None:

@@ -290,7 +290,7 @@ def test_a_mean_is_taken_over_numbers_of_steps_that_grow_by_the_fourth_root_of_t
 
 def test_a_mean_says_how_small_a_change_it_sees() -> None:
     settings = MeanSettings(name="mean", metric="m", error="e", actions=["log"], tolerance=0.5, window=16)
-    said = "a mean of m that is 5.50 from 0 in one step like the last, 1.75 in 16"
+    said = "m, where it is 5.50 from 0 in one step like the last, 1.75 in 16"
     assert settings.sees({"m": 0.0, "e": 1.0}) == said
     assert settings.sees({"m": 0.0}) == settings.sees({"m": 0.0, "e": math.nan}) == ""
 

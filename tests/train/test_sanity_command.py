@@ -50,7 +50,7 @@ def test_a_model_that_does_not_learn_fails_and_goes_on_without_trying_the_proble
     run = tmp_path / "run"
     answer = sanity(*SMALL, *SOLVED_AT_TIMES, "--steps", 1, "--out", run, code=ExitCode.GATE_FAILED)
     assert "candidates tried" in answer.stderr
-    assert "Sanity test failed: 1 steps were not enough." in answer.stdout
+    assert "Sanity test failed: 1 step was not enough." in answer.stdout
     assert f"Report: {run / 'report.html'}" in answer.stdout
     first = record(run)
     again = sanity("--resume", "--out", run, "--steps", 3, code=ExitCode.GATE_FAILED)

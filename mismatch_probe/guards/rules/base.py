@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from mismatch_probe.config.model import Count, CountOrNone, Settings
 from mismatch_probe.guards.actions import OF_RATE, Action, parse_action
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.notation import write_count, write_number
 
 Values = Mapping[str, float]
@@ -150,4 +151,4 @@ def not_a_number(metric: str, value: float, threshold: float) -> Breach | None:
     """No limit is kept by a value that is not finite."""
     if math.isfinite(value):
         return None
-    return Breach(metric, value, threshold, f"{metric} is {write_value(value)}, so it keeps no limit")
+    return Breach(metric, value, threshold, f"{metric_words(metric)} is {write_value(value)}, so it keeps no limit")

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.config.model import Count
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 _STEPS_FOR_A_HIGHEST = 4
@@ -50,7 +51,7 @@ class Beyond(Guard):
             self.earlier = [*self.earlier, most][-settings.reference :] if most > 0 else self.earlier
             return None
         sentence = (
-            f"{settings.metric} is {write_value(value)}, above {write_value(threshold)}, the most allowed after a "
-            f"{settings.most} of {write_value(threshold / settings.ratio)}"
+            f"{metric_words(settings.metric)} is {write_value(value)}, above {write_value(threshold)}, the most "
+            f"allowed where {metric_words(settings.most)} was {write_value(threshold / settings.ratio)}"
         )
         return Breach(settings.metric, value, threshold, sentence, level=threshold / settings.ratio)

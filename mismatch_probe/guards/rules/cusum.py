@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 _NORMAL_SD_PER_MAD = 1.4826
@@ -74,8 +75,9 @@ class Cusum(Guard):
             settings.metric,
             value,
             settings.h,
-            f"{settings.metric} is {write_value(value)} after a level of {level_written} at the start, and its sum of "
-            f"changes has reached {write_value(reached)} standard deviations, above {write_value(settings.h)}",
+            f"{metric_words(settings.metric)} is {write_value(value)} after a level of {level_written} at the start, "
+            f"and its sum of changes has reached {write_value(reached)} standard deviations, above "
+            f"{write_value(settings.h)}",
             steps=steps,
             level=math.exp(level) if settings.scale == "log" else level,
         )

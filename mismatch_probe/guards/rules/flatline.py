@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, GuardSettings, Values, write_value
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -54,5 +55,5 @@ class Flatline(Guard):
         if alive:
             return None
         first = self._settings.metrics[0]
-        seen = ", ".join(f"{name} is {write_value(values[name])}" for name in self._settings.metrics)
+        seen = ", ".join(f"{metric_words(name)} is {write_value(values[name])}" for name in self._settings.metrics)
         return Breach(first, values[first], 0.0, f"the step shows no life: {seen}")

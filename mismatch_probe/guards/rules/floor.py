@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
@@ -52,8 +53,8 @@ class CanaryFloor(Guard):
             self._settings.metric,
             value,
             threshold,
-            f"{self._settings.metric} is {write_value(value)}, above {write_value(threshold)}, the most allowed "
-            f"after a canary of {write_value(self.floor)}",
+            f"{metric_words(self._settings.metric)} is {write_value(value)}, above {write_value(threshold)}, the most "
+            f"allowed after a canary of {write_value(self.floor)}",
         )
 
     def judge_canary(self, values: Values) -> Breach | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mismatch_probe.config.model import Count
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 _STEPS_FOR_A_SPREAD = 12
@@ -147,7 +148,7 @@ class Growth(Guard):
         threshold, rising = self._threshold(before), settings.direction == "up"
         level = "is" if settings.window == 1 else f"has a median over {settings.window} steps of"
         sentence = (
-            f"{settings.metric} {level} {write_value(now)}, {'above' if rising else 'below'} "
+            f"{metric_words(settings.metric)} {level} {write_value(now)}, {'above' if rising else 'below'} "
             f"{write_value(threshold)}, the {'most' if rising else 'least'} allowed after {write_value(before)}"
         )
         return Breach(settings.metric, now, threshold, sentence, steps=len(self.recent), level=before)

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 
@@ -58,5 +59,5 @@ class Limit(Guard):
         return self.judge(values)
 
     def _breach(self, value: float, threshold: float, side: str) -> Breach:
-        sentence = f"{self._metric} is {write_value(value)}, {side} its limit of {write_value(threshold)}"
+        sentence = f"{metric_words(self._metric)} is {write_value(value)}, {side} its limit of {write_value(threshold)}"
         return Breach(self._metric, value, threshold, sentence)

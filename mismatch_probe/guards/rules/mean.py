@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, FiniteFloat
 
 from mismatch_probe.config.model import Count
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
 
 _A_DOUBLING = 4
@@ -40,8 +41,8 @@ class MeanSettings(MetricGuardSettings):
             return ""
         nearest, far = (write_value(self.allowed(error / math.sqrt(steps))) for steps in (1, self.window))
         return (
-            f"a mean of {self.metric} that is {nearest} from {write_value(self.expected)} in one step like the last, "
-            f"{far} in {self.window}"
+            f"{metric_words(self.metric)}, where it is {nearest} from {write_value(self.expected)} in one step like "
+            f"the last, {far} in {self.window}"
         )
 
     def start(self) -> Guard:
@@ -69,8 +70,8 @@ class Mean(Guard):
             if abs(mean - settings.expected) > allowed:
                 over = "" if steps == 1 else f" on average over {steps} steps"
                 sentence = (
-                    f"{settings.metric} is {write_value(mean)}{over}, more than {write_value(allowed)} from the "
-                    f"{write_value(settings.expected)} that it is in expectation"
+                    f"{metric_words(settings.metric)} is {write_value(mean)}{over}, more than {write_value(allowed)} "
+                    f"from the {write_value(settings.expected)} that it is in expectation"
                 )
                 return Breach(settings.metric, mean, allowed, sentence, steps=steps)
         return None

@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, write_value
 
 
@@ -25,7 +26,7 @@ class Nonfinite(Guard):
         value = values[self._metric]
         if math.isfinite(value):
             return None
-        return Breach(self._metric, value, math.inf, f"{self._metric} is {write_value(value)}")
+        return Breach(self._metric, value, math.inf, f"{metric_words(self._metric)} is {write_value(value)}")
 
     def judge_canary(self, values: Values) -> Breach | None:
         return self.judge(values)

@@ -1,7 +1,7 @@
 """The top of an evaluation's page: does deployment lose accuracy, by how much, how sure is that, what next."""
 
 from mismatch_probe.dtypes import side_label
-from mismatch_probe.notation import write_count, write_estimate, write_percent
+from mismatch_probe.notation import write_count, write_estimate, write_many, write_percent
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.answer import short_answer
@@ -81,7 +81,7 @@ def _problems(pair: PairAccuracy) -> str:
     estimate = pair.under_mu
     if estimate is None or estimate.num_prompts is None:
         return "of each engine"
-    return f"of each engine, to {write_count(estimate.num_prompts)} problems"
+    return f"of each engine, to {write_many(estimate.num_prompts, 'problem')}"
 
 
 def _facts(evaluation: Evaluation) -> list[str]:

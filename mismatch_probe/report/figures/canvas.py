@@ -9,7 +9,7 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import write_count, write_estimate, write_power
+from mismatch_probe.notation import write_estimate, write_many, write_power
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
@@ -56,7 +56,7 @@ def _broken(line: str) -> list[str]:
 
 def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") -> str:
     """Whose value it is, where, its interval and what it rests on."""
-    count = f"{write_count(estimate.num_sequences)} responses, {write_count(estimate.num_tokens)} tokens"
+    count = f"{write_many(estimate.num_sequences, 'response')}, {write_many(estimate.num_tokens, 'token')}"
     return hover(name, place, f"{write_estimate(estimate)} {unit}".strip(), count)
 
 
@@ -188,9 +188,9 @@ def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: boo
 
 
 def limit_line(figure: go.Figure, value: float, *, role: str = "muted", upright: bool = False) -> None:
-    """A dotted line across, below the curves, or upright, where a line of the grid would cover it."""
+    """A dotted line across, or upright; above the curves, for below them a line of the grid covers it."""
     add = figure.add_vline if upright else figure.add_hline
-    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="above" if upright else "below")
+    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="above")
 
 
 def update_axis(figure: go.Figure, axis: Axis, **properties: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from mismatch_probe.notation import write_count, write_range
+from mismatch_probe.notation import write_many, write_range
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
@@ -131,7 +131,7 @@ def _measured(figure: go.Figure, name: str, points: Sequence[AtLength], style: P
         [estimate.value for estimate in estimates],
         style,
         [
-            hover_estimate(name, f"ESS on the first {write_count(point.num_tokens)} tokens", point.estimate)
+            hover_estimate(name, f"ESS on the first {write_many(point.num_tokens, 'token')}", point.estimate)
             for point in points
         ],
         size=6,

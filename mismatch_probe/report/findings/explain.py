@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from mismatch_probe.notation import write_count, write_number, write_percent
+from mismatch_probe.notation import write_many, write_number, write_percent
 from mismatch_probe.records.explanation import Explanation, SideExplanation, Trial
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.screen import print_advice, print_line, print_titled
@@ -27,7 +27,7 @@ def explain_overview(explanation: Explanation) -> Overview:
         headline=explanation.verdict.sentence,
         badge=Badge.of(explanation.verdict),
         facts=[
-            f"{write_count(explanation.num_tokens)} tokens of {write_count(explanation.num_responses)} responses",
+            f"{write_many(explanation.num_tokens, 'token')} of {write_many(explanation.num_responses, 'response')}",
         ],
         advice=explanation.verdict.advice,
         table=_sides(explanation),

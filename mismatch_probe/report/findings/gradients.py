@@ -2,7 +2,7 @@
 
 import re
 
-from mismatch_probe.notation import ABSENT, write_number, write_power
+from mismatch_probe.notation import ABSENT, write_many, write_number, write_power
 from mismatch_probe.records.headroom import GradientFindings, GradientRange, Trial
 from mismatch_probe.report.figures.series import Marks, Series, draw
 from mismatch_probe.report.hostile import visible
@@ -36,7 +36,7 @@ def gradients(findings: GradientFindings, plain: Trial, bf16: Trial) -> Section:
     return Section(
         "headroom-gradients",
         "Gradients",
-        f"Of {findings.objective} over {findings.num_responses} responses with {rewards}; "
+        f"Of {findings.objective} over {write_many(findings.num_responses, 'response')} with {rewards}; "
         f"loss {write_number(findings.loss)}, norm {write_number(findings.norm)} in FP32.",
         blocks,
     )

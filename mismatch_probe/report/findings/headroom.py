@@ -7,7 +7,7 @@ from typing import Final
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import ABSENT, Written, write_count, write_number, write_share
+from mismatch_probe.notation import ABSENT, Written, write_count, write_many, write_number, write_share
 from mismatch_probe.records.headroom import (
     ActivationFindings,
     Headroom,
@@ -82,7 +82,7 @@ def _facts(headroom: Headroom) -> list[str]:
     responses, tokens = headroom.activations.num_sequences, headroom.activations.num_tokens
     return [
         f"{write_count(headroom.weights.total.num_values)} weights",
-        f"{write_count(tokens)} tokens in {write_count(responses)} responses, sampled by {headroom.sampled_by}",
+        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}, sampled by {headroom.sampled_by}",
         f"device {headroom.device}",
     ]
 

@@ -6,7 +6,7 @@ from statistics import fmean
 from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate, write_number
+from mismatch_probe.notation import ABSENT, Written, write_count, write_estimate, write_many, write_number
 from mismatch_probe.records.localize import Localization, PlaceError, Side, Suspect
 from mismatch_probe.report.figures.series import Marks, Series, draw
 from mismatch_probe.report.findings.interventions import best_part, interventions
@@ -49,8 +49,9 @@ def localize_overview(localization: Localization) -> Overview:
         badge=Badge("bug", "suspect found") if localization.suspects else Badge("clean", "no suspect"),
         facts=[
             localize_label(localization),
-            f"{write_count(localization.looked_into_tokens)} tokens in "
-            f"{write_count(localization.looked_into_sequences)} of {write_count(localization.num_sequences)} responses",
+            f"{write_many(localization.looked_into_tokens, 'token')} in "
+            f"{write_count(localization.looked_into_sequences)} of "
+            f"{write_many(localization.num_sequences, 'response')}",
             f"mean |d| {write_estimate(localization.mean_abs_diff)} nats",
         ],
         advice=best_part(localization),

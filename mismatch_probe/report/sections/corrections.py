@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_percent
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_percent
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import (
     hover,
@@ -95,7 +95,7 @@ def _heading(pair: PairSummary) -> Heading:
     return Heading(
         f"corrections-{pair_key(pair)}",
         f"{pair_label(pair)}, share left by length",
-        f"On the first {write_count(longest)} tokens: {'; '.join(ends)}.",
+        f"On the first {write_many(longest, 'token')}: {'; '.join(ends)}.",
     )
 
 
@@ -193,7 +193,7 @@ def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -
 def _text(rule: CorrectionResult, at: CorrectionAtLength) -> str:
     return hover(
         rule_words(rule),
-        f"first {write_count(at.num_tokens)} tokens",
+        f"first {write_many(at.num_tokens, 'token')}",
         f"{write_percent(share_left(at))} left",
-        f"{write_count(at.num_sequences)} responses",
+        write_many(at.num_sequences, "response"),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from mismatch_probe.config.sides import Side
-from mismatch_probe.notation import ABSENT, write_count, write_estimate
+from mismatch_probe.notation import ABSENT, write_estimate, write_many
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.answer import short_answer
@@ -24,6 +24,8 @@ from mismatch_probe.verdict.metric_words import metric_words
 
 _ROW, _FRAME = 62, 90
 """Pixels of a pair's row, and of what is around the rows."""
+_LABEL_CHARACTERS = 50
+"""A phone cuts what is longer; then the interval stands in the table alone."""
 _ROOM = 6.0
 _TOP = -0.75
 """Of the axis of rows."""
@@ -63,7 +65,7 @@ def _facts(summary: Summary, manifest: Manifest) -> list[str]:
     engines = " and ".join(dict.fromkeys(_engine(manifest, side) for side in manifest.settings.infer_sides))
     trainers = " and ".join(dict.fromkeys(_trainer(manifest, side) for side in manifest.settings.train_sides))
     return [
-        f"{write_count(tokens)} tokens in {write_count(responses)} responses of up to {write_count(longest)} tokens",
+        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')} of up to {write_many(longest, 'token')}",
         f"temperature {sampling.temperature:g}",
         f"{engines} against {trainers}",
     ]
@@ -172,7 +174,9 @@ def _name_of_limit(figure: go.Figure, *, is_left_of_it: bool) -> None:
 def _interval_row(
     figure: go.Figure, row: int, pair: PairSummary, estimate: Estimate, left: float, style: PairStyle
 ) -> None:
-    label = said(f"{pair_label(pair)}   {write_estimate(estimate)}")
+    written = write_estimate(estimate)
+    full = f"{pair_label(pair)}   {written}"
+    label = said(full if len(full) <= _LABEL_CHARACTERS else f"{pair_label(pair)}   {written.value}")
     figure.add_annotation(
         text=label,
         x=0,

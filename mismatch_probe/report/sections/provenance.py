@@ -56,6 +56,8 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
     hardware = dict(manifest.hardware)
     if "memory_bytes" in hardware:
         hardware["memory"] = write_size(hardware.pop("memory_bytes"))
+    if hardware.get("gpus") == []:
+        hardware["gpus"] = "none"
     return [
         key_values("Checkpoint", model),
         key_values("Versions", manifest.versions),

@@ -22,13 +22,21 @@ _DONE: Final = {
     "rollback": "go back to the last good checkpoint",
     "stop": "stop",
 }
+_BY: Final = {
+    "lower_learning_rate(level)": "lower the learning rate to its level before",
+    "lower_learning_rate": "multiply the learning rate by {}",
+    "tighten_sequences": "drop the sequences with the largest weights, the bound times {}",
+}
+"""What an action with an argument does, or with this argument."""
 
 
 def action_words(action: str) -> str:
     """`skip the update`; an action that this version does not know as it was written."""
     name, argument = _parts(action)
     words = _DONE.get(name)
-    return action if words is None else f"{words} ({argument})" if argument else words
+    if words is None or not argument:
+        return words or action
+    return _BY.get(action, _BY.get(name, f"{words} ({{}})")).format(argument)
 
 
 def actions_words(actions: Sequence[str]) -> str:

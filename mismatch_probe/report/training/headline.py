@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import write_count, write_number
+from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.training_run import MetricCourse, TrainingSummary
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import listed
@@ -26,7 +26,8 @@ def run_headline(summary: TrainingSummary) -> Markup:
     if summary.outcome == "stopped":
         told = visible(_stoppers(summary)), done, asked, visible(why(summary))
         return Markup("{} stopped the run at step {} of {}. {}").format(*told)
-    outcome = f"Finished {done} steps" if summary.outcome == "finished" else f"Unfinished after step {done} of {asked}"
+    finished = f"Finished {write_many(summary.steps, 'step')}"
+    outcome = finished if summary.outcome == "finished" else f"Unfinished after step {done} of {asked}"
     guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
     return Markup("{}: {}; {}.").format(outcome, _course(summary), guards)
 

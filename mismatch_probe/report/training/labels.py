@@ -10,6 +10,7 @@ from mismatch_probe.records.training_run import TrainingDirectory, TrainingManif
 
 DTYPES: Final = "dtypes"
 _LORA: Final = "policy.lora"
+_CALLED: Final = {"objective.name": "objective", "task.source": "task", _LORA: "LoRA"}
 _MOST_DIFFERENCES: Final = 2
 _OF_NO_EFFECT: Final = (
     *("model", "steps", "report_to", "guards", "checkpoint.every", "checkpoint.keep"),
@@ -61,7 +62,12 @@ def _words(name: str, manifest: TrainingManifest) -> str:
             return "no LoRA" if settings.policy.lora is None else f"LoRA of rank {settings.policy.lora.rank}"
     value = dict(_named(manifest)).get(name)
     written = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{name.rpartition('.')[2].replace('_', ' ')} {written}"
+    return f"{setting_words(name)} {written}"
+
+
+def setting_words(name: str) -> str:
+    """`learning rate` for `optimizer.learning_rate`."""
+    return _CALLED.get(name, name.rpartition(".")[2].replace("_", " "))
 
 
 def _folders(directories: Sequence[TrainingDirectory]) -> list[str]:

@@ -14,6 +14,7 @@ from mismatch_probe.report.training.course import Course
 from mismatch_probe.report.training.dynamics import figure
 from mismatch_probe.report.training.guard_words import actions_words, off_words, times
 from mismatch_probe.report.training.headline import run_headline, runs_headline
+from mismatch_probe.report.training.labels import setting_words
 from mismatch_probe.report.training.plots import OVERVIEW
 from mismatch_probe.report.training.sanity import sanity_answer, sanity_badge
 from mismatch_probe.report.training.summarise import MISMATCH, REWARD
@@ -175,7 +176,7 @@ def _footnote(runs: Runs) -> str:
 def _no_ratios(courses: Sequence[Course]) -> list[str]:
     """Why the mismatch of one run is not said to be so many times that of another."""
     reasons = [
-        f"{first.label} and {other.label} ({listed(names)})"
+        f"{first.label} and {other.label} ({listed([setting_words(name) for name in names])})"
         for first, other in combinations(courses, 2)
         if (names := what_differs(first.manifest, other.manifest))
     ]

@@ -93,7 +93,7 @@ _MISMATCH = PlotSection(
             "entropy-ratio",
             "KL over entropy",
             ("mismatch/kl_entropy_ratio",),
-            "kl_k3 / entropy",
+            "KL (k3) / entropy",
             "log",
             "How much of the policy's remaining randomness the mismatch is.",
         ),

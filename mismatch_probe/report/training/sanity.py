@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from mismatch_probe.notation import write_percent
+from markupsafe import Markup
+
+from mismatch_probe.notation import write_many, write_percent
 from mismatch_probe.records.sanity_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityRecord
 from mismatch_probe.report.view import Badge, Tile
 
@@ -30,7 +32,9 @@ def _solved_words(record: SanityRecord) -> str:
     if solved is None:
         return "not every problem was seen"
     bounds = "" if solved.low is None or solved.high is None else f" [{_share(solved.low)}, {_share(solved.high)}]"
-    return f"{_share(solved.value)}{bounds} of the latest responses to {len(record.latest)} problems solved"
+    return (
+        f"{_share(solved.value)}{bounds} of the latest responses to {write_many(len(record.latest), 'problem')} solved"
+    )
 
 
 def _verdict(record: SanityRecord) -> str:
@@ -49,7 +53,7 @@ def sanity_badge(record: SanityRecord) -> Badge:
 def _tiles(record: SanityRecord) -> list[Tile]:
     solved, needed = record.accuracy, f"more than {write_percent(PASS_ACCURACY)} passes"
     if solved is None:
-        share = Tile("Solved", "not known", f"{len(record.latest)} problems seen; {needed}")
+        share = Tile("Solved", "not known", f"{write_many(len(record.latest), 'problem')} seen; {needed}")
     else:
         interval = "" if solved.low is None or solved.high is None else f"{_share(solved.low)} to {_share(solved.high)}"
         share = Tile("Solved", _share(solved.value), "; ".join(part for part in (interval, needed) if part))
@@ -67,9 +71,11 @@ def _next(record: SanityRecord) -> Tile:
     if record.passed:
         return Tile("Next step", "Train on", f"{done} what is known to be learnable was learnt")
     if record.passed is None:
-        return Tile("Next step", "Go on", f"{done}: the same command with --resume")
+        again = Markup('{}: the same command with <span class="whole">--resume</span>').format(done)
+        return Tile("Next step", "Go on", again)
     if record.verdict.endswith(TOO_FEW_STEPS):
-        return Tile("Next step", "More steps", f"{done}: the same command with --resume and a larger --steps")
+        flags = '<span class="whole">--resume</span> and a larger <span class="whole">--steps</span>'
+        return Tile("Next step", "More steps", Markup(f"{{}}: the same command with {flags}").format(done))
     return Tile("Next step", "Mend and repeat", f"{done}: why it ended stands above")
 
 

@@ -18,6 +18,7 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 
 from mismatch_probe.errors import EngineError, UsageError, said
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.training_path.loading import no_progress_bars
 
@@ -170,6 +171,6 @@ def require_whole(folder: Path, names: Iterable[str]) -> None:
     missing = sorted(names)
     if missing:
         raise UsageError(
-            f"{folder} lacks {len(missing)} weights of its architecture, such as {missing[0]}, which would be random; "
-            "give --model a complete causal language model"
+            f"{folder} lacks {write_many(len(missing), 'weight')} of its architecture, such as {missing[0]}, which "
+            "would be random; give --model a complete causal language model"
         )

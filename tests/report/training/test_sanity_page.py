@@ -73,7 +73,7 @@ def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_pa
     [
         (True, "passed at step 60", "Train on"),
         (None, "unfinished", "Go on"),
-        (False, f"not passed: 60 {TOO_FEW_STEPS}", "More steps"),
+        (False, f"not passed: 60 steps were {TOO_FEW_STEPS}", "More steps"),
         (False, "not passed: guard update-size stopped it", "Mend and repeat"),
     ],
 )

@@ -21,6 +21,7 @@ from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingSummary
 from mismatch_probe.report.training import summarise_training, write_training_report
 from mismatch_probe.report.training.course import read_courses
+from mismatch_probe.report.training.guard_words import action_words
 from mismatch_probe.report.training.overview import overview
 from mismatch_probe.report.training.summarise import summarise_course
 from mismatch_probe.report.view import Overview
@@ -205,11 +206,11 @@ def test_two_runs_share_every_drawing_and_what_differs_is_listed(pair: str) -> N
     [
         ({"fingerprint": "9" * 16, "model": "other"}, "model"),
         ({"problems": "9" * 16}, "the problems themselves"),
-        ({"settings": {"task": TaskSettings(source="sums:terms=9")}}, "task.source"),
-        ({"settings": {"objective": ObjectiveSettings(name="gspo")}}, "objective.name"),
-        ({"settings": {"rollout": RolloutSettings(temperature=0.5)}}, "rollout.temperature"),
-        ({"settings": {"optimizer": OptimizerSettings(learning_rate=1e-5)}}, "optimizer.learning_rate"),
-        ({"settings": {"policy": PolicySettings(lora=LoraSettings(rank=4))}}, "policy.lora"),
+        ({"settings": {"task": TaskSettings(source="sums:terms=9")}}, "task"),
+        ({"settings": {"objective": ObjectiveSettings(name="gspo")}}, "objective"),
+        ({"settings": {"rollout": RolloutSettings(temperature=0.5)}}, "temperature"),
+        ({"settings": {"optimizer": OptimizerSettings(learning_rate=1e-5)}}, "learning rate"),
+        ({"settings": {"policy": PolicySettings(lora=LoraSettings(rank=4))}}, "LoRA"),
     ],
 )
 def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
@@ -218,6 +219,17 @@ def test_runs_that_do_not_learn_the_same_have_no_ratio_and_say_why(
     top = top_of(tmp_path, TrainingSample(Dtype.BF16), TrainingSample(Dtype.FP16, **change))
     assert not top.contrasts
     assert f"do not learn the same: {' and '.join(row[0] for row in top.table.rows)} ({differing})." in top.footnote
+
+
+def test_one_step_is_told_as_one(tmp_path: Path) -> None:
+    assert top_of(tmp_path, TrainingSample(steps=1)).headline.startswith("Finished 1 step: ")
+
+
+def test_what_a_guard_asks_for_of_the_rate_is_told_in_words() -> None:
+    assert action_words("lower_learning_rate(0.1)") == "multiply the learning rate by 0.1"
+    assert action_words("lower_learning_rate(level)") == "lower the learning rate to its level before"
+    assert action_words("raise_precision(mu)") == "raise the precision (mu)"
+    assert action_words("dance(0.1)") == "dance(0.1)"
 
 
 def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
