@@ -42,6 +42,7 @@ from mismatch_probe.stats.sequences import Floats, is_usable
 Tell = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
+_BACKEND: Final = "distributed_executor_backend"
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -80,9 +81,16 @@ def localize(settings: LocalizeSettings, folder: Path, tell: Tell) -> Localizati
 
 def _require_one_worker(args: Mapping[str, Any]) -> None:
     """What a start of several workers, which takes a minute, would end in."""
-    for name in _SIZES:
-        if (args.get(name) or 1) > 1:
-            raise UsageError(f"activations are read inside one vLLM worker; leave --vllm.{name} at 1")
+    several = [name for name in _SIZES if (args.get(name) or 1) > 1]
+    if args.get(_BACKEND) == "external_launcher":
+        several.insert(0, _BACKEND)
+    if several:
+        flags, divide, them = " and ".join(f"--vllm.{name}" for name in several), "divide", "them"
+        if len(several) == 1:
+            divide, them = "divides", "it"
+        raise UsageError(
+            f"localize looks inside one vLLM worker, and {flags} {divide} the engine over several; leave {them} out"
+        )
 
 
 def _jobs(settings: LocalizeSettings, num_prompts: int) -> dict[str, str]:

@@ -36,6 +36,7 @@ def test_what_vllm_can_start_passes_in_every_dtype_and_leaves_this_process_as_it
         ({"kv_cache_dtype": "nonsense"}, "--vllm.kv_cache_dtype nonsense.*Input should be"),
         ({"tensor_parallel_size": "9"}, "--vllm.tensor_parallel_size"),
         ({"max_model_len": "99999"}, "max_model_len"),
+        ({"distributed_executor_backend": "ray"}, "--vllm.distributed_executor_backend ray .* GPUs alone.*leave it"),
     ],
 )
 def test_a_value_that_vllm_refuses_is_named_as_it_was_given(llama: Path, args: dict[str, str], words: str) -> None:

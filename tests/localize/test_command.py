@@ -85,7 +85,14 @@ def test_a_side_that_cannot_start_ends_with_its_own_sentence(tmp_path: Path) -> 
         (("--model", "demo", "--dtype", "bf16", "--train-dtype", "fp16"), "--dtype sets both sides"),
         (("--model", "demo", "--dtype", "int3"), "int3"),
         (("--model", "demo", "--num-prompts", "0"), "num_prompts"),
-        (("--model", "demo", "--vllm.tensor_parallel_size", "2"), "leave --vllm.tensor_parallel_size at 1"),
+        (
+            ("--model", "demo", "--vllm.tensor_parallel_size", "2"),
+            "--vllm.tensor_parallel_size divides the engine over",
+        ),
+        (
+            ("--model", "demo", "--vllm.distributed_executor_backend", "external_launcher"),
+            "--vllm.distributed_executor_backend divides the engine over several; leave it out",
+        ),
         (
             (
                 "--model",

@@ -11,7 +11,7 @@ from mismatch_probe.engines.vllm.architectures import ask_in_this_process
 from mismatch_probe.engines.vllm.arguments import engine_arguments, known_arguments
 from mismatch_probe.engines.vllm.compilation import compilation_defaults, prepare_compilation
 from mismatch_probe.engines.vllm.environment import choose_processes, divide_cores, keep_fp32_exact, prepare_import
-from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits
+from mismatch_probe.engines.vllm.limits import AUTO, check_cpu_cache, check_limits, require_ray_devices
 from mismatch_probe.engines.vllm.memory import memory_defaults, vllm_text_config
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION
 from mismatch_probe.provenance.adapter import Adapter, read_adapter
@@ -61,6 +61,7 @@ def plan_launch(
 
     from vllm.platforms import current_platform
 
+    require_ray_devices(args, current_platform.ray_device_key)
     on_cpu = current_platform.is_cpu()
     ask_in_this_process()
     prepare_compilation(on_cpu=on_cpu)

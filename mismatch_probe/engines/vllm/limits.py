@@ -1,6 +1,6 @@
 """What vLLM cannot do whatever the checkpoint; known without loading it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
@@ -14,6 +14,7 @@ SMALLEST_TEMPERATURE: Final = 0.01
 AUTO: Final = "auto"
 """vLLM's word for the format of the model."""
 _HEAD_STEP: Final = 32
+_BACKENDS: Final = ("distributed_executor_backend", "data_parallel_backend")
 
 
 def check_limits(dtype: Dtype, sampling: SamplingSettings, engine: EngineSettings) -> None:
@@ -28,6 +29,23 @@ def check_limits(dtype: Dtype, sampling: SamplingSettings, engine: EngineSetting
             f"--temperature {sampling.temperature} cannot be used: vLLM would silently sample at "
             f"{SMALLEST_TEMPERATURE}; give at least that"
         )
+
+
+def require_ray_devices(args: Mapping[str, Any], device_key: str) -> None:
+    """device_key: what Ray calls the devices of vLLM's platform; empty where vLLM places none of them by Ray.
+
+    vLLM itself finds that out after it has started Ray and its own process, half a minute later.
+
+    Raises:
+        UsageError: the workers are to be placed by Ray, and vLLM cannot do that here.
+    """
+    for name in _BACKENDS:
+        if args.get(name) == "ray" and not device_key:
+            raise UsageError(
+                f"--vllm.{name} ray cannot be used here: vLLM has Ray place GPUs alone, and there is none; leave it "
+                "out for workers on this machine, or start the engine on several by "
+                "--vllm.distributed_executor_backend external_launcher"
+            )
 
 
 def check_cpu_cache(asked: str, dtype: Dtype, config: Any) -> None:
