@@ -1,7 +1,8 @@
 """Servers that are given as replicas of each other, held against each other: whether they are one policy, and who not.
 
 Each is a side of its own, and differs from the others in its address alone. What they say of themselves must be the
-same, and so must their answers to the one question that every server is asked.
+same, and so must their answers to the one question that every server is asked: within a limit that rounding does not
+pass they are one policy, and by what each of them moves of itself they have the same weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,9 @@ class Replica:
         return self.side.name
 
     @property
-    def noise(self) -> float:
-        """Nats by which its own log-probs move of themselves."""
-        return max((value for name in _NOISE if (value := self.settings["asked"].get(name)) is not None), default=0.0)
+    def noise(self) -> float | None:
+        """Nats by which its own log-probs move of themselves; None where it was not told."""
+        return max((value for name in _NOISE if (value := self.settings["asked"].get(name)) is not None), default=None)
 
     def departs_from(self, other: "Replica") -> str | None:
         """In what, where the two cannot be one policy."""
@@ -43,8 +44,14 @@ class Replica:
             mine, its = self.settings.get(name), other.settings.get(name)
             if mine != its:
                 return f"{name} is {mine}, and {its} of {other.name}"
-        bearable = max(LEAST_MOVE, TIMES_ITS_NOISE * max(self.noise, other.noise))
-        return other_answer(_answer(other), _answer(self), bearable)
+        noise = max(self.noise or 0.0, other.noise or 0.0)
+        return other_answer(_answer(other), _answer(self), max(LEAST_MOVE, TIMES_ITS_NOISE * noise))
+
+    def moved_from(self, other: "Replica") -> str | None:
+        """By how much its answer is another than either of them gives of itself."""
+        if self.noise is None or other.noise is None:
+            return None
+        return other_answer(_answer(other), _answer(self), TIMES_ITS_NOISE * max(self.noise, other.noise))
 
 
 def replica_findings(manifest: Manifest, pairs: Sequence[PairSummary]) -> list[SettingFinding]:
@@ -78,7 +85,7 @@ def _of_group(replicas: Sequence[Replica], pairs: Sequence[PairSummary]) -> Iter
     }
     largest = max(len(names) for names in alike.values())
     if largest == len(replicas):
-        yield _all_alike(replicas)
+        yield _slightly_apart(replicas) or _all_alike(replicas)
     elif 2 * largest > len(replicas):
         whole = next(names for names in alike.values() if len(names) == largest)
         first = next(replica for replica in replicas if replica.name == whole[0])
@@ -122,16 +129,48 @@ def _how(replica: Replica, first: Replica) -> str:
     return how if " is " in how else f"it answers one question otherwise ({how})"
 
 
+def _slightly_apart(replicas: Sequence[Replica]) -> SettingFinding | None:
+    """Those that answer otherwise than the most that answer alike; None where all do."""
+    agreeing = max(
+        ([other for other in replicas if replica.moved_from(other) is None] for replica in replicas), key=len
+    )
+    apart = [replica for replica in replicas if replica not in agreeing]
+    if not apart:
+        return None
+    moved = ", ".join(f"{replica.name} {replica.moved_from(agreeing[0])}" for replica in apart)
+    return SettingFinding(
+        level="warning",
+        side="mu",
+        setting="replicas",
+        what=f"one question is answered a little otherwise than by {', '.join(one.name for one in agreeing)}: {moved}; "
+        "a small step of training does that, and so do other hardware and other kernels",
+        advice="Have the trainer label its updates, and see that all replicas hold the newest weights on the same "
+        "hardware.",
+    )
+
+
 def _all_alike(replicas: Sequence[Replica]) -> SettingFinding:
-    names = ", ".join(replica.name for replica in replicas)
+    names, least = ", ".join(replica.name for replica in replicas), _least_seen(replicas)
+    alike = (
+        ": replicas of one policy, but for weights that move a likely token's log-prob by less than "
+        f"{write_number(least)} nats"
+        if least
+        else ", with the same bits, as each of them does again and again: replicas of one policy"
+    )
     return SettingFinding(
         level="note",
         side="mu",
         setting="replicas",
-        what=f"{names} say the same of themselves and answer one question alike: replicas of one policy, but for "
-        f"weights that move a likely token's log-prob by less than {write_number(LEAST_MOVE)} nats",
+        what=f"{names} say the same of themselves and answer one question alike{alike}",
         advice="Where their rows differ more than their intervals, look at each server.",
     )
+
+
+def _least_seen(replicas: Sequence[Replica]) -> float:
+    """Nats by which an answer must move to be seen; 0 where any bit is."""
+    noises = [replica.noise for replica in replicas if _answer(replica)]
+    known = [noise for noise in noises if noise is not None]
+    return TIMES_ITS_NOISE * max(known) if len(known) == len(replicas) else LEAST_MOVE
 
 
 def _distance(replica: Replica, pairs: Sequence[PairSummary]) -> float:

@@ -109,6 +109,40 @@ def test_a_replicas_own_noise_is_no_other_policy(pair: PairSummary) -> None:
     assert level == "note"
 
 
+def moved_by(nats: float, **asked: float | None) -> dict[str, Any]:
+    return {**HONEST, "asked": {**QUIET, **asked}, "standing_answer": {"5": -0.5 - nats, "9": -1.5}}
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_step_that_is_too_small_for_the_limit_is_seen_where_servers_repeat_their_bits(
+    place: int, pair: PairSummary
+) -> None:
+    settings = [HONEST] * 3
+    settings[place] = moved_by(0.001)
+    finding = next(iter(replica_findings(manifest(*settings), at_distances(pair, 0.01, 0.01, 0.01))))
+    assert (finding.level, finding.code) == ("warning", None)
+    others = ", ".join(f"prod-{number}" for number in (1, 2, 3) if number != place + 1)
+    assert finding.what.startswith(f"one question is answered a little otherwise than by {others}: prod-{place + 1} by")
+    assert "0.001 nats, where its own noise allows 0" in finding.what
+
+
+@pytest.mark.parametrize("noise", ["again", "in_a_crowd", "behind_the_cache"])
+def test_replicas_that_round_otherwise_in_a_crowd_are_not_accused(noise: str, pair: PairSummary) -> None:
+    busy = moved_by(0.004, **{noise: 0.003})
+    [(level, what)] = found(replica_findings(manifest(HONEST, busy), at_distances(pair, 0.01, 0.01)))
+    assert level == "note"
+    assert what.endswith("but for weights that move a likely token's log-prob by less than 0.0300 nats")
+
+
+def test_only_answers_that_are_known_to_repeat_are_said_to_have_the_same_bits(pair: PairSummary) -> None:
+    unknown = {**HONEST, "asked": dict.fromkeys(QUIET)}
+    for other, words in ((HONEST, "with the same bits"), (unknown, "less than 0.0500 nats")):
+        [(level, what)] = found(replica_findings(manifest(HONEST, other), at_distances(pair, 0.01, 0.01)))
+        assert (level, words in what) == ("note", True)
+    [(level, _)] = found(replica_findings(manifest(HONEST, {**moved_by(0.01), "asked": dict.fromkeys(QUIET)}), []))
+    assert level == "note"
+
+
 @pytest.mark.parametrize("changes", [{"checkpoint": "other"}, {"dtype": "fp16"}])
 def test_servers_that_are_to_differ_are_no_replicas(changes: dict[str, str], pair: PairSummary) -> None:
     assert replica_findings(manifest(HONEST, STALE, **changes), at_distances(pair, 0.01, 0.3)) == []
