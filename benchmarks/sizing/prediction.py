@@ -9,9 +9,16 @@ from mismatch_probe.compare.cost.forecast import Starting
 from mismatch_probe.compare.cost.memory import LIBRARY_BYTES, process_memory
 from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import Calibration, Rates
-from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, loading_work, what_of, work_of
+from mismatch_probe.compare.cost.stage_work import (
+    ResponseLengths,
+    Workload,
+    loading_work,
+    received_by_rank,
+    what_of,
+    work_of,
+)
 from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
-from mismatch_probe.compare.stages import Stage
+from mismatch_probe.compare.stages import ScoreStage, Stage
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.dtypes import Dtype
@@ -22,11 +29,14 @@ _MODEL: Final = "model"
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds until the first batch and of the batches; bytes without the libraries of a process."""
+    """Seconds until the first batch and of the batches; bytes without the libraries of a process, and what each of
+    several ranks is sent by the others.
+    """
 
     load_seconds: float
     score_seconds: float
     peak_bytes: float
+    received_bytes: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -67,15 +77,19 @@ def predict(
     stage = next(planned for planned in make_plan(settings).stages if planned.name == stage_name)
     responses = ResponseLengths(float(task.response_tokens), task.response_tokens, "the task")
     prompts = [task.prompt_tokens] * task.prompts
-    workload = Workload({_MODEL: architecture}, settings, prompts, responses, Dtype.BF16)
-    workload = with_stages_by_layer(workload, [stage], calibration)
     what = what_of(stage)
     rates = calibration.rates_of(what.process, what.dtype)
+    on_cpu = rates.device == "cpu"
+    workload = Workload({_MODEL: architecture}, settings, prompts, responses, Dtype.BF16, ranks_share_cores=on_cpu)
+    workload = with_stages_by_layer(workload, [stage], calibration)
     start = Starting.here(calibration, ready_seconds).span(stage, workload, Pace(calibration, []))
     return Prediction(
         load_seconds=rates.seconds(loading_work(stage, workload)) if start is None else start.likely_seconds,
         score_seconds=rates.seconds(work_of(stage, workload)),
         peak_bytes=_peak_bytes(stage, workload, calibration, rates),
+        received_bytes=received_by_rank(stage, workload)
+        if isinstance(stage, ScoreStage) and stage.side.num_ranks > 1
+        else 0.0,
     )
 
 

@@ -1,7 +1,7 @@
 """The tables of the sizing report: what was measured here, and predictions for machines that nobody has run this on."""
 
 from collections.abc import Sequence
-from math import exp, log
+from math import ceil, exp, log
 from statistics import mean
 from typing import Any, Final
 
@@ -62,6 +62,10 @@ def _host() -> Calibration:
     return Calibration(rates=[rate], device_memory_bytes={"cpu": _HOST_BYTES}, free_memory_bytes={"cpu": _HOST_BYTES})
 
 
+def _passes(task: Task) -> int:
+    return ceil(task.prompts * (task.prompt_tokens + task.response_tokens) / task.batch_tokens)
+
+
 def worst_of_checked(measured: Sequence[Measurement]) -> float:
     """The factor by which the extrapolated time or memory of the last size is off, at most."""
     factors = [
@@ -111,6 +115,8 @@ def page(measured: Sequence[Measurement], task: Task) -> str:
             "is the estimate of a pass, which is too high, and taking that off the last size makes it too low. What is",
             "read of a layer in its stored dtype was added to the cost model after the last size had been seen, at",
             "0.98 without; the predictions of memory above were computed again with it: no check of that term.",
+            "That a reference which is loaded whole reads its checkpoint once was added later too, and is not in its",
+            "predicted times above.",
             "",
             "## Predicted: no GPU was measured",
             "",
@@ -120,7 +126,11 @@ def page(measured: Sequence[Measurement], task: Task) -> str:
             "an H100's data sheet, without TF32),",
             "a host of 64 cores with 2 TFLOP/s in FP32 and 1 TiB, a disk of 2 GB/s,",
             f"{_PRICE:.2f} USD an hour for a GPU and {_HOST_PRICE:.2f} for the host.",
-            "Over ranks (FSDP2) it is not counted what they send each other, and of vLLM not what compiling takes.",
+            f"Over ranks (FSDP2) each computes passes of its own, of {_TASK.batch_tokens:,} tokens, of which there are "
+            f"{_passes(_TASK)}: more ranks",
+            "are no faster. Times are from a process that has imported everything until its last batch, with the",
+            "checkpoint read from disk once (layer by layer four times). What ranks send each other is not in",
+            "them, nor what vLLM takes to compile. Its steps are counted without CUDA graphs: mu's times are too long.",
             "Cost is GPUs x hours x price. How far off these times are is not known.",
             "",
             *_large_table(),
@@ -175,10 +185,10 @@ def _over_ranks(name: str, what: str, sizes: Architecture, gpu: Calibration, sta
         training = {"batch_tokens": _TASK.batch_tokens, "ranks": ranks if ranks > 1 else None}
         taken = predict(sizes, gpu, _TASK, _READY_SECONDS, stage, training=training, reference={"by_layer": False})
         fits = taken.peak_bytes <= _GPU_BYTES
-        how = "whole on one GPU" if ranks == 1 else f"over {ranks} ranks"
+        sent = f"each sent {taken.received_bytes / _GIB:,.0f} GiB"
+        how = "whole on one GPU" if ranks == 1 else f"over {ranks} ranks, {sent}"
         if ranks == 1 or fits or ranks == _MOST_GPUS:
-            shared = Prediction(taken.load_seconds, taken.score_seconds / ranks, taken.peak_bytes)
-            rows.append(_fitting_row(name, f"{what}, {how}", shared, ranks, _GPU_BYTES, _PRICE))
+            rows.append(_fitting_row(name, f"{what}, {how}", taken, ranks, _GPU_BYTES, _PRICE))
         if fits or ranks == _MOST_GPUS:
             return rows
         ranks *= 2

@@ -68,9 +68,10 @@ def _time(outlook: Outlook) -> list[str]:
     if time.of_servers:
         lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here tells")
     if time.over_ranks:
+        sent = ", ".join(f"{write_size(size)} in {stage}" for stage, size in time.received_bytes.items())
         lines.append(
-            f"      as if one process held the model of {', '.join(time.over_ranks)}: what ranks gain and lose is not "
-            "foretold; an earlier run over as many tells"
+            f"      without what ranks send each other: each is sent {sent}, at the speed of what connects them; an "
+            "earlier run over as many ranks tells"
         )
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:

@@ -13,7 +13,10 @@ from mismatch_probe.records.rows import leg_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 
-BatchWork = Callable[[list[int]], tuple[dict[str, pa.Table], int]]
+Done = tuple[dict[str, pa.Table], int]
+"""The tables of a batch, and its response tokens."""
+BatchWork = Callable[[list[int]], Done]
+RoundWork = Callable[[list[list[int]]], list[Done]]
 
 
 def skip(stage: str, why: str, events: Send) -> None:
@@ -28,16 +31,26 @@ def run_batches(parts: Parts, stage: str, batches: Sequence[list[int]], work: Ba
     Raises:
         StorageError: a batch could not be recorded.
     """
+    run_rounds(parts, stage, batches, lambda together: [work(rows) for rows in together], events, at_once=1)
+
+
+def run_rounds(
+    parts: Parts, stage: str, batches: Sequence[list[int]], work: RoundWork, events: Send, *, at_once: int
+) -> None:
+    """As `run_batches`, with `work` that takes `at_once` batches together and returns as much of each."""
     parts.open()
     pending = [number for number in range(len(batches)) if not parts.is_done(number)]
     send_event(events, StageStarted(stage=stage, batches=len(batches), batches_done=len(batches) - len(pending)))
     pa.array([])  # pyarrow imports pandas at its first conversion, which is no work of the first batch
-    for number in pending:
+    for first in range(0, len(pending), at_once):
         start = time.monotonic()
-        tables, tokens = work(batches[number])
-        parts.write(number, tables)
-        seconds = time.monotonic() - start
-        send_event(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
+        together = pending[first : first + at_once]
+        done = work([batches[number] for number in together])
+        for number, (tables, tokens) in zip(together, done, strict=True):
+            parts.write(number, tables)
+            now = time.monotonic()
+            seconds, start = now - start, now
+            send_event(events, BatchDone(stage=stage, sequences=len(batches[number]), tokens=tokens, seconds=seconds))
     send_event(events, StageDone(stage=stage))
 
 
@@ -48,14 +61,33 @@ def run_scores(
     batches: Sequence[list[int]],
     score: Callable[[list[TokenSequence]], list[ScoredSequence]],
     events: Send,
+) -> None:
+    """`run_batches` with what `score` says of a batch of the sequences, as a leg."""
+
+    def each(together: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
+        return [score(batch) for batch in together]
+
+    run_scores_together(run, stage, sequences, batches, each, events, at_once=1)
+
+
+def run_scores_together(
+    run: RunDirectory,
+    stage: LegStage,
+    sequences: Sequence[TokenSequence],
+    batches: Sequence[list[int]],
+    score: Callable[[list[list[TokenSequence]]], list[list[ScoredSequence]]],
+    events: Send,
     *,
+    at_once: int,
     double: bool = False,
 ) -> None:
-    """`run_batches` with what `score` says of a batch of the sequences, as a leg; in FP64 where it is `double`."""
+    """As `run_scores`, with `score` that takes `at_once` batches together; in FP64 where it is `double`."""
 
-    def work(rows: list[int]) -> tuple[dict[str, pa.Table], int]:
-        batch = [sequences[row] for row in rows]
-        table = leg_table(batch, score(batch), double=double)
-        return {stage.leg: table}, sum(len(sequence.token_ids) for sequence in batch)
+    def work(together: list[list[int]]) -> list[Done]:
+        asked = [[sequences[row] for row in rows] for rows in together]
+        return [
+            ({stage.leg: leg_table(batch, scored, double=double)}, sum(len(one.token_ids) for one in batch))
+            for batch, scored in zip(asked, score(asked), strict=True)
+        ]
 
-    run_batches(run.parts(stage.name, stage.outputs), stage.name, batches, work, events)
+    run_rounds(run.parts(stage.name, stage.outputs), stage.name, batches, work, events, at_once=at_once)

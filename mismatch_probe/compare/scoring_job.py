@@ -1,6 +1,6 @@
 """The job of the training path: pi in each dtype and the reference score the recorded ids, one model at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -8,12 +8,12 @@ from pathlib import Path
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.ranks import Place
 from mismatch_probe.compare.addition import is_recorded, samplers_left
-from mismatch_probe.compare.batches import run_scores, skip
+from mismatch_probe.compare.batches import run_scores_together, skip
 from mismatch_probe.compare.by_layer import load_layered, score_by_layer, why_layered
 from mismatch_probe.compare.events import EffectiveSettings, send_event
 from mismatch_probe.compare.full_vocabulary import compare_distributions
 from mismatch_probe.compare.plan import PlannedJob, fixed_batches
-from mismatch_probe.compare.prompt_starts import scored_with_starts
+from mismatch_probe.compare.prompt_starts import with_starts, without_starts
 from mismatch_probe.compare.routing import record_routing, routed
 from mismatch_probe.compare.stages import FloorStage, FullVocabularyStage, RoutingStage, ScoreStage, TrainingStage
 from mismatch_probe.compare.subsample import TOO_LONG, repeated_rows
@@ -24,7 +24,7 @@ from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import sequences_of
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import TokenSequence
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
@@ -104,8 +104,10 @@ class _Scoring:
                     compare_distributions(self._run, self._manifest, stage, sampled, scorer, self._events)
                 elif isinstance(stage, RoutingStage):
                     self._routing(stage, scorer)
-                else:
+                elif isinstance(stage, ScoreStage):
                     self._score(stage, scorer)
+                else:
+                    self._floor(stage, scorer)
 
     def _load(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None
@@ -133,26 +135,43 @@ class _Scoring:
         begun = (record.effective_settings for record in records if record.effective_settings)
         return next((settings.get("num_threads") for settings in begun), None)
 
-    def _score(self, stage: ScoreStage | FloorStage, scorer: Scorer | RanksScorer) -> None:
-        """All responses, or for a floor a few of each sampler, each in a pass of its own."""
-        settings, double = self._manifest.settings, stage.side.dtype == Dtype.FP64
+    def _score(self, stage: ScoreStage, scorer: Scorer | RanksScorer) -> None:
+        """All responses, each with its prompt's start."""
         left = samplers_left(self._run, stage)
-        if isinstance(stage, ScoreStage):
-            chosen = [sequence for name, sampled in self._by_sampler.items() if name in left for sequence in sampled]
-            batches = plan_batches([sequence.num_tokens for sequence in chosen], settings.training.batch_tokens)
-            if isinstance(scorer, LayerByLayerScorer):
-                score_by_layer(self._run, stage, chosen, batches, scorer, self._events, double=double)
-                return
-            score = partial(scored_with_starts, scorer.score_batch)
-            run_scores(self._run, stage, chosen, batches, score, self._events, double=double)
+        chosen = [sequence for name, sampled in self._by_sampler.items() if name in left for sequence in sampled]
+        batch_tokens = self._manifest.settings.training.batch_tokens
+        batches = plan_batches([sequence.num_tokens for sequence in chosen], batch_tokens)
+        if isinstance(scorer, LayerByLayerScorer):
+            double = stage.side.dtype == Dtype.FP64
+            score_by_layer(self._run, stage, chosen, batches, scorer, self._events, double=double)
             return
-        most = settings.floors.num_sequences
+
+        def score(together: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
+            scored = scorer.score_together([with_starts(batch) for batch in together])
+            return [without_starts(whole, batch) for whole, batch in zip(scored, together, strict=True)]
+
+        self._record(stage, scorer, chosen, batches, score)
+
+    def _floor(self, stage: FloorStage, scorer: Scorer | RanksScorer) -> None:
+        """A few responses of each sampler, each in a pass of its own."""
+        left, most = samplers_left(self._run, stage), self._manifest.settings.floors.num_sequences
         chosen = [self._by_sampler[name][row] for name in left for row in repeated_rows(self._by_sampler[name], most)]
         if not chosen:
             self._skip([stage], TOO_LONG)
             return
-        batches = fixed_batches(len(chosen), 1)
-        run_scores(self._run, stage, chosen, batches, scorer.score_batch, self._events, double=double)
+        self._record(stage, scorer, chosen, fixed_batches(len(chosen), 1), scorer.score_together)
+
+    def _record(
+        self,
+        stage: ScoreStage | FloorStage,
+        scorer: Scorer | RanksScorer,
+        chosen: Sequence[TokenSequence],
+        batches: Sequence[list[int]],
+        score: Callable[[list[list[TokenSequence]]], list[list[ScoredSequence]]],
+    ) -> None:
+        double = stage.side.dtype == Dtype.FP64
+        at_once = scorer.batches_at_once
+        run_scores_together(self._run, stage, chosen, batches, score, self._events, at_once=at_once, double=double)
 
     def _routing(self, stage: RoutingStage, scorer: Scorer | RanksScorer) -> None:
         """The experts of the tokens whose engine told its own; skipped where there are none."""

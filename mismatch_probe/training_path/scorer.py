@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -86,6 +86,8 @@ class Scorer(Closing):
         self._held_share = None if self._shares is None else held_share(model)
         with memory_errors_named("running the model on a short probe", advice), arithmetic.active():
             self._short_pass = short_pass(model, self._head)
+            if self._can_stream:
+                self._rehearse()
             self._against_whole = None if whole is None else whole.compared(model, arithmetic.dtype, settings)
 
     @classmethod
@@ -158,30 +160,47 @@ class Scorer(Closing):
         )
 
     def score_batch(self, batch: list[TokenSequence], *, pad_id: int = PAD_ID) -> list[ScoredSequence]:
-        """Scores of each response of one batch of `plan_batches`, in order; FP32, or FP64 where the arithmetic is.
+        """As `score_together`, of one."""
+        (scored,) = self.score_together([batch], pad_id=pad_id)
+        return scored
 
-        On a CPU the batch is computed in several passes, several at once. Padding stands to the right, where causal
+    def score_together(self, batches: list[list[TokenSequence]], *, pad_id: int = PAD_ID) -> list[list[ScoredSequence]]:
+        """Scores of each response of batches of `plan_batches`, in order; FP32, or FP64 where the arithmetic is.
+
+        The passes of a batch follow from it alone; over ranks those of all the batches are dealt out together. On a CPU
+        a batch is computed in several passes, several at once. Padding stands to the right, where causal
         attention never looks. A row whose scores are not finite although it
         was padded is scored again alone, so that what overflows in padding cannot reach it; what is still not finite
         then is the model's own and is returned as it is.
 
         Raises:
             UsageError: a sequence has no prompt token, or an id outside the vocabulary.
-            OutOfMemory: the batch does not fit.
+            OutOfMemory: a batch does not fit.
         """
-        if not batch:
-            return []
+        sequences = list(chain.from_iterable(batches))
+        if not sequences:
+            return [[] for _ in batches]
+        ends = list(accumulate(map(len, batches)))
 
         def score(model: PreTrainedModel, rows: list[int]) -> list[ScoredSequence]:
-            return self._score_padded(ChunkedHead(model), [batch[row] for row in rows], pad_id)
+            return self._score_padded(ChunkedHead(model), [sequences[row] for row in rows], pad_id)
 
-        passes = self._passes(batch)
+        passes = [
+            [end - len(batch) + row for row in rows]
+            for end, batch in zip(ends, batches, strict=True)
+            for rows in self._passes(batch)
+        ]
         scored = in_order(passes, self._of_each(passes, score))
-        padded = [row for rows in passes for row in rows if batch[row].num_tokens < batch[rows[0]].num_tokens]
+        padded = [row for rows in passes for row in rows if sequences[row].num_tokens < sequences[rows[0]].num_tokens]
         again = [row for row in padded if not np.isfinite(scored[row].logprobs).all()]
         for row, (alone,) in zip(again, self._of_each([[row] for row in again], score), strict=True):
             scored[row] = alone
-        return scored
+        return [scored[end - len(batch) : end] for end, batch in zip(ends, batches, strict=True)]
+
+    @property
+    def batches_at_once(self) -> int:
+        """How many batches keep every rank busy, even where each is one pass, as on a GPU."""
+        return 1 if self._shares is None else self._shares.of
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
         """Log-probs (nats) of every token of the vocabulary at some positions of a response [P, V]; one pass, alone.
@@ -270,6 +289,16 @@ class Scorer(Closing):
         gc.collect()
         if self._arithmetic.device_type == "cuda":
             torch.cuda.empty_cache()
+
+    def _rehearse(self) -> None:
+        """Run what a pass runs, padded and not, in one thread before several do.
+
+        PyTorch looks up an operator's Python object when a dispatch mode (`CpuProducts`) first meets it. Where several
+        threads meet it at once, one may be handed none, and the process ends with SIGSEGV.
+        """
+        short, long = (TokenSequence("", [0], [0] * length) for length in (1, 2))
+        for rows in ([short], [short, long]):
+            self._score_padded(self._head, rows, PAD_ID)
 
     def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
         """The rows of a batch that share a pass."""

@@ -31,6 +31,7 @@ OF_OTHERS = {
     "vLLM": {"qkv_proj", "gate_up_proj", "api_server", "VLLM_SERVER_DEV_MODE", "node_rank", "master_addr"},
     "SGLang": {"launch_server"},
     "OpenSSL": {"SSL_CERT_FILE"},
+    "Ray": {"RAY_ADDRESS"},
     "a row's id": {"PROMPT_ID"},
 }
 """Names that are not the code's, by whose they are."""

@@ -2,14 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.pace import FROM_RATES, Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
-from mismatch_probe.compare.cost.stage_work import Workload, loading_work, loads_model, what_of, work_of
-from mismatch_probe.compare.stages import Stage
+from mismatch_probe.compare.cost.stage_work import (
+    Workload,
+    loading_work,
+    loads_model,
+    received_by_rank,
+    what_of,
+    work_of,
+)
+from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.vllm.compilation import compilation_defaults
@@ -43,8 +50,9 @@ class StageForecast(BaseModel):
 class Forecast(BaseModel):
     """ready: until everything is imported and checked. summary: statistics and report. total: of all that is known;
     unknown_starts names the stages whose start is not in it, of_servers those of which nothing is: how fast a server is
-    cannot be measured here. over_ranks: those counted as if one process held the model, since no earlier run tells what
-    its ranks gain by sharing the work and lose by exchanging weights.
+    cannot be measured here. over_ranks: those over ranks that no earlier run over as many tells of, and received_bytes
+    what each rank is sent meanwhile: how long that takes is not in the time, since nothing here tells how fast ranks
+    are connected.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,6 +64,7 @@ class Forecast(BaseModel):
     unknown_starts: list[str]
     of_servers: list[str] = []
     over_ranks: list[str] = []
+    received_bytes: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     expected = [_of_stage(stage, workload, pace, starting) for stage in here]
     ready = Span.within(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
+    unknown = [stage for stage in here if _is_dealt_out(stage) and not pace.has_seen(what_of(stage))]
     known = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
     return Forecast(
         ready=ready,
@@ -107,13 +117,14 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
         total=sum((ready, *known, summary), start=NO_TIME),
         unknown_starts=[stage.stage for stage in expected if stage.start is None],
         of_servers=[stage.name for stage in stages if stage not in here],
-        over_ranks=[stage.name for stage in here if _is_shared(stage) and not pace.has_seen(what_of(stage))],
+        over_ranks=[stage.name for stage in unknown],
+        received_bytes={stage.name: int(received_by_rank(stage, workload)) for stage in unknown},
     )
 
 
-def _is_shared(stage: Stage) -> bool:
-    """Whether ranks hold the model of the training path; the arithmetic of an engine's are counted as each does it."""
-    return stage.side.training is not None and stage.side.num_ranks > 1
+def _is_dealt_out(stage: Stage) -> TypeGuard[ScoreStage | FloorStage]:
+    """Whether ranks share its passes."""
+    return isinstance(stage, ScoreStage | FloorStage) and stage.side.num_ranks > 1
 
 
 def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting) -> StageForecast:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from mismatch_probe.compare.cost.architecture import Architecture, Lengths
+from mismatch_probe.compare.cost.over_ranks import received_bytes, work_of_rank
 from mismatch_probe.compare.cost.rates import Process, Work
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
@@ -97,6 +98,7 @@ class Workload:
     """A comparison by its sizes: the tokens of each prompt, the architecture of each checkpoint by the path that sides
     name, and the dtype in which the run's own weights are stored. by_layer: the stages that hold one layer at a time.
     hidden_on_disk: whether hidden states between two layers are too many for memory there.
+    ranks_share_cores: whether the ranks of a model share one processor, so that they take as long as one process would.
     """
 
     architectures: Mapping[str, Architecture]
@@ -106,6 +108,7 @@ class Workload:
     checkpoint_dtype: Dtype | None = None
     by_layer: frozenset[str] = frozenset()
     hidden_on_disk: bool = False
+    ranks_share_cores: bool = True
 
     @property
     def pass_tokens(self) -> int:
@@ -150,6 +153,7 @@ def workload_of(
         prompt_tokens,
         responses.limited_to(manifest.settings.sampling.max_new_tokens),
         next((dtype for dtype in Dtype if dtype == short_name(stored)), None),
+        ranks_share_cores=not manifest.hardware.get("gpus") or manifest.settings.training.device == "cpu",
     )
 
 
@@ -175,14 +179,13 @@ def loads_model(stage: Stage) -> bool:
 
 
 def loading_work(stage: Stage, workload: Workload) -> Work:
-    """What loading its model moves. A reference that holds one layer at a time reads the checkpoint for each try: of
-    its attention, of its head, and of the formats that it computes in.
+    """What loading its model moves: the checkpoint is read once, whatever the number of ranks. A reference that holds
+    one layer at a time reads it for each try: of its attention, of its head, and of the formats that it computes in.
     """
     weight_bytes = workload.architecture_of(stage.side).parameters * stage.side.dtype.num_bytes
-    tries = _TRIES if stage.name in workload.by_layer else 0
+    readings = _TRIES if stage.name in workload.by_layer else 1
     return Work(
-        memory_bytes=_READS_OF_WEIGHTS * weight_bytes * max(tries, 1),
-        disk_bytes=tries * stored_bytes(stage, workload),
+        memory_bytes=_READS_OF_WEIGHTS * weight_bytes * readings, disk_bytes=readings * stored_bytes(stage, workload)
     )
 
 
@@ -214,12 +217,13 @@ def work_of(stage: Stage, workload: Workload) -> Work:
         case ScoreStage():
             if stage.side.rounded_to is not None and stage.side.rounded_to == workload.checkpoint_dtype:
                 return Work()
-            passes = workload.lengths.sum() / workload.pass_tokens
             times = workload.samples * len(stage.samplers)
+            passes = workload.lengths.sum() / workload.pass_tokens
             work = _passes(architecture, workload.lengths, passes).times(times)
-            return work + _layer_by_layer(stage, workload, architecture, passes * times)
+            work += _layer_by_layer(stage, workload, architecture, passes * times)
+            return _of_rank(stage, workload, work)
         case FloorStage():
-            return _floor(stage, workload, architecture)
+            return _of_rank(stage, workload, _floor(stage, workload, architecture))
         case RoutingStage():
             chosen = _repeated(workload, workload.settings.experts.num_sequences or 0)
             return _passes(architecture, chosen, len(chosen)).times(len(stage.samplers))
@@ -227,6 +231,37 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             number = min(_positions(workload, architecture), workload.sequences)
             return _passes(architecture, np.resize(workload.lengths, number), number)
     return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))
+
+
+def _dealt_out(stage: ScoreStage | FloorStage, workload: Workload) -> tuple[float, float]:
+    """The passes that ranks deal out, where each batch is one, and their tokens."""
+    if isinstance(stage, FloorStage):
+        chosen = _repeated(workload, workload.settings.floors.num_sequences)
+        return float(len(chosen) * len(stage.samplers)), float(chosen.sum()) * len(stage.samplers)
+    tokens = float(workload.lengths.sum()) * workload.samples * len(stage.samplers)
+    return tokens / workload.pass_tokens, tokens
+
+
+def _of_rank(stage: ScoreStage | FloorStage, workload: Workload, work: Work) -> Work:
+    """What one process does of it: of ranks with devices of their own, what each does."""
+    training, ranks = stage.side.training, stage.side.num_ranks
+    if training is None or ranks < 2 or workload.ranks_share_cores:
+        return work
+    passes, _ = _dealt_out(stage, workload)
+    return work_of_rank(work, passes, ranks=ranks, tensor_parallel=training.tensor_parallel)
+
+
+def received_by_rank(stage: ScoreStage | FloorStage, workload: Workload) -> float:
+    """Bytes that each rank of the stage is sent by the others."""
+    training = stage.side.training
+    assert training is not None
+    return received_bytes(
+        workload.architecture_of(stage.side),
+        stage.side.dtype.num_bytes,
+        *_dealt_out(stage, workload),
+        ranks=stage.side.num_ranks,
+        tensor_parallel=training.tensor_parallel,
+    )
 
 
 def _layer_by_layer(stage: ScoreStage, workload: Workload, architecture: Architecture, passes: float) -> Work:

@@ -45,7 +45,11 @@ class RanksScorer(Closing):
         self._scorer = _loaded(*load.arguments, **named)
 
     def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
-        scored: list[ScoredSequence] = self._on_every_rank("score_batch", batch)
+        (scored,) = self.score_together([batch])
+        return scored
+
+    def score_together(self, batches: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
+        scored: list[list[ScoredSequence]] = self._on_every_rank("score_together", batches)
         return scored
 
     def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
@@ -55,6 +59,10 @@ class RanksScorer(Closing):
     def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
         routing: list[SequenceRouting] = self._on_every_rank("routing", sequences)
         return routing
+
+    @property
+    def batches_at_once(self) -> int:
+        return self._scorer.batches_at_once
 
     def effective_settings(self) -> dict[str, Any]:
         return self._scorer.effective_settings()

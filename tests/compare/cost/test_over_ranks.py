@@ -1,15 +1,17 @@
-"""The weights that one of several ranks needs memory for, and what is not known of their time."""
+"""What one of several ranks needs memory for, does and is sent, and what is not known of their time."""
 
 from dataclasses import replace
 
+import pytest
+
 from mismatch_probe.compare.cost.earlier import Measured
 from mismatch_probe.compare.cost.forecast import Starting, forecast
-from mismatch_probe.compare.cost.over_ranks import rank_weight_bytes
+from mismatch_probe.compare.cost.over_ranks import rank_weight_bytes, received_bytes
 from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import Work
-from mismatch_probe.compare.cost.stage_work import what_of
+from mismatch_probe.compare.cost.stage_work import what_of, work_of
 from tests.compare.cost.test_memory import SEVEN_BILLION
-from tests.compare.cost.workloads import calibration, stage, workload
+from tests.compare.cost.workloads import ARCHITECTURE, calibration, stage, workload
 
 SIZES = replace(SEVEN_BILLION, layer_parameters=2 * 10**8, outside_parameters=10**9)
 
@@ -25,11 +27,40 @@ def test_ranks_that_divide_products_gather_nothing_of_each_other() -> None:
     assert rank_weight_bytes(SIZES, 2, ranks=8, tensor_parallel=2) == part + gathered / 2
 
 
-def test_stages_over_ranks_are_said_to_be_foretold_as_of_one_process_until_a_run_over_as_many_tells() -> None:
-    sides = {"train": [{"name": "two", "dtype": "bf16", "ranks": 2}], "pairs": [("two", "bf16"), ("bf16", "bf16")]}
-    stages = [stage(f"score-train-{name}", **sides) for name in ("two", "bf16")]
-    starting, sizes = Starting(6.0, on_cpu=True), workload(**sides)
-    assert forecast(stages, sizes, Pace(calibration(), []), starting).over_ranks == ["score-train-two"]
+SIDES = {"train": [{"name": "two", "dtype": "bf16", "ranks": 2}], "pairs": [("two", "bf16"), ("bf16", "bf16")]}
+
+
+def test_what_ranks_send_each_other_is_told_until_a_run_over_as_many_tells_how_long_it_takes() -> None:
+    stages = [stage(f"score-train-{name}", **SIDES) for name in ("two", "bf16")]
+    starting, sizes = Starting(6.0, on_cpu=True), workload(**SIDES)
+    unknown = forecast(stages, sizes, Pace(calibration(), []), starting)
+    assert unknown.over_ranks == ["score-train-two"]
+    assert unknown.received_bytes == {"score-train-two": ARCHITECTURE.parameters * 2 // 2}  # one pass, half of the BF16
     measured = [Measured(what_of(known), Work(matrix_flops=1e9), 2.0, 1.0) for known in stages]
-    assert forecast(stages, sizes, Pace(calibration(), measured), starting).over_ranks == []
+    assert forecast(stages, sizes, Pace(calibration(), measured), starting).received_bytes == {}
     assert forecast(stages, sizes, Pace(calibration(), measured[1:]), starting).over_ranks == ["score-train-two"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ranks", "tensor_parallel", "share"),
+    [(2048, 2, 1, 1 / 2), (2048, 8, 1, 1 / 8), (64, 64, 1, 1 / 2.1875), (64, 8, 8, 1 / 8), (2048, 8, 2, 1 / 8)],
+)
+def test_ranks_with_gpus_share_whole_passes_and_no_more_of_them_than_there_are(
+    prompts: int, ranks: int, tensor_parallel: int, share: float
+) -> None:
+    """64 prompts are 2.2 passes of 2,048 tokens: 64 ranks are no faster than three."""
+    sides = {"train": [{"name": "all", "dtype": "bf16", "ranks": ranks, "tensor_parallel": tensor_parallel}]}
+    sides |= {"pairs": [("all", "bf16")]}
+    on_cpu = workload(prompts=prompts, **sides)
+    on_gpus = replace(on_cpu, ranks_share_cores=False)
+    scoring = stage("score-train-all", **sides)
+    whole, each = work_of(scoring, on_cpu).matrix_flops, work_of(scoring, on_gpus).matrix_flops
+    assert each == pytest.approx(share * whole, rel=0.15)
+    assert each >= whole / ranks
+
+
+def test_what_a_rank_is_sent_follows_from_its_passes_or_its_tokens() -> None:
+    weights = received_bytes(SIZES, 2, 16, 32768, ranks=8, tensor_parallel=1)
+    assert weights == 2 * 2 * SIZES.parameters * 7 / 8
+    sums = received_bytes(SIZES, 2, 16, 32768, ranks=8, tensor_parallel=8)
+    assert sums == 2 * 2 * SIZES.num_layers * SIZES.hidden_size * 32768 * 2 * 7 / 8

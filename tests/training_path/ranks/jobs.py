@@ -59,10 +59,24 @@ def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tu
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
     with RanksScorer(*load, rounded_to=None if rounded is None else Dtype(rounded), **named) as ranked:
-        scored = [one for batch in batches for one in ranked.score_batch([TokenSequence(**row) for row in batch])]
-        effective = ranked.effective_settings()
+        passes = _counted_passes()
+        together = ranked.score_together([[TokenSequence(**row) for row in batch] for batch in batches])
+        scored = [one for batch in together for one in batch]
+        effective = {**ranked.effective_settings(), "at_once": ranked.batches_at_once, "passes_here": len(passes)}
     dismiss()
     return [_to_json(one) for one in scored], effective
+
+
+def _counted_passes() -> list[int]:
+    """The rows of each pass that this rank computes from now on."""
+    passes, score = [], scorer.Scorer._score_padded
+
+    def counted(self: scorer.Scorer, head: Any, sequences: list[TokenSequence], pad_id: int) -> list[ScoredSequence]:
+        passes.append(len(sequences))
+        return score(self, head, sequences, pad_id)
+
+    scorer.Scorer._score_padded = counted  # type: ignore[method-assign]
+    return passes
 
 
 def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> None:
@@ -106,7 +120,7 @@ def _hold_another_part() -> None:
 
 def _on_scoring(act: Any) -> Any:
     def inject() -> None:
-        scorer.Scorer.score_batch = act  # type: ignore[method-assign]
+        scorer.Scorer.score_together = act  # type: ignore[method-assign]
 
     return inject
 

@@ -82,6 +82,17 @@ def test_ranks_give_the_bits_of_one_process(
     assert effective["ranks"]["against_whole"] == {"difference": 0.0, "why_not": None}
 
 
+@pytest.mark.parametrize(("tensor_parallel", "at_once", "passes_here"), [(1, 2, 2), (2, 1, 4)])
+def test_batches_of_one_pass_are_shared_by_ranks_that_divide_no_product(
+    tensor_parallel: int, at_once: int, passes_here: int, divisible: Checkpoint, sequences: list[TokenSequence]
+) -> None:
+    """On a GPU each batch is one pass: taken one by one, all ranks would compute the same."""
+    asked = TrainingPathSettings(ranks=2, tensor_parallel=tensor_parallel)
+    alone = [[sequence] for sequence in sequences[:4]]
+    _, effective = score_over_ranks(2, divisible("qwen3"), Dtype.BF16, asked, alone)
+    assert (effective["at_once"], effective["passes_here"]) == (at_once, passes_here)
+
+
 @pytest.mark.parametrize(("dtype", "num_threads"), [(Dtype.BF16, None), (Dtype.FP32, None), (Dtype.FP32, 2)])
 def test_large_products_have_the_bits_of_one_process_with_as_many_threads(
     dtype: Dtype, num_threads: int | None, sequences: list[TokenSequence], tmp_path: Path
