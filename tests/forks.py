@@ -1,5 +1,6 @@
 """What a fork needs to be the process that an interpreter of its own would be."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterable
@@ -65,6 +66,12 @@ def close_all_but(kept: Iterable[int]) -> None:
     for descriptor in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
         os.closerange(last + 1, descriptor)
         last = descriptor
+
+
+def fork_what_is_spawned() -> None:
+    """Have vLLM's own processes forked from this one, which has imported what they import, where vLLM spawns them."""
+    forking = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
 
 
 def take_threads() -> None:
