@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy.stats import chisquare
+from scipy.special import chdtrc
 
 from mismatch_probe.engines.server.answers import Answer
 
@@ -35,4 +35,5 @@ def sampled_as_said(answers: Sequence[Answer]) -> float | None:
     if len(expected) < 2:
         return None
     scale = sum(observed) / sum(expected)
-    return float(chisquare(observed, [value * scale for value in expected]).pvalue)
+    statistic = sum((seen - scale * value) ** 2 / (scale * value) for seen, value in zip(observed, expected, strict=True))
+    return float(chdtrc(len(expected) - 1, statistic))
