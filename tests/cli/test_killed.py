@@ -14,6 +14,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
@@ -125,9 +126,7 @@ class Killed:
             probe("import", folder / "log", "--out", folder / "imported", code=ExitCode.PASS)
         (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
         path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-        kept = {
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch-cache")
-        }  # torch's own, for later runs: no scratch folder
+        kept = {"TORCHINDUCTOR_CACHE_DIR": default_cache_dir()}  # torch's own, for later runs: no scratch folder
         environment = {MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONPATH": path, **kept}
         self._stack = ExitStack()
         self._process = self._begin(environment)

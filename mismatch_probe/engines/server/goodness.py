@@ -35,5 +35,5 @@ def sampled_as_said(answers: Sequence[Answer]) -> float | None:
     if len(expected) < 2:
         return None
     scale = sum(observed) / sum(expected)
-    statistic = sum((seen - scale * value) ** 2 / (scale * value) for seen, value in zip(observed, expected, strict=True))
-    return float(chdtrc(len(expected) - 1, statistic))
+    due = scale * np.array(expected)
+    return float(chdtrc(len(expected) - 1, np.sum((np.array(observed) - due) ** 2 / due)))
