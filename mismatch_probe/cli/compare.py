@@ -14,9 +14,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
 
 _SIDES: Final = {
-    "reference": Flag("reference.dtype", "What both sides are held against: fp32, fp64, none."),
+    "reference": Flag("reference.dtype", "What both sides are held against: fp32, fp64, none.", default="fp32"),
     "reference_by_layer": Flag("reference.by_layer", "Hold one layer of the reference's weights at a time.", bool),
-    "train_precision": Flag("training.precision", "How pi is brought to its dtype: weights, to, autocast, fsdp."),
+    "train_precision": Flag(
+        "training.precision", "How pi is brought to its dtype: weights, to, autocast, fsdp.", default="weights"
+    ),
     "train_ranks": Flag("training.ranks", "How many processes hold pi and the reference, each a part (FSDP2).", int),
 }
 _NUM_PROMPTS: Final = {

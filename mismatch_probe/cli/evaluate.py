@@ -10,7 +10,7 @@ from mismatch_probe.config.nested import nested
 from mismatch_probe.errors import ExitCode
 
 _PROBLEMS: Final = {
-    "task": Flag("prompts.source", options.TASK_HELP),
+    "task": Flag("prompts.source", options.TASK_HELP, default="sums:medium"),
     "num_problems": Flag(
         "prompts.num_prompts", "How many problems; 256, or all of a smaller source, unless given.", int
     ),
@@ -18,7 +18,7 @@ _PROBLEMS: Final = {
     "samples_per_prompt": Flag(
         "sampling.samples_per_prompt", "Responses sampled for each problem; 4 unless given.", int
     ),
-    "seed": Flag("sampling.seed", "Seed of problems and sampling.", int),
+    "seed": Flag("sampling.seed", "Seed of problems and sampling.", int, default="0"),
     "sample_pi": Flag("evaluation.sample_pi", "Also sample responses on the training path itself; slower.", bool),
 }
 

@@ -11,18 +11,25 @@ from mismatch_probe.errors import ExitCode
 
 _EXAMINATION: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 8 unless given.", int),
-    "temperature": Flag("sampling.temperature", "Sampling temperature.", float),
+    "temperature": Flag("sampling.temperature", "Sampling temperature.", float, default="1"),
     "reward": Flag("reward", options.REWARD_HELP),
-    "objective": Flag("objective.name", "Whose gradient: grpo, dr-grpo, reinforce, gspo, …"),
-    "attention": Flag("attention", "Attention of the FP16 runs: sdpa, eager, flash_attention_2; default: as `train`."),
-    "device": Flag("device", "auto, cpu, cuda, cuda:1."),
-    "batch_tokens": Flag("batch_tokens", "Tokens of one forward pass, padding included.", int),
+    "objective": Flag("objective.name", "Whose gradient: grpo, dr-grpo, reinforce, gspo, …", default="grpo"),
+    "attention": Flag(
+        "attention", "Attention of the FP16 runs: sdpa, eager, flash_attention_2; as `train` unless given."
+    ),
+    "device": Flag("device", "auto, cpu, cuda, cuda:1.", default="auto"),
+    "batch_tokens": Flag("batch_tokens", "Tokens of one forward pass, padding included.", int, default="1024"),
     "weights_only": Flag("weights_only", "Scan the stored weights, of any size, and run nothing.", bool),
 }
 
 
 @gives_settings(
-    options.MODEL, options.PROMPTS, options.SAMPLES_PER_PROMPT, options.MAX_NEW_TOKENS, options.SEED, _EXAMINATION
+    options.MODEL,
+    options.unless_given(options.PROMPTS, prompts="sums:medium"),
+    options.unless_given(options.SAMPLES_PER_PROMPT, samples_per_prompt="4"),
+    options.unless_given(options.MAX_NEW_TOKENS, max_new_tokens="128"),
+    options.SEED,
+    _EXAMINATION,
 )
 def headroom(
     given: dict[str, Any],

@@ -34,9 +34,15 @@ _LOOK: Final = {
 )
 def localize(
     given: dict[str, Any],
-    dtype: Annotated[str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32.")] = None,
-    train_dtype: Annotated[str | None, typer.Option(help="Dtype that the training path computes in.")] = None,
-    infer_dtype: Annotated[str | None, typer.Option(help="Dtype that the engine computes in.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Both sides in this dtype: bf16, fp16, fp32; bf16 unless given.")
+    ] = None,
+    train_dtype: Annotated[
+        str | None, typer.Option(help="Dtype that the training path computes in; bf16 unless given.")
+    ] = None,
+    infer_dtype: Annotated[
+        str | None, typer.Option(help="Dtype that the engine computes in; bf16 unless given.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write localize-TRAIN-INFER.json and report.html into.")
     ] = None,

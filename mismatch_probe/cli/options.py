@@ -1,8 +1,8 @@
 """The flags that several commands have, declared once; one that is a setting is declared with it."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,21 +17,26 @@ _ENGINE_PREFIX: Final = "--vllm."
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that gives the setting of this dotted name, and nothing else; one that `turns_off` gives False."""
+    """A flag that gives the setting of this dotted name, and nothing else; one that `turns_off` gives False.
+
+    default: what the setting is unless the flag is given, where that is one value.
+    """
 
     setting: str
     help: str
     kind: Any = str
     turns_off: bool = False
+    default: str = ""
 
     def parameter(self, name: str) -> inspect.Parameter:
         """As typer reads it; the flag is `--name`, with dashes."""
         if self.kind is bool:
             return _keyword(name, bool, typer.Option(False, f"--{name.replace('_', '-')}", help=self.help))
-        return _keyword(name, self.kind | None, typer.Option(None, help=self.help))
+        text = f"{self.help.removesuffix('.')}; {self.default} unless given." if self.default else self.help
+        return _keyword(name, self.kind | None, typer.Option(None, help=text))
 
 
-Flags = Mapping[str, Flag]
+Flags = dict[str, Flag]
 Command = Callable[..., ExitCode]
 
 MODEL: Final = {
@@ -40,24 +45,32 @@ MODEL: Final = {
     "trust_remote_code": Flag("model.trust_remote_code", "Run the model code that the checkpoint brings.", bool),
 }
 PROMPTS: Final = {
-    "prompts": Flag("prompts.source", "`sums:SPLIT`, a .jsonl or .parquet file, or hub:OWNER/NAME."),
+    "prompts": Flag(
+        "prompts.source", "`sums:SPLIT`, a .jsonl or .parquet file, or hub:OWNER/NAME.", default="sums:long"
+    ),
     "chat_template": Flag(
-        "prompts.chat_template", "auto (text becomes a user message if there is a template), always, never."
+        "prompts.chat_template",
+        "auto (text becomes a user message if there is a template), always, never.",
+        default="auto",
     ),
 }
 SAMPLES_PER_PROMPT: Final = {
-    "samples_per_prompt": Flag("sampling.samples_per_prompt", "Responses sampled for each prompt.", int)
+    "samples_per_prompt": Flag("sampling.samples_per_prompt", "Responses sampled for each prompt.", int, default="1")
 }
-MAX_NEW_TOKENS: Final = {"max_new_tokens": Flag("sampling.max_new_tokens", "Longest response, in tokens.", int)}
+MAX_NEW_TOKENS: Final = {
+    "max_new_tokens": Flag("sampling.max_new_tokens", "Longest response, in tokens.", int, default="1024")
+}
 TEMPERATURE: Final = {
-    "temperature": Flag("sampling.temperature", "Sampling temperature, the same on both sides.", float)
+    "temperature": Flag("sampling.temperature", "Sampling temperature, the same on both sides.", float, default="1")
 }
-SEED: Final = {"seed": Flag("sampling.seed", "Seed of prompts and sampling.", int)}
+SEED: Final = {"seed": Flag("sampling.seed", "Seed of prompts and sampling.", int, default="0")}
 ATTENTION: Final = {"attention": Flag("training.attention", "pi's attention: sdpa, eager, flash_attention_2.")}
-DEVICE: Final = {"device": Flag("training.device", "Device of the training path: auto, cpu, cuda, cuda:1.")}
+DEVICE: Final = {
+    "device": Flag("training.device", "Device of the training path: auto, cpu, cuda, cuda:1.", default="auto")
+}
 
 TASK_HELP: Final = "Problems: `sums:SPLIT`, a .jsonl or .parquet file, hub:…"
-REWARD_HELP: Final = "`math`, or `module:function`; default: the task's own."
+REWARD_HELP: Final = "`math`, or `module:function`; the task's own unless given."
 
 Dtypes = list[str] | None
 BothDtypes = Annotated[Dtypes, typer.Option(help="Both sides in this dtype (repeatable): bf16, fp16, fp32.")]
@@ -85,6 +98,11 @@ WithoutBaseline = Annotated[
     bool, typer.Option("--without-baseline", help="Leave out the checks that compare with a baseline, and say so.")
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def unless_given(flags: Flags, **defaults: str) -> Flags:
+    """The same flags for a command whose settings have other defaults."""
+    return flags | {name: replace(flags[name], default=default) for name, default in defaults.items()}
 
 
 def server_side(text: str | None) -> dict[str, Any]:

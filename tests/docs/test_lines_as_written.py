@@ -22,7 +22,7 @@ from tests.docs.command_lines import CommandLine, command_lines
 from tests.docs.test_command_lines import name_floor
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
-from tests.servers.real_server import WarmServer, demo_checkpoint
+from tests.servers.real_server import TAKES_WEIGHTS, WarmServer, demo_checkpoint
 from tests.simulated_run import Simulation, simulated_run
 
 PAGES_READ_FIRST: Final = ("README.md", "docs/first-five-minutes.md")
@@ -134,7 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], st
 
         @cache
         def started() -> str:
-            return stack.enter_context(WarmServer(tmp_path_factory.mktemp("server") / "log")).url
+            return stack.enter_context(WarmServer(tmp_path_factory.mktemp("server") / "log", *TAKES_WEIGHTS)).url
 
         yield started
 
@@ -159,7 +159,7 @@ def test_what_a_newcomer_types_first_works(reader: Reader) -> None:
 @pytest.mark.slow
 @pytest.mark.lines
 @pytest.mark.timeout(3600)
-@pytest.mark.filterwarnings("default::DeprecationWarning")  # of libraries: a reader's Python does not end at them
+@pytest.mark.filterwarnings("default")  # a reader's Python does not end at a library's warning
 @pytest.mark.parametrize("page", PAGES)
 def test_the_lines_of_a_page_work_one_after_the_other(page: str, reader: Reader) -> None:
     for line in OURS:
