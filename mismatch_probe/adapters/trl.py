@@ -12,19 +12,22 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import BrokenRecord, MismatchProbeError, StorageError, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.loop_decision import Decision
 from mismatch_probe.guards.probe import Probe
 from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.reading import Unreadable, as_object, read_json
+
+Value = TypeVar("Value")
 
 CAN: Final = ("skip", "stop", "lower_learning_rate")
 """What this adapter carries out."""
@@ -97,15 +100,12 @@ class _GuardCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Guards go on where the run does."""
-        if state.is_world_process_zero:
-            _saved(args, state).write_text(json.dumps(self._guards.state_dict()), encoding="utf-8")
+        content = json.dumps(self._guards.state_dict())
+        _of_first_rank(state, lambda: _write(_saved(args, state), content))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """As the first rank's file says, which other machines may lack."""
-        saved = None
-        if state.global_step and state.is_world_process_zero and _saved(args, state).exists():
-            saved = json.loads(_saved(args, state).read_text(encoding="utf-8"))
-        [saved, *_] = _of_ranks(saved)
+        saved = _of_first_rank(state, lambda: _read(_saved(args, state))) if state.global_step else None
         if saved is not None:
             self._guards.load_state_dict(saved)
 
@@ -185,6 +185,7 @@ class _GuardCallback(TrainerCallback):
             output.get("sampling_per_token_logps"),
             mask * output["tool_mask"] if "tool_mask" in output else mask,
             entropy=self._entropies,
+            prompt_ids=output["prompt_ids"],
             truncated=(lengths == 0) | ~torch.isin(last, ends.to(last.device)),
         )
         return replace(batch.measure(), rewards=self._reward_totals())
@@ -264,6 +265,49 @@ def probed_ids(responses: Sequence[Sequence[int]], lengths: Sequence[int]) -> li
 def _saved(args: Any, state: Any) -> Path:
     """The guards' file in the checkpoint of a step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "mismatch_probe.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None where a checkpoint was written without guards.
+
+    Raises:
+        BrokenRecord: it is no JSON object.
+    """
+    try:
+        return as_object(read_json(path))
+    except FileNotFoundError:
+        return None
+    except Unreadable as error:
+        raise BrokenRecord(
+            f"{path}, the state of the guards, cannot be read: {error}; remove it to go on with guards that begin anew"
+        ) from error
+
+
+def _write(path: Path, content: str) -> None:
+    """
+    Raises:
+        StorageError: the disk refused it.
+    """
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}, the state of the guards: {error.strerror or error}") from error
+
+
+def _of_first_rank(state: Any, work: Callable[[], Value]) -> Value:
+    """What `work` gives on the first rank, on every rank. Where it fails there, every rank raises its error: none is
+    left waiting.
+    """
+    done: Value | MismatchProbeError | None = None
+    if state.is_world_process_zero:
+        try:
+            done = work()
+        except MismatchProbeError as error:
+            done = error
+    [first, *_] = _of_ranks(done)
+    if isinstance(first, MismatchProbeError):
+        raise first
+    return first  # type: ignore[no-any-return]
 
 
 def _of_ranks(value: Any) -> list[Any]:

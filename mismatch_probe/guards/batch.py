@@ -6,9 +6,10 @@ import numpy as np
 
 from mismatch_probe.arrays import ArrayLike, Layout, as_numbers, is_unrecorded
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals, TemperatureTotals
+from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
+from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Ints, Sequences, TokenPair, is_usable
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Batch:
         whole = np.zeros(0) if rewards is None else rewards if cut is None else rewards[~cut]
         whole = whole[np.isfinite(whole)]
         return replace(
-            self._of_tokens(layout, name),
+            self._of_tokens(layout, name, prompts),
             rewards=RewardTotals() if rewards is None else RewardTotals.of(rewards, prompts),
             highest_whole=float(whole.max(initial=-np.inf)),
             lowest_whole=float(whole.min(initial=np.inf)),
@@ -65,7 +66,7 @@ class Batch:
                 return name, given
         raise UsageError("a batch without log_pi, log_mu and mask says nothing of its tokens: give one of them")
 
-    def _of_tokens(self, layout: Layout, like: str) -> Sums:
+    def _of_tokens(self, layout: Layout, like: str, prompts: Ints | None) -> Sums:
         """Of the tokens of both sides; nothing where one was not given."""
         if self.log_pi is None or self.log_mu is None:
             return Sums()
@@ -84,13 +85,14 @@ class Batch:
         )
         if not usable.size or not usable.all():
             return counts
-        lengths = layout.lengths
-        pair = TokenPair(Sequences.of_lengths(lengths[lengths > 0]), log_pi, log_mu, entropy_pi=entropy)
+        is_there = layout.lengths > 0
+        sequences = Sequences.of_lengths(layout.lengths[is_there], None if prompts is None else prompts[is_there])
+        pair = TokenPair(sequences, log_pi, log_mu, entropy_pi=entropy)
         if entropy is None:
             return replace(counts, pair=PairTotals.of(pair))
         return replace(
             counts,
             pair=PairTotals.of(pair),
-            temperature=TemperatureTotals.of(pair.diff, log_pi, entropy),
+            temperature=TemperatureTotals.of(pair.diff, log_pi, entropy, sequences.spread(sequences.clusters)),
             surprise=SurpriseTotals.of(log_pi, entropy),
         )

@@ -126,6 +126,7 @@ _MISMATCH = (
         metric="mismatch/kl_k3",
         times=100,
         least=1e-6,
+        error="mismatch/kl_k3_error",
         patience=2,
         actions=((WARN, RESYNC), (WARN,)),
         source="relative to the canary: a whole format, BF16 for FP16, is 24 times in arXiv 2510.26788",

@@ -29,6 +29,7 @@ REWARD_GUARDS: tuple[GuardSettings, ...] = (
         name="reward-scale",
         metric="reward/largest",
         ratio=1e5,
+        needs=4,
         actions=((SKIP,), (SKIP,), (STOP,)),
         source="judgement: a reward 100,000 times the largest of a usual step is a mistake, were it the only one",
     ),

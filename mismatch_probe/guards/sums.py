@@ -6,14 +6,13 @@ from typing import Final, Self
 
 import numpy as np
 
+from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
 from mismatch_probe.stats.sequences import Floats, Ints
-from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
 from mismatch_probe.stats.totals import Totals
 
 Metrics = dict[str, float]
 
-_CERTAIN: Final = 1e-3
 _STANDARD_ERRORS: Final = 3.0
 _VARIANCE_OF_ENTROPY: Final = 5.0
 """Nats: variance of log pi over its entropy for a choice of two tokens, one of them with a probability of 0.002."""
@@ -21,6 +20,7 @@ _VARIANCE_OF_ENTROPY: Final = 5.0
 _OF_PAIR: Final = {
     "kl_k1": "kl_k1",
     "kl_k3": "kl_k3",
+    "kl_k3_error": "kl_k3_error",
     "abs_logprob_diff": "abs_logprob_diff",
     "abs_logprob_diff_max": "abs_logprob_diff_max",
     "abs_logprob_diff_seq": "abs_logprob_diff_seq",
@@ -44,37 +44,6 @@ _OF_PAIR: Final = {
 """Name of a step's metric: name among the pair's."""
 
 _WITH_ENTROPY: Final = ("kl_entropy_ratio",)
-
-
-@dataclass(frozen=True)
-class TemperatureTotals(Totals):
-    """Of fits of T_pi / T_mu to d by `stats.temperature`: each part's own, weighted by the squares of the surprise that
-    the entropies leave. information: these weights; departures: times the coefficient; errors: squares of weight times
-    its standard error.
-    """
-
-    information: float = 0.0
-    departures: float = 0.0
-    errors: float = 0.0
-
-    @classmethod
-    def of(cls, diff: Floats, log_pi: Floats, entropy: Floats) -> Self:
-        """Of tokens [T]; nothing where nothing surprises pi."""
-        if np.std(log_pi + entropy) < _CERTAIN:
-            return cls()
-        fit = LeastSquares(temperature_columns(log_pi, entropy), diff)
-        information = fit.first_information()
-        error = information * fit.first_error()
-        return cls(information, float(information * fit.coefficients[0]), float(error**2))
-
-    @property
-    def ratio(self) -> float:
-        """T_pi / T_mu, three standard errors nearer to 1; 1 where within, and where nothing surprises pi."""
-        if self.information == 0:
-            return 1.0
-        departure = -self.departures / self.information
-        doubt = _STANDARD_ERRORS * math.sqrt(self.errors) / self.information
-        return 1 + math.copysign(max(0.0, abs(departure) - doubt), departure)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def _log_c(highest: float, lowest: float) -> float:
 @dataclass(frozen=True)
 class PairTotals(Totals):
     """Of a pair's tokens and sequences. Names as in `stats.metrics`, each the sum over tokens or sequences of what the
-    metric is the mean of; about_*: of probabilities about 1/2; entropies: of pi, nats.
+    metric is the mean of; kl_k3_squared: squares of the sums over prompts, each of which one part holds; about_*: of
+    probabilities about 1/2; entropies: of pi, nats.
     """
 
     tokens: float = 0.0
@@ -86,6 +87,7 @@ class PairTotals(Totals):
     highest_abs_diff: float = 0.0
     abs_diff_seq: float = 0.0
     kl_k3: float = 0.0
+    kl_k3_squared: float = 0.0
     mult_error: float = 0.0
     prob_abs_diff: float = 0.0
     highest_prob_diff: float = -math.inf
@@ -112,8 +114,11 @@ class PairTotals(Totals):
         excess = weight_excess(diff)
         pi, mu = pair.prob_pi - _MIDDLE, pair.prob_mu - _MIDDLE
         log_ppl_diff = -pair.diff_sums / lengths
+        k3 = k3_terms(diff)
         with np.errstate(over="ignore"):
             mult_error = float(np.exp(pair.abs_diff).sum())
+            of_prompts = pair.sequences.sum_by_cluster(pair.sequences.sum_by_sequence(k3))
+            kl_k3_squared = float(of_prompts @ of_prompts)
         return cls(
             tokens=float(len(diff)),
             sequences=float(len(lengths)),
@@ -122,7 +127,8 @@ class PairTotals(Totals):
             abs_diff=float(pair.abs_diff.sum()),
             highest_abs_diff=float(pair.abs_diff.max()),
             abs_diff_seq=float((pair.sequences.sum_by_sequence(pair.abs_diff) / lengths).sum()),
-            kl_k3=float(k3_terms(diff).sum()),
+            kl_k3=float(k3.sum()),
+            kl_k3_squared=kl_k3_squared,
             mult_error=mult_error,
             prob_abs_diff=float(np.abs(pair.prob_diff).sum()),
             highest_prob_diff=float(pair.prob_diff.max()),
@@ -148,7 +154,8 @@ class PairTotals(Totals):
         `prob_pearson` also where the probabilities of a side vary by less than 1e-6.
 
         `is_ratio_mean_token_error` is the standard error of `is_ratio_mean_token` where that is 1: e^d - 1 of tokens
-        sampled from mu are then differences of a martingale, which do not correlate.
+        sampled from mu are then differences of a martingale, which do not correlate. `kl_k3_error` is that of `kl_k3`
+        about 0, not about its mean, with prompts as clusters: it is as large as `kl_k3` where one prompt makes it.
         """
         tokens, sequences = np.float64(self.tokens), np.float64(self.sequences)
         moments = np.array(
@@ -158,6 +165,7 @@ class PairTotals(Totals):
             values = {
                 "kl_k1": -self.diff / tokens,
                 "kl_k3": self.kl_k3 / tokens,
+                "kl_k3_error": np.sqrt(self.kl_k3_squared) / tokens,
                 "abs_logprob_diff": self.abs_diff / tokens,
                 "abs_logprob_diff_max": self.highest_abs_diff,
                 "abs_logprob_diff_seq": self.abs_diff_seq / sequences,

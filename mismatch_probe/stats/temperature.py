@@ -9,7 +9,7 @@ prompt or weight error is.
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import Floats, Reals
+from mismatch_probe.stats.sequences import Floats, Ints, Reals
 
 _LEAST_FREE = 1e-6
 
@@ -23,7 +23,7 @@ class LeastSquares:
     """`values` [T] by `columns` [T, C], without an intercept: coefficients [C] and fitted values [T]."""
 
     def __init__(self, columns: Floats, values: Floats) -> None:
-        self._columns, self._values = columns, values
+        self._columns, self.values = columns, values
         self._solver = np.linalg.pinv(columns)
         self.coefficients: Floats = self._solver @ values
         self.fitted: Floats = columns @ self.coefficients
@@ -33,10 +33,30 @@ class LeastSquares:
         square = float(self._solver[0] @ self._solver[0])
         return 1 / square if square > 0 else 0.0
 
-    def first_error(self) -> float:
-        """The first coefficient's standard error, where every value errs on its own scale and one that the fit hangs on
-        counts as if it were left out of it (HC3) [MacKinnon & White 1985, J. Econometrics 29].
+    def first_error(self, clusters: Ints) -> tuple[float, float]:
+        """The first coefficient's standard error and its degrees of freedom, where values of one of the `clusters` [T]
+        may err alike.
+
+        A jackknife: how far the coefficient moves as each cluster is left out of the fit (CR3) [Bell & McCaffrey 2002,
+        Survey Methodology 28]. The freedom is that of a sum of squares with the clusters' weights, less one for the fit
+        [Satterthwaite 1946, Biometrics 2]: little where the coefficient hangs on a few of them.
         """
-        leverage = np.einsum("tc,ct->t", self._columns, self._solver)
-        left_out = (self._values - self.fitted) / np.maximum(1 - leverage, _LEAST_FREE)
-        return float(np.linalg.norm(self._solver[0] * left_out))
+        numbers = np.unique(clusters, return_inverse=True)[1]
+        basis, scales, turned = np.linalg.svd(self._columns, full_matrices=False)
+        kept = scales > _LEAST_FREE * scales.max(initial=0.0)
+        basis, first = basis[:, kept], turned[kept, 0] / scales[kept]
+        left = np.eye(kept.sum()) - _by_cluster(numbers, basis[:, :, None] * basis[:, None, :])
+        freed, axes = np.linalg.eigh(left)
+        pulls = _by_cluster(numbers, basis * (self.values - self.fitted)[:, None])
+        turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(freed, _LEAST_FREE)
+        moved = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
+        shares = _by_cluster(numbers, self._solver[0] ** 2)
+        freedom = float(shares.sum() ** 2 / (shares @ shares)) - 1 if shares.any() else 0.0
+        return float(np.linalg.norm(moved)), freedom
+
+
+def _by_cluster(numbers: Ints, values: Floats) -> Floats:
+    """Sums over the values of each cluster: [T, ...] -> [G, ...]."""
+    sums: Floats = np.zeros((int(numbers.max()) + 1, *values.shape[1:]))
+    np.add.at(sums, numbers, values)
+    return sums

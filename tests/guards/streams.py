@@ -52,6 +52,7 @@ class Run:
         saturated = accuracy == 1.0
         return {
             "mismatch/kl_k3": k3,
+            "mismatch/kl_k3_error": k3 / 5,
             "mismatch/logprob_diff_rms": rms,
             "mismatch/prob_diff_max": extreme,
             "mismatch/prob_diff_min": -extreme * self._noise(0.2),

@@ -240,7 +240,7 @@ def test_a_state_that_a_version_before_wrote_goes_on_with_every_guard_and_its_le
     assert resumed.off == {}
 
     def floors(state: dict[str, Any]) -> list[Any]:
-        return [guard["rule"] for guard in state["guards"] if guard["settings"]["rule"] == "floor"]
+        return [guard["rule"]["floor"] for guard in state["guards"] if guard["settings"]["rule"] == "floor"]
 
     assert floors(resumed.state_dict()) == floors(saved) != []
 

@@ -207,6 +207,49 @@ def test_a_canary_that_is_no_number_is_a_breach_and_leaves_the_floor_to_the_firs
     assert breaks(started, [math.nan, 1.0, 9.0, 11.0]) == [True, False, False, True]
 
 
+def floor_of_few() -> Guard:
+    return rule("floor", metric="m", error="e", times=100, least=1e-6)
+
+
+def of_one_token(value: float) -> dict[str, float]:
+    """A step whose value is one token's, so that its error is as large."""
+    return {"m": value, "e": value}
+
+
+def test_a_floor_of_a_canary_without_an_uncertain_token_is_not_known_yet() -> None:
+    """As a policy that is sure gives it in small steps: without errors the second step breaks it."""
+    started = floor_of_few()
+    started.judge_canary(of_one_token(1e-9))
+    steps = [1e-9, 1e-5, 6e-5, 1e-8, 3e-6, 4e-5, 1e-6, 2e-5] * 4
+    assert not any(started.judge(of_one_token(value)) for value in steps)
+
+
+def test_a_fault_in_small_steps_is_added_up_until_it_shows() -> None:
+    started = floor_of_few()
+    started.judge_canary(of_one_token(1e-5))
+    assert not any(started.judge(of_one_token(value)) for value in [1e-5, 2e-5, 5e-6] * 6)
+    faulty = [started.judge(of_one_token(value)) for value in [1e-2, 2e-2, 5e-3] * 6]
+    first = next(number for number, breach in enumerate(faulty, start=1) if breach is not None)
+    assert 3 <= first <= 8
+    assert all(faulty[first:])
+    assert faulty[-1] is not None
+    assert "on average over" in faulty[-1].sentence
+    assert started.judge(of_one_token(1e-5)) is None, "a step that is mended is no breach"
+
+
+def test_a_fault_in_a_large_step_shows_at_once() -> None:
+    started = floor_of_few()
+    started.judge_canary({"m": 1e-5, "e": 1e-6})
+    assert started.judge({"m": 1.1e-3, "e": 1e-4}) is None
+    assert started.judge({"m": 2e-3, "e": 1e-4}) is not None
+
+
+def test_a_level_of_too_few_steps_is_not_held_against_what_comes() -> None:
+    assert breaks(rule("growth", metric="m", ratio=10), [1e-6, 1]) == [False, True]
+    assert breaks(rule("growth", metric="m", ratio=10, needs=4), [1e-6, 1, 1, 1, 1]) == [False] * 5
+    assert breaks(rule("growth", metric="m", ratio=10, needs=4), [1, 1, 1, 1, 11]) == [False] * 4 + [True]
+
+
 DEAD = {"loss": 0.0, "grad_norm": 0.0, "other": 1.0, "reward": math.nan}
 
 

@@ -35,6 +35,12 @@ def test_sums_are_of_all_ranks_and_a_resumed_run_decides_alike_on_each(tmp_path:
     resumed = train("resumed", tmp_path)
     assert len(resumed[0]["decisions"]) == len(sound[0]["decisions"]) - 2
     assert resumed[0]["state"]["last_step"] == resumed[1]["state"]["last_step"] == sound[0]["state"]["last_step"]
+    assert not any(rank["ended"] for rank in (*sound, *resumed))
+    state = tmp_path / "checkpoint-2" / "mismatch_probe.json"
+    state.write_text(state.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    ends = [rank["ended"] for rank in train("resumed", tmp_path)]
+    assert ends[0] == ends[1]
+    assert f"{state}, the state of the guards, cannot be read: malformed JSON" in ends[0]
 
 
 @pytest.mark.parametrize(("fault", "guard"), [("reward", "reward-nonfinite"), ("loss", "loss-nonfinite")])

@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from mismatch_probe.adapters.trl import guard
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.engines.weight_digests import weight_digest
+from mismatch_probe.errors import MismatchProbeError
 
 RANK: Final = int(os.environ["RANK"])
 STEPS: Final = 6
@@ -67,8 +68,13 @@ def main(fault: str, folder: Path) -> None:
     guards.observe = recorded  # type: ignore[method-assign]
     weights = [digest(trainer)]
     trainer.add_callback(after_each_step(lambda: weights.append(digest(trainer))))
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if fault == "resumed" else None)
+    ended = ""
+    try:
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if fault == "resumed" else None)
+    except MismatchProbeError as error:
+        ended = str(error)
     told = {
+        "ended": ended,
         "ranks": trainer.accelerator.num_processes,
         "decisions": decisions,
         "weights": weights,

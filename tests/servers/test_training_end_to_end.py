@@ -12,7 +12,7 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint
-from tests.warm_python import warm_process
+from tests.warm_python import warm_process, warm_python, warm_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:guards that are off here")]
 
@@ -162,6 +162,32 @@ def test_another_s_weights_in_the_server_end_the_run(vllm: RealServer, other_wei
     assert ended.returncode == ExitCode.ENVIRONMENT
     assert "to someone-else while it was measured" in ended.stderr
     assert "is sent weights by someone else" in ended.stderr
+
+
+def test_workers_that_never_come_to_the_meeting_are_waited_for_within_a_limit() -> None:
+    told = json.loads(warm_python("tests.servers.meeting", 200, 2).stdout)
+    assert "its workers did not come to 127.0.0.1:" in told["told"]
+    assert "within 2 s: see that its machine reaches this address and port" in told["told"]
+    assert told["seconds"] < 20
+    refused = json.loads(warm_python("tests.servers.meeting", 400, 60).stdout)
+    assert "refuses a request to /init_weight_transfer_engine" in refused["told"]
+    assert refused["seconds"] < 20
+    assert json.loads(warm_python("tests.servers.meeting", 200, 60, "worker").stdout)["told"] == "they met"
+
+
+def test_two_ranks_sample_from_one_server_and_the_first_sends_it_weights(vllm: RealServer, tmp_path: Path) -> None:
+    """No rank asks it for tokens before they have met: a request in the middle of an update ends a server."""
+    out = tmp_path / "run"
+    words = ("train", *SMALL, "--infer", of(vllm.url, "prefill=true"), "--steps", "2", "--out", out)
+    warm_ranks(2, "mismatch_probe", *words)
+    metrics = lines(out, "metrics")
+    assert [line["step"] for line in metrics] == [1, 2]
+    for line in metrics:
+        assert line["sync/weights_compared"] == 1.0
+        assert line["sync/weights_unchanged"] == line["sync/weights_other"] == line["sync/engine_unchanged"] == 0.0
+        assert line["mismatch/kl_k3"] < 1e-3
+    assert json.loads((out / "manifest.json").read_text())["guards_off"] == {}
+    assert not lines(out, "events")
 
 
 @pytest.mark.parametrize(

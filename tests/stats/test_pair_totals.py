@@ -39,8 +39,20 @@ def test_the_values_are_those_of_the_estimator(scale, drift, cuts):
     expected = metric_values(whole)
     values = totals.values()
     beyond_digits = {"prob_pearson"} if drift < -20 else set()
-    for name in values.keys() - {"is_ratio_mean_token_error"} - beyond_digits:
+    for name in values.keys() - {"is_ratio_mean_token_error", "kl_k3_error"} - beyond_digits:
         assert values[name] == pytest.approx(expected.get(name, np.nan), rel=1e-8, abs=1e-12, nan_ok=True), name
+
+
+def test_the_error_of_k3_takes_the_responses_to_one_prompt_together():
+    alone = pair(0.1)
+    k3, error = (PairTotals.of(alone).values()[name] for name in ("kl_k3", "kl_k3_error"))
+    lengths = np.tile(alone.sequences.lengths, 4)
+    prompts = np.tile(np.arange(24), 4)
+    copied = TokenPair(Sequences.of_lengths(lengths, prompts), np.tile(alone.log_pi, 4), np.tile(alone.log_mu, 4))
+    assert PairTotals.of(copied).values()["kl_k3_error"] == pytest.approx(error)
+    assert k3 / 24**0.5 <= error < k3
+    one = TokenPair(Sequences.of_lengths(alone.sequences.lengths, np.zeros(24)), alone.log_pi, alone.log_mu)
+    assert PairTotals.of(one).values()["kl_k3_error"] == pytest.approx(k3)
 
 
 def test_the_digits_of_an_effective_share_near_1_are_kept():

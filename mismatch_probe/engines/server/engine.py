@@ -66,7 +66,7 @@ def start_asking(
         if arguments.transfer is not None:  # first of all: a request ends a server in the middle of an update
             transfer = WeightTransfer(connection, arguments.transfer, arguments.timeout_seconds)
         prompt = made_up_prompt(vocabulary, longest)
-        findings = find_out(client, sampling, prompt, vocabulary, processes_behind(connection))
+        findings = asked_once(lambda: find_out(client, sampling, prompt, vocabulary, processes_behind(connection)))
         if transfer is not None:
             _require_sampled_log_probs(findings, sampling, connection.url)
         standing = StandingQuestion(client, prompt, findings.own_noise)

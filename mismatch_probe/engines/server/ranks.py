@@ -3,22 +3,27 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from mismatch_probe.errors import MismatchProbeError
+
 Answer = TypeVar("Answer")
 
 
-def is_first() -> bool:
-    import torch.distributed as dist
-
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
 def asked_once(ask: Callable[[], Answer]) -> Answer:
-    """What `ask` gives on the first rank, on every rank, when it has it."""
+    """What `ask` gives on the first rank, on every rank, when it has it. Where it fails there, every rank raises its
+    error.
+    """
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ask()
-    answers: list[Answer | None] = [ask() if dist.get_rank() == 0 else None]
+    answers: list[Answer | MismatchProbeError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            answers = [ask()]
+        except MismatchProbeError as error:
+            answers = [error]
     dist.broadcast_object_list(answers, src=0)
     [answer] = answers
+    if isinstance(answer, MismatchProbeError):
+        raise answer
     return answer  # type: ignore[return-value]

@@ -5,7 +5,7 @@ NCCL. The server is started for it (docs/servers.md).
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.engines.server.connection import Connection, Request, Unserved
-from mismatch_probe.engines.server.ranks import asked_once, is_first
+from mismatch_probe.engines.server.ranks import asked_once
 from mismatch_probe.errors import INSTALL_ENGINES, EngineError, MismatchProbeError, MissingExtra, UsageError, said
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Sender(Protocol):
 
 
 class WeightTransfer:
-    """Of several ranks the first one sends; the others go through the weights with it, which gathers them.
+    """Of several ranks the first one meets the server and sends; the others wait for it to have met, and go through the
+    weights with it, which gathers them.
 
     says_what_is_held: whether the server tells the digests of its weights.
     """
@@ -57,8 +58,8 @@ class WeightTransfer:
         self._number = 0
         self._chunk: Chunk = []
         self._asked = _Asked(connection)
-        self._sender = self._met(timeout_seconds) if is_first() else None
-        self.says_what_is_held = self._says_what_is_held()
+        self._sender: Sender | None = None
+        self.says_what_is_held = asked_once(lambda: self._begin(timeout_seconds))
 
     def send(self, weights: Weights) -> str:
         """Replace the server's weights by those given under the checkpoint's names, and forget what the old ones
@@ -132,7 +133,9 @@ class WeightTransfer:
         )
         return met
 
-    def _says_what_is_held(self) -> bool:
+    def _begin(self, timeout_seconds: float) -> bool:
+        """Meet the server, on the first rank, before any rank asks it for tokens; whether it says what it holds."""
+        self._sender = self._met(timeout_seconds)
         try:
             self._asked.post("/collective_rpc", {"method": "probe_held_weights", "args": [[]]})
         except EngineError:
@@ -154,15 +157,21 @@ class WeightTransfer:
 class _Asked:
     """What vLLM's trainers ask of a server (its `VLLMWeightSyncClient`), once each: none of it can be asked twice.
 
-    A trainer opens and ends an update around every chunk; the server sees one of all chunks.
+    A trainer opens and ends an update around every chunk; the server sees one of all chunks. on_failure: told where the
+    server does not begin to meet this process, which the trainer may wait for meanwhile.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._is_open = False
+        self.on_failure: Callable[[MismatchProbeError], None] = lambda error: None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self.post("/init_weight_transfer_engine", {"init_info": init_info})
+        try:
+            self.post("/init_weight_transfer_engine", {"init_info": init_info})
+        except MismatchProbeError as error:
+            self.on_failure(error)
+            raise
 
     def start_weight_update(self) -> None:
         if not self._is_open:

@@ -1,7 +1,7 @@
 """The trainer's side of vLLM's weight transfer."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from mismatch_probe.engines.vllm.environment import prepare_import
 
@@ -16,9 +16,13 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory  # noqa: E402
 
+from mismatch_probe.engines.vllm.beside import Beside  # noqa: E402
 from mismatch_probe.engines.vllm.weight_transfer import GlooTrainerInitInfo  # noqa: E402
 
 Pairs = list[tuple[str, torch.Tensor]]
+
+_AFTER_ITS_REQUEST_SECONDS: Final = 5.0
+"""A meeting begins with a request to the server, which has a limit of its own: what that says is told first."""
 
 
 class _Pairs(WeightSource):
@@ -45,7 +49,12 @@ def sender(
 ) -> TrainerWeightTransferEngine[Any]:
     """The backend's trainer, joined with the workers of the server that `client` asks; it sends what `chunk` gives.
 
-    world_size: this process and all workers. address, port: where they meet.
+    world_size: this process and all workers. address, port: where they meet, within `timeout_seconds` of the request
+    that asks the server to.
+
+    Raises:
+        TimeoutError: they do not.
+        Exception: what `client` raises, or the backend.
     """
     met: TrainerInitInfo
     if backend == "gloo":
@@ -54,4 +63,19 @@ def sender(
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         met = NCCLTrainerInitInfo(address, port, world_size, rank=0)
-    return WeightTransferTrainerFactory.trainer_init(met, client=client, source=_Pairs(chunk))
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def meet() -> TrainerWeightTransferEngine[Any]:
+        if device is not None:
+            torch.cuda.set_device(device)  # a thread begins with the first one
+        return WeightTransferTrainerFactory.trainer_init(met, client=client, source=_Pairs(chunk))
+
+    meeting = Beside(meet)
+    client.on_failure = meeting.fail  # NCCL waits for workers that were never asked
+    try:
+        return meeting.result(timeout_seconds + _AFTER_ITS_REQUEST_SECONDS)
+    except (TimeoutError, torch.distributed.DistStoreError) as error:
+        raise TimeoutError(
+            f"its workers did not come to {address}:{port} within {timeout_seconds:g} s: see that its machine reaches "
+            "this address and port"
+        ) from error

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib import import_module
-from threading import Thread
 from typing import Any, ClassVar, Final, Self
 
 import torch
-from torch.distributed import BroadcastOptions, ProcessGroup
-from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import BroadcastOptions, ProcessGroupGloo
 from vllm.distributed.weight_transfer.base import (
     TrainerInitInfo,
     TrainerWeightTransferEngine,
@@ -25,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
+from mismatch_probe.engines.vllm.beside import Beside
 from mismatch_probe.engines.vllm.packing import pack_again
 
 BACKEND: Final = "gloo"
@@ -67,13 +67,13 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
 
-    _group: ProcessGroup | None = None
+    _group: Any = None  # a ProcessGroupGloo
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         self.shutdown()
         parallel = self.parallel_config
         own = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = _joined(init_info, rank=1 + own)
+        self._group = joined(init_info, rank=1 + own)
 
     def start_weight_update(self) -> None:
         _reloading().initialize_layerwise_reload(self.model)
@@ -107,7 +107,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
 
     init_info_cls = GlooTrainerInitInfo
 
-    _group: ProcessGroup | None = None
+    _group: Any = None  # a ProcessGroupGloo
 
     @classmethod
     def trainer_init(
@@ -118,7 +118,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             asked = GlooInitInfo(
                 init_info.master_address, init_info.master_port, init_info.world_size, init_info.timeout_seconds
             )
-            joining = _Beside(lambda: _joined(asked, rank=0))
+            joining = Beside(lambda: joined(asked, rank=0))
             client.init_weight_transfer_engine(asdict(asked))
             engine._group = joining.result()
         return engine
@@ -136,7 +136,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             shapes=[list(weight.shape) for weight in described],
         )
         self.client.start_weight_update()
-        sending = _Beside(lambda: self._send([tensor for _, tensor in self.source or ()]))
+        sending = Beside(lambda: self._send([tensor for _, tensor in self.source or ()]))
         self.client.update_weights(asdict(update))
         sending.result()
         self.client.finish_weight_update()
@@ -150,48 +150,21 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             _broadcast(self._group, tensor.detach().cpu().contiguous())
 
 
-class _Beside:
-    """Work in a thread that nothing waits for where the request beside it fails: its other end never comes."""
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def result(self) -> Any:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def _run(self) -> None:
-        try:
-            self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            self._error = error
-
-
 def _reloading() -> Any:
     """vLLM's functions that begin and end a reload of a model's layers."""
     return import_module("vllm.model_executor.model_loader.reload")
 
 
-def _joined(place: GlooInitInfo, rank: int) -> ProcessGroup:
-    group: Any = stateless_init_torch_distributed_process_group(
-        place.master_address,
-        place.master_port,
-        rank,
-        place.world_size,
-        "gloo",
-        timeout=timedelta(seconds=place.timeout_seconds),
-    )
-    assert isinstance(group, ProcessGroup)
-    return group
+def joined(place: GlooInitInfo, rank: int) -> ProcessGroupGloo:
+    """The group, once all are there. The first rank keeps the store itself, also where it is torchrun's process, which
+    would look for one that torchrun keeps.
+    """
+    address, port, timeout = place.master_address, place.master_port, timedelta(seconds=place.timeout_seconds)
+    store = TCPStore(address, port, place.world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    return ProcessGroupGloo(store, rank, place.world_size, timeout)
 
 
-def _broadcast(group: ProcessGroup, tensor: torch.Tensor) -> None:
+def _broadcast(group: Any, tensor: torch.Tensor) -> None:
     options = BroadcastOptions()
     options.rootRank = 0
     group.broadcast([tensor], options).wait()

@@ -23,16 +23,17 @@ Seen = tuple[float, float | None]
 class GrowthSettings(MetricGuardSettings):
     """The median of the last `window` steps over the median of the `reference` steps before them, at most `ratio`.
 
-    direction: `up`, or `down` for the inverse ratio. least: a larger level (the recent one going up, the earlier one
-    going down) that is not above it is never a breach. error: a metric that gives the standard error of this one at
-    each step; a change is then a breach once the mean of the steps since it began is `errors` standard errors from
-    the mean of those before.
+    needs: earlier steps, the canary among them, without which it does not judge. direction: `up`, or `down` for the
+    inverse ratio. least: a larger level (the recent one going up, the earlier one going down) that is not above it is
+    never a breach. error: a metric that gives the standard error of this one at each step; a change is then a breach
+    once the mean of the steps since it began is `errors` standard errors from the mean of those before.
     """
 
     rule: Literal["growth"] = "growth"
     ratio: float = Field(gt=1, allow_inf_nan=False)
     window: Count = 1
     reference: Count = 16
+    needs: Count = 1
     direction: Literal["up", "down"] = "up"
     least: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     error: str | None = Field(default=None, min_length=1)
@@ -118,7 +119,9 @@ class Growth(Guard):
     def _leaves(self) -> bool:
         """Whether the recent level is beyond the ratio."""
         self.bound = None
-        if not self.earlier or len(self.recent) < self._settings.window:
+        if len(self.earlier) < min(self._settings.needs, self._settings.reference):
+            return False
+        if len(self.recent) < self._settings.window:
             return False
         before, now = self._levels()
         rising = self._settings.direction == "up"
