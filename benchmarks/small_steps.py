@@ -2,7 +2,7 @@
 
     mismatch-probe compare --model demo --prompts sums:terms=3 --num-prompts 256 --samples-per-prompt 4 \
         --max-new-tokens 40 --dtype bf16 --reference none --out runs/pool
-    python -m benchmarks.small_steps runs/pool [--runs 200] > TABLE
+    python -m benchmarks.small_steps runs/pool [--runs 100] > TABLE
 
 A policy that does not move: every step draws its prompts, each with all of its responses, both sides' log-probs and
 the entropies, from those that the comparison measured. From step 21 on of a faulty run d is a multiple of what it was,
@@ -123,7 +123,7 @@ def delay(pool: list[list[Response]], size: int, runs: int, fault: Fault, guard:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=100)
     asked = parser.parse_args()
     pool = measured(asked.run)
     print(f"| | {' | '.join(PROMPTS)} |", "|---|" + "---|" * len(PROMPTS), sep="\n")
