@@ -110,7 +110,8 @@ def main() -> None:
             seen = [[first_firing(pool, size, seed) for seed in range(asked.runs)] for size in SHAPES.values()]
             told = " | ".join(", ".join("-" if step is None else str(step) for step in steps) for steps in seen)
             mean = f"{totals.mean:.4f} +- {totals.error:.4f}"
-            print(f"| {name} | {mean} | {tokens_needed(totals)} | {told} |", flush=True)
+            takes = tokens_needed(totals) if hidden else "-"
+            print(f"| {name} | {mean} | {takes} | {told} |", flush=True)
 
 
 if __name__ == "__main__":
