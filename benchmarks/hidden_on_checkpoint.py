@@ -1,6 +1,6 @@
 """How much data the guard `sampling` takes to see settings that an engine hides, on a checkpoint's own responses.
 
-    python -m benchmarks.hidden_on_checkpoint [--prompts 256] [--samples 16] > TABLE
+    python -m benchmarks.hidden_on_checkpoint [--prompts 256] [--samples 4] > TABLE
 
 The demo checkpoint answers sums with transformers' own decoding, in FP32, under each hidden setting; log pi and entropy
 are those of the same model without it. `benchmarks.hidden_sampling` does the same for made-up distributions, over
@@ -90,8 +90,9 @@ def tokens_needed(totals: SurpriseTotals) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--only", default="", help="settings with this word in their name")
     asked = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(DEMO_CHECKPOINT, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
@@ -104,7 +105,7 @@ def main() -> None:
     print(f"| hidden | mean surprise, nats | tokens it takes | steps of {' | steps of '.join(SHAPES)} |")
     print("|---|---|---|" + "---|" * len(SHAPES))
     with torch.inference_mode():
-        for name, hidden in HIDDEN.items():
+        for name, hidden in ((name, hidden) for name, hidden in HIDDEN.items() if asked.only in name):
             pool = responses(model, prompts, tokenizer.eos_token_id, asked.samples, hidden)
             totals = summed(pool)
             seen = [[first_firing(pool, size, seed) for seed in range(asked.runs)] for size in SHAPES.values()]
