@@ -116,8 +116,8 @@ class CanaryFloor(Guard):
             if mean - settings.errors * error_of_mean > threshold:
                 over = "" if steps == 1 else f" on average over {steps} steps"
                 sentence = (
-                    f"{metric_words(settings.metric)} is {write_value(mean)}{over}, above {write_value(threshold)}, the "
-                    f"most allowed after a canary of {write_value(self.floor)}"
+                    f"{metric_words(settings.metric)} is {write_value(mean)}{over}, above {write_value(threshold)}, "
+                    f"the most allowed after a canary of {write_value(self.floor)}"
                 )
                 return Breach(settings.metric, mean, threshold, sentence, steps=steps)
         return None
