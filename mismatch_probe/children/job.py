@@ -3,6 +3,7 @@
 `python -m mismatch_probe.children.job REQUEST DESCRIPTOR` runs it in an interpreter of its own.
 """
 
+import faulthandler
 import json
 import logging
 import os
@@ -11,10 +12,13 @@ import traceback
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from mismatch_probe.children.messages import FAILURE, MESSAGE, RESULT, described, write
 from mismatch_probe.host import prepare_process
+
+_LOG: Final = 2
+"""The descriptor of standard error, which goes to the job's log."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,11 @@ class Request:
 
 
 def run_function(request: Request, messages: int) -> int:
-    """Call the function; 0 when it returned. A failure is sent before the traceback, which a full disk can refuse."""
+    """Call the function; 0 when it returned. A failure is sent before the traceback, which a full disk can refuse.
+
+    Where a library ends the process by a signal, what each thread was at is in its log.
+    """
+    faulthandler.enable(_LOG)
     os.chdir(request.folder)
     with os.fdopen(messages, "w", encoding="utf-8") as stream:
         try:

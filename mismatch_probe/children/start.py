@@ -27,6 +27,8 @@ _ENDING_SECONDS: Final = 60.0
 """How long a job that has said how it went is given to end."""
 _LOG_LINES: Final = 3
 _READ_BYTES: Final = 2**16
+_THREADS: Final = "Fatal Python error: "
+"""Where a log goes on with what each thread was at: too much for a sentence."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class Process:
             return OutOfMemory(
                 f"{self._job.name} was killed, most likely by the system for want of memory: {self._job.when_killed}"
             )
-        lines = [line for line in self._logged().splitlines() if line.strip()]
+        said, _, _ = self._logged().partition(_THREADS)
+        lines = [line for line in said.splitlines() if line.strip()]
         if self._code is None:
             how = "the server that starts it"
         elif self._code < 0:

@@ -48,6 +48,12 @@ class ChunkedHead:
             self._model(input_ids=input_ids, use_cache=False, **others)
         return hidden_states[0]
 
+    @property
+    def last_hidden(self) -> torch.Tensor:
+        """Some of the hidden states [1, T, D] that it had last."""
+        hidden_1TD: torch.Tensor = self._body_outputs.last_hidden_state
+        return hidden_1TD
+
     def logits(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Logits [T, V] of some of the hidden states, after whatever the model does to them."""
 

@@ -291,14 +291,15 @@ class Scorer(Closing):
             torch.cuda.empty_cache()
 
     def _rehearse(self) -> None:
-        """Run what a pass runs, padded and not, in one thread before several do.
+        """In one thread, before several do it: what a pass computes behind the model, which the short pass does not.
 
-        PyTorch looks up an operator's Python object when a dispatch mode (`CpuProducts`) first meets it. Where several
-        threads meet it at once, one may be handed none, and the process ends with SIGSEGV.
+        Where several threads at once are the first to meet an operator under a dispatch mode (`CpuProducts`), PyTorch
+        can be left with a pointer to a Python object that is gone, and the process ends with SIGSEGV.
         """
-        short, long = (TokenSequence("", [0], [0] * length) for length in (1, 2))
-        for rows in ([short], [short, long]):
-            self._score_padded(self._head, rows, PAD_ID)
+        sequences = [TokenSequence("", [0], [0] * length) for length in (1, 2)]
+        padded = pad_batch(sequences, vocab_size=self._vocab_size)
+        hidden_BSD = self._head.last_hidden[:, :1].expand(*padded.input_ids_BS.shape, -1)
+        _by_sequence(self._behind_body(self._head, hidden_BSD, padded), sequences)
 
     def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
         """The rows of a batch that share a pass."""
@@ -335,21 +336,12 @@ class Scorer(Closing):
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            scores = self._run(head, padded)
-        lengths = padded.response_lengths
-        return [
-            ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
-            for sequence, logprobs, top1_ids, entropy in zip(
-                sequences,
-                scores.logprobs_T.cpu().split(lengths),
-                scores.top1_ids_T.int().cpu().split(lengths),
-                scores.entropy_nats_T.cpu().split(lengths),
-                strict=True,
-            )
-        ]
+            return _by_sequence(self._run(head, padded), sequences)
 
     def _run(self, head: ChunkedHead, padded: PaddedBatch) -> TokenScores:
-        hidden_BSD = head.body(padded.input_ids_BS.to(self._model.device))
+        return self._behind_body(head, head.body(padded.input_ids_BS.to(self._model.device)), padded)
+
+    def _behind_body(self, head: ChunkedHead, hidden_BSD: torch.Tensor, padded: PaddedBatch) -> TokenScores:
         at = hidden_BSD.device
         return score_hidden_states(
             head,
@@ -359,6 +351,20 @@ class Scorer(Closing):
             temperature=self._temperature,
             log_softmax_dtype=self._log_softmax_dtype,
         )
+
+
+def _by_sequence(scores: TokenScores, sequences: list[TokenSequence]) -> list[ScoredSequence]:
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    return [
+        ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
+        for sequence, logprobs, top1_ids, entropy in zip(
+            sequences,
+            scores.logprobs_T.cpu().split(lengths),
+            scores.top1_ids_T.int().cpu().split(lengths),
+            scores.entropy_nats_T.cpu().split(lengths),
+            strict=True,
+        )
+    ]
 
 
 def in_order(passes: list[list[int]], scored: list[list[ScoredSequence]]) -> list[ScoredSequence]:

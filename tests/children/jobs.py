@@ -44,6 +44,11 @@ def is_killed(send: Send) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def crashes(send: Send) -> None:
+    print("about to", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def leaves_a_process(send: Send, mark: str) -> None:
     if os.fork():
         os.kill(os.getpid(), signal.SIGKILL)

@@ -105,6 +105,14 @@ def test_a_job_that_the_system_killed_is_out_of_memory() -> None:
         run(job("is_killed"))
 
 
+def test_where_a_job_crashed_stands_in_its_log(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"ended with signal SIGSEGV: about to \(whole log: "):
+        run(job("crashes", log=tmp_path / "log"))
+    log = (tmp_path / "log").read_text()
+    assert "Fatal Python error: Segmentation fault" in log
+    assert "in crashes" in log
+
+
 def test_what_a_killed_job_leaves_running_ends_with_it_and_holds_nobody_up(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(OutOfMemory):

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import OutOfMemory, UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer, scorer
+from mismatch_probe.training_path.products import CpuProducts
 from mismatch_probe.training_path.streams import in_streams
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat
@@ -45,6 +47,24 @@ def scores(folder: Path, dtype: Dtype, batch: list[TokenSequence], **settings: A
     reference = settings.pop("reference", False)
     with Scorer.load(folder, dtype, TrainingPathSettings(**settings), reference=reference) as loaded:
         return loaded.score_batch(batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_meet_no_operator_first(
+    family: str, checkpoint: Checkpoint, batch: list[TokenSequence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several threads that meet one at once under a dispatch mode can end the process with SIGSEGV."""
+    met: dict[bool, set[Any]] = {True: set(), False: set()}
+    dispatch = CpuProducts.__torch_dispatch__
+
+    def noted(mode: CpuProducts, func: Any, *rest: Any) -> Any:
+        met[threading.current_thread() is threading.main_thread()].add(func)
+        return dispatch(mode, func, *rest)
+
+    monkeypatch.setattr(CpuProducts, "__torch_dispatch__", noted)
+    scores(checkpoint(family), Dtype.FP16, batch)
+    assert met[False] - met[True] == set()
+    assert torch.ops.aten._log_softmax.default in met[False]
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16, Dtype.FP32])
