@@ -221,7 +221,7 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     weights = load_file(path)
     del weights["model.layers.2.mlp.up_proj.weight"]
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(UsageError, match=r"lacks 1 weights .* such as model\.layers\.2\.mlp\.up_proj\.weight"):
+    with pytest.raises(UsageError, match=r"lacks 1 weight of .* such as model\.layers\.2\.mlp\.up_proj\.weight"):
         layered(folder)
 
 
@@ -257,7 +257,7 @@ def test_a_missing_buffer_that_files_should_hold_is_named(tmp_path: Path) -> Non
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     other_weights(tmp_path, lambda weights: {name: weight for name, weight in weights.items() if name != bias})
-    with pytest.raises(UsageError, match=rf"lacks 1 weights .* such as {re.escape(bias)}"):
+    with pytest.raises(UsageError, match=rf"lacks 1 weight of .* such as {re.escape(bias)}"):
         layered(tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_a_config_of_another_shape(tmp_path: Path, family: str, changes: dict[st
 def test_a_weight_that_is_missing(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     edit_weights(folder, lambda weights: weights.pop("model.norm.weight"))
-    with pytest.raises(UsageError, match=r"lacks 1 weights of its architecture, such as model\.norm\.weight"):
+    with pytest.raises(UsageError, match=r"lacks 1 weight of its architecture, such as model\.norm\.weight"):
         require_fit(folder, trust_remote_code=False)
 
 
@@ -89,7 +89,7 @@ def test_names_without_the_models_prefix_are_those_of_the_model(tmp_path: Path) 
     edit_weights(folder, strip)
     require_fit(folder, trust_remote_code=False)
     edit_weights(folder, lambda weights: weights.pop("norm.weight"))
-    with pytest.raises(UsageError, match=r"lacks 1 weights .* model\.norm\.weight"):
+    with pytest.raises(UsageError, match=r"lacks 1 weight .* model\.norm\.weight"):
         require_fit(folder, trust_remote_code=False)
 
 

@@ -86,7 +86,7 @@ def test_a_weight_that_would_be_random(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UsageError, match=r"lacks 1 weights .* such as model\.layers\.1\.mlp\.up_proj") as error:
+    with pytest.raises(UsageError, match=r"lacks 1 weight .* such as model\.layers\.1\.mlp\.up_proj") as error:
         load(folder)
     assert one_sentence(error)
 
