@@ -20,10 +20,10 @@ def score(
         int | None, typer.Option(help="Score the responses of this step, whose weights --model has.")
     ] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the training path computes in; default: the log's.")
+        str | None, typer.Option(help="Dtype that the training path computes in; the log's unless given.")
     ] = None,
     infer_dtype: Annotated[
-        str | None, typer.Option(help="Dtype that the engine computes in; default: the log's.")
+        str | None, typer.Option(help="Dtype that the engine computes in; the log's unless given.")
     ] = None,
     no_engine: Annotated[bool, typer.Option("--no-engine", help="The training path and the reference alone.")] = False,
     json_output: options.JsonOutput = False,

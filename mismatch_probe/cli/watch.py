@@ -12,7 +12,7 @@ from mismatch_probe.errors import ExitCode
 def watch(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that a training run writes its log into.")],
     guards: Annotated[
-        Path | None, typer.Option(help="TOML file of guards (docs/guards.md); default: the default guards.")
+        Path | None, typer.Option(help="TOML file of guards (docs/guards.md); the built-in guards unless given.")
     ] = None,
     format: Annotated[
         str | None, typer.Option(help="Format of the log; recognised by its content unless given.")
