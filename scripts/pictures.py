@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.report.browser import Tab, browser_tab  # noqa: E402
 
-_WIDTH, _QUALITY = 1100, 82
+_WIDTH, _QUALITY = 1180, 82
 _MARGIN, _FOOT = 24, 6
 _PLACE = """(() => {{
     const part = document.querySelector({part!r});
@@ -24,24 +24,27 @@ _PLACE = """(() => {{
     const ends = boxes("p, li, tr, .plot").map((box) => box.bottom).filter((end) => end <= top + {most});
     const clean = ends.filter((end) => !shown.some((box) => box.top < end + {foot} && box.bottom > end + 1));
     const box = part.getBoundingClientRect();
-    return [box.left + scrollX, top + scrollY, box.width, Math.max(...clean) + scrollY];
+    return [box.left + scrollX, top + scrollY, box.width, Math.min(Math.max(...clean), box.bottom) + scrollY];
 }})()"""
 """Where a part is, down to the last end of a paragraph, a row or a drawing within the height that cuts no other."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """name: of the file. page: 0 or 1, which run's. part: selects what is shown, up to so many pixels."""
+    """name: of the file. page: 0 or 1, which run's. part: selects what is shown, up to so many pixels; opened: what of
+    it is folded on the page.
+    """
 
     name: str
     page: int
     part: str
     most_height: int
+    opened: str = ""
 
 
 PICTURES = (
     Picture("first-screen", 0, "main", 740),
-    Picture("verdict", 0, "#verdicts", 580),
+    Picture("verdict", 0, "#verdicts", 580, opened="#verdicts details"),
     Picture("scatter", 0, "#scatter", 700),
     Picture("length", 0, "#length", 1040),
     Picture("responses", 0, "#responses", 760),
@@ -52,6 +55,8 @@ PICTURES = (
 
 
 def take(tab: Tab, picture: Picture, folder: Path) -> Path:
+    if picture.opened:
+        tab.run(f"document.querySelector({picture.opened!r}).open = true")
     left, top, width, end = tab.run(_PLACE.format(part=picture.part, most=picture.most_height, foot=_FOOT))
     start = max(0, top - _MARGIN)
     clip = {"x": max(0, left - _MARGIN), "y": start, "scale": 1}

@@ -42,7 +42,9 @@ def explain(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Both sides' log-probs are said to be at this temperature; what the import says unless given."),
+        typer.Option(
+            help="Both sides' log-probs are said to be at this temperature; what the import says unless given."
+        ),
     ] = None,
     num_responses: Annotated[int | None, typer.Option(min=1, help="Look at so many responses; default 128.")] = None,
     json_output: options.JsonOutput = False,
