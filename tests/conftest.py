@@ -28,6 +28,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 """nohup and a job in the background have them ignored, and what commands do at them is tested."""
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
+os.fsync = lambda fd: None
+"""No test cuts the power, and thousands of small files are written."""
 gc.disable()
 atexit.register(gc.unfreeze)
 """Or nanobind complains of what was never freed; thawed sooner, pytest's last collections would look at all of it."""
