@@ -32,6 +32,7 @@ _HARMLESS_SETTINGS: Final = (
 """Beginnings of effective settings that follow free memory or a part's own prompts, say who chose another setting, are
 measured anew, are held to elsewhere, or say how many ranks hold a model.
 """
+_THREADS: Final = "num_threads"
 _UNSAID_BEFORE: Final = {"tensor_parallel": 1}
 """Effective settings that earlier versions had and did not record."""
 
@@ -120,11 +121,16 @@ def later_settings(stage: str, first: Mapping[str, Any], later: Mapping[str, Any
     """
     unsaid = {name: value for name, value in _UNSAID_BEFORE.items() if name in later}
     changes = _changes({**unsaid, **first}, later)
-    refused = [change for name, change in changes.items() if not name.startswith(_HARMLESS_SETTINGS)]
+    harmless = _HARMLESS_SETTINGS if "cpu" in str(later.get("device", "cpu")) else (*_HARMLESS_SETTINGS, _THREADS)
+    refused = {name: change for name, change in changes.items() if not name.startswith(harmless)}
     if refused:
-        raise RunDirectoryError(
-            f"{stage} began with {', '.join(refused)}: go on where it runs as it did, or give another --out"
-        )
+        how = "go on where it runs as it did"
+        if set(refused) == {_THREADS}:
+            how = (
+                "a CPU adds up in another order with another number of threads; go on with as many cores for each "
+                "process (taskset, or as many ranks on a machine)"
+            )
+        raise RunDirectoryError(f"{stage} began with {', '.join(refused.values())}: {how}, or give another --out")
     return list(changes.values())
 
 

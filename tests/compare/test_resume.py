@@ -184,8 +184,17 @@ def test_another_number_of_ranks_is_noted_and_another_number_of_threads_of_each_
     first = {"ranks": {"ranks": 2}, "num_threads": 1}
     later = {**first, "ranks": {"ranks": 4}}
     assert later_settings("score-train-bf16", first, later) == ["ranks.ranks = 2 (now 4)"]
-    with pytest.raises(RunDirectoryError, match=r"began with num_threads = 1 \(now 2\)"):
+    with pytest.raises(RunDirectoryError, match=r"began with num_threads = 1 \(now 2\): a CPU .* as many cores"):
         later_settings("score-train-bf16", first, {**later, "num_threads": 2})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:0/cuda:1"])
+def test_another_number_of_threads_changes_nothing_that_a_gpu_computes(device: str) -> None:
+    first = {"device": device, "num_threads": 1}
+    assert later_settings("sample-bf16", first, {**first, "num_threads": 8}) == ["num_threads = 1 (now 8)"]
+    on_both = {**first, "device": f"cpu/{device}"}
+    with pytest.raises(RunDirectoryError, match="num_threads"):
+        later_settings("sample-bf16", on_both, {**on_both, "num_threads": 8})
 
 
 def test_a_stage_begun_before_tensor_parallel_was_recorded_goes_on_and_not_over_two() -> None:
