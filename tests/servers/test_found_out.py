@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_probe.config.model import SamplingSettings
+from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.server.answers import Answer
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE
 from mismatch_probe.engines.server.goodness import sampled_as_said
 from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.training_path.scorer import Scorer
 from mismatch_probe.verdict.preflight import preflight
 from mismatch_probe.verdict.preflight.sides import Sides
 from tests.servers.asking import MOST_TOKENS, requests, started
@@ -95,7 +96,14 @@ def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
         ours, theirs = (engine.sample(requests(), WARM) for engine in (completions, generate))
         assert [one.sequence for one in ours] == [one.sequence for one in theirs]
         assert all(np.isfinite(one.scores.logprobs).all() for one in ours)
-        assert not all(np.array_equal(a.scores.logprobs, b.scores.logprobs) for a, b in zip(ours, theirs, strict=True))
+    settings = TrainingPathSettings(device="cpu")
+    with Scorer.load(demo_checkpoint(), Dtype.FP32, settings, temperature=WARM.temperature) as scorer:
+        pi = np.concatenate([one.logprobs for one in scorer.score_batch([one.sequence for one in ours])])
+    processed, raw = (
+        float(np.abs(np.concatenate([one.scores.logprobs for one in side]) - pi).mean()) for side in (ours, theirs)
+    )
+    assert processed < 0.05, "rounding to BF16: they are of what is sampled from"
+    assert raw > 3 * processed, "those of before temperature are not"
 
 
 def test_log_probs_are_those_of_both_endpoints_to_the_bit(vllm: RealServer) -> None:
