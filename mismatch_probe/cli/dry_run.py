@@ -68,10 +68,10 @@ def _time(outlook: Outlook) -> list[str]:
     if time.of_servers:
         lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here tells")
     if time.over_ranks:
-        sent = ", ".join(f"{write_size(size)} in {stage}" for stage, size in time.received_bytes.items())
+        sent = write_size(sum(time.received_bytes.values()))
         lines.append(
-            f"      without what ranks send each other: each is sent {sent}, at the speed of what connects them; an "
-            "earlier run over as many ranks tells"
+            f"      without what ranks send each other over {', '.join(time.over_ranks)}: each is sent {sent}, at the "
+            "speed of what connects them; an earlier run over as many ranks tells"
         )
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:
@@ -91,9 +91,7 @@ def _memory(outlook: Outlook) -> list[str]:
         needs = f"{memory.process} needs about {write_size(memory.peak_bytes)} of {write_size(memory.available_bytes)}"
         lines.append(f"memory: {needs} ({memory.device})")
         if not memory.fits:
-            lines.append(
-                f"WARNING: {memory.process} will not fit at {memory.stage}: use a smaller model or a larger device"
-            )
+            lines.append(f"WARNING: {memory.process} will not fit at {memory.stage}; {memory.advice}")
     return lines
 
 

@@ -108,7 +108,8 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     expected = [_of_stage(stage, workload, pace, starting) for stage in here]
     ready = Span.within(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
-    unknown = [stage for stage in here if _is_dealt_out(stage) and not pace.has_seen(what_of(stage))]
+    dealt_out = [stage for stage in here if _is_dealt_out(stage) and work_of(stage, workload) != Work()]
+    unknown = [stage for stage in dealt_out if not pace.has_seen(what_of(stage))]
     known = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
     return Forecast(
         ready=ready,

@@ -32,8 +32,8 @@ _HEAD_LOGIT_BYTES: Final = 28
 
 class ProcessMemory(BaseModel):
     """One process, or all ranks that share a host: the most that it needs at once and the stage that needs it, on a
-    device that has available_bytes of memory for it. An engine on a GPU fills the rest of its share with cached keys
-    and values.
+    device that has available_bytes of memory for it. advice: what to do where that is too little. An engine on a GPU
+    fills the rest of its share with cached keys and values.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -43,6 +43,7 @@ class ProcessMemory(BaseModel):
     device: str
     peak_bytes: int
     available_bytes: int
+    advice: str = ""
 
     @property
     def fits(self) -> bool:
@@ -81,7 +82,20 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
         device=device,
         peak_bytes=on_this_device * (int(needs[worst]) + (LIBRARY_BYTES if on_cpu else 0)),
         available_bytes=int(share * calibration.device_memory_bytes[device]),
+        advice=_advice(next(stage for stage in job.stages if stage.name == worst), workload, on_cpu=on_cpu),
     )
+
+
+def _advice(stage: Stage, workload: Workload, *, on_cpu: bool) -> str:
+    """Ranks and workers on one host share its memory, so that more of them help on GPUs alone."""
+    side, is_layered = stage.side, stage.name in workload.by_layer
+    if side.role == "ref" and not is_layered:
+        return "hold it layer by layer: --reference-by-layer"
+    if on_cpu or is_layered:
+        return "use a smaller model, or a device with more memory"
+    if side.engine is not None:
+        return "divide it: --vllm.tensor_parallel_size N over N GPUs, or ask a server that runs (--infer NAME:url=...)"
+    return "hold it by more ranks: --train-ranks N over N GPUs"
 
 
 def _engine_bytes(stage: Stage, workload: Workload, on_cpu: bool) -> float:

@@ -68,3 +68,21 @@ def test_ranks_hold_a_part_each_and_share_a_host() -> None:
     part, gathered = 2 * large.parameters // 8, 2 * (large.outside_parameters + 2 * large.layer_parameters)
     assert part + gathered < needed("cuda:0", 8) < part + gathered + 10**9 < needed("cuda:0", None)
     assert needed("cpu", 8) > 8 * (part + gathered)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cpu", {"engine-bf16": "a smaller model", "training-path": "--reference-by-layer"}),
+        ("cuda:0", {"engine-bf16": "--vllm.tensor_parallel_size N", "training-path": "--reference-by-layer"}),
+    ],
+)
+def test_each_process_that_does_not_fit_is_told_what_mends_it(device: str, words: dict[str, str]) -> None:
+    machine, changes = calibration(), {"pairs": [["bf16", "bf16"]]}
+    rates = [rate.model_copy(update={"device": device}) for rate in machine.rates]
+    machine = Calibration(rates=rates, device_memory_bytes={device: 2**30}, free_memory_bytes={device: 2**30})
+    memories = process_memory(make_plan(settings(**changes)), workload(architecture=SEVEN_BILLION, **changes), machine)
+    assert {memory.process: words[memory.process] in memory.advice for memory in memories} == dict.fromkeys(words, True)
+    alone = {**changes, "reference": {"dtype": "none"}}
+    *_, pi = process_memory(make_plan(settings(**alone)), workload(architecture=SEVEN_BILLION, **alone), machine)
+    assert ("--train-ranks N" in pi.advice) is (device != "cpu")
