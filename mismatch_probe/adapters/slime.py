@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mismatch_probe.arrays import as_numbers, flat_values
-from mismatch_probe.errors import TrainingStopped
+from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.sums import RewardTotals, Sums
@@ -52,9 +52,22 @@ def guard_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
 
 @cache
 def guards() -> Guards:
-    """Those of this process, which remember the run."""
+    """Those of this process, which remember the run. Every rank asks for them, because all tell each other whether they
+    could read their file: none is left waiting.
+
+    Raises:
+        UsageError: the file of one of the ranks cannot be used.
+    """
     path = os.environ.get(GUARDS_FILE)
-    return Guards.default(can=CAN) if path is None else Guards.from_file(path, can=CAN)
+    made, error = Guards.default(can=CAN), None
+    try:
+        made = made if path is None else Guards.from_file(path, can=CAN)
+    except UsageError as own:
+        error = own
+    for told in of_ranks(error):
+        if told is not None:
+            raise told
+    return made
 
 
 def _sums(rollout_data: dict[str, Any]) -> Sums:
@@ -117,9 +130,9 @@ def is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def of_ranks(array: Any) -> list[Any]:
+def of_ranks(own: Any) -> list[Any]:
     if not dist.is_initialized():
-        return [array]
+        return [own]
     rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, array)
+    dist.all_gather_object(rows, own)
     return rows

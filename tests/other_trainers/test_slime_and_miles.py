@@ -1,5 +1,6 @@
 """The functions that slime and miles call by their paths, on rollouts as they hand them over."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from mismatch_probe.adapters import miles, slime  # noqa: E402
 from mismatch_probe.errors import TrainingStopped  # noqa: E402
 from tests.guards.steps import RESPONSES, batch  # noqa: E402
+from tests.warm_python import warm_ranks  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:guards that are off")
 
@@ -112,3 +114,10 @@ def micro_batch(data: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         response_lengths=[],
         parallel_state=None,
     )
+
+
+@pytest.mark.slow
+def test_a_guards_file_that_one_rank_cannot_read_ends_all_of_them(tmp_path: Path) -> None:
+    first, second = warm_ranks(2, "tests.other_trainers.slime_on_ranks", tmp_path)
+    assert first.stdout == second.stdout
+    assert "guards-0.toml" in first.stdout
