@@ -105,7 +105,7 @@ def test_guards_without_their_input_are_recorded_and_told(
     write_training_report([directory], directory.report_path)
     summary = summarise_training(directory)
     assert summary.guards_off == off
-    said = "unsynced-weights (no sync/weights_unchanged)"
+    said = "unsynced-weights (lacks the number of weights that a sync left unchanged)"
     assert any(said in sentence for sentence in events(summary))
     assert said in directory.report_path.read_text(encoding="utf-8")
 

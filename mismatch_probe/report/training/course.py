@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.records.sanity_run import SanityDirectory, SanityRecord
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest
 from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style
@@ -24,7 +25,9 @@ _OTHER_STYLES = [
 
 @dataclass(frozen=True)
 class Firing:
-    """One line of `events.jsonl`: a guard that fired, and what it asked for."""
+    """One line of `events.jsonl`: a guard that fired, and what it asked for; its metric is in words, as versions before
+    did not write it.
+    """
 
     step: int
     guard: str
@@ -35,13 +38,14 @@ class Firing:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Self:
+        metric = record["metric"]
         return cls(
             step=record["step"],
             guard=record["guard"],
-            metric=record["metric"],
+            metric=metric,
             value=float(record["value"]),
             actions=record["actions"],
-            sentence=record["sentence"],
+            sentence=record["sentence"].replace(metric, metric_words(metric)),
         )
 
     @property

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures.limits import Limit
 from mismatch_probe.report.names import listed
@@ -50,7 +51,8 @@ def firing_words(firing: Firing) -> list[str]:
 
 def off_words(off: Mapping[str, Sequence[str]]) -> str:
     """Guards that are off, each with the metrics that no step gave it."""
-    told = ", ".join(f"{guard} (no {listed(lacking)})" for guard, lacking in off.items())
+    lacked = {guard: listed([metric_words(name) for name in lacking]) for guard, lacking in off.items()}
+    told = ", ".join(f"{guard} (lacks {what})" for guard, what in lacked.items())
     return f"Guards that are off in this run: {told}."
 
 

@@ -300,7 +300,7 @@ def test_every_firing_says_where_it_is_pointed_at_what_was_seen_and_what_was_don
         for trace in drawing(collapsed, "guards-run-1")["data"]
         for step, text in zip(trace["x"], trace["hovertext"], strict=True)
     }
-    assert said[("circle-open", 31)].startswith("mismatch-drift, step 31<br>mismatch/kl_k3 is 0.02")
+    assert said[("circle-open", 31)].startswith("mismatch-drift, step 31<br>KL (k3) is 0.02")
     assert "skip the update, send the weights again" in said[("diamond", 38)]
     assert said[("x", 44)].endswith("asked to stop")
 
