@@ -10,6 +10,7 @@ from mismatch_probe.compare.cost.pace import FROM_RATES, Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
     Workload,
+    computes,
     loading_work,
     loads_model,
     received_by_rank,
@@ -108,7 +109,7 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     expected = [_of_stage(stage, workload, pace, starting) for stage in here]
     ready = Span.within(starting.ready_seconds, _SAME_MACHINE)
     summary = _summary(workload, pace)
-    dealt_out = [stage for stage in here if _is_dealt_out(stage) and work_of(stage, workload) != Work()]
+    dealt_out = [stage for stage in here if _is_dealt_out(stage) and computes(stage, workload)]
     unknown = [stage for stage in dealt_out if not pace.has_seen(what_of(stage))]
     known = [span for stage in expected for span in (stage.start, stage.work) if span is not None]
     return Forecast(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.over_ranks import rank_weight_bytes
 from mismatch_probe.compare.cost.rates import Calibration
-from mismatch_probe.compare.cost.stage_work import Workload, engine_number, hidden_bytes, what_of
+from mismatch_probe.compare.cost.stage_work import Workload, computes, engine_number, hidden_bytes, what_of
 from mismatch_probe.compare.plan import Plan, PlannedJob
 from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
 from mismatch_probe.compare.subsample import LONGEST_REPEATED
@@ -70,6 +70,7 @@ def _of_job(job: PlannedJob, workload: Workload, calibration: Calibration) -> Pr
         if engine is None
         else _engine_bytes(stage, workload, on_cpu)
         for stage in job.stages
+        if engine is not None or computes(stage, workload)
     }
     worst = max(needs, key=lambda name: needs[name])
     on_this_device = max(job.num_ranks, 1) if on_cpu else 1

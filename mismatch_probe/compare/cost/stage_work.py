@@ -195,6 +195,11 @@ def engine_number(side: Side, name: str, otherwise: int) -> int:
     return int(side.engine.args.get(name) or otherwise)
 
 
+def computes(stage: Stage, workload: Workload) -> bool:
+    """Not where its weights are to be rounded to the format that they are stored in: that is the reference again."""
+    return stage.side.rounded_to is None or stage.side.rounded_to != workload.checkpoint_dtype
+
+
 def work_of(stage: Stage, workload: Workload) -> Work:
     """What a stage computes, by arithmetic from sizes alone; of an engine over several ranks, what each does."""
     architecture = workload.architecture_of(stage.side)
@@ -215,7 +220,7 @@ def work_of(stage: Stage, workload: Workload) -> Work:
         case DistributionsStage():
             work = _distributions(workload, architecture)
         case ScoreStage():
-            if stage.side.rounded_to is not None and stage.side.rounded_to == workload.checkpoint_dtype:
+            if not computes(stage, workload):
                 return Work()
             times = workload.samples * len(stage.samplers)
             passes = workload.lengths.sum() / workload.pass_tokens

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from mismatch_probe.compare.cost.by_layer import with_stages_by_layer
 from mismatch_probe.compare.cost.memory import process_memory
 from mismatch_probe.compare.cost.rates import Calibration
 from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import ARCHITECTURE, calibration, settings, workload
 
 PLAN = make_plan(settings())
@@ -86,3 +88,17 @@ def test_each_process_that_does_not_fit_is_told_what_mends_it(device: str, words
     alone = {**changes, "reference": {"dtype": "none"}}
     *_, pi = process_memory(make_plan(settings(**alone)), workload(architecture=SEVEN_BILLION, **alone), machine)
     assert ("--train-ranks N" in pi.advice) is (device != "cpu")
+
+
+def test_a_reference_of_rounded_weights_that_computes_nothing_needs_no_memory() -> None:
+    changes = {"pairs": [["bf16", "bf16"]], "floors": {"num_sequences": 0}}
+    plan, machine = make_plan(settings(**changes)), calibration()
+    stored_in = {
+        dtype: with_stages_by_layer(
+            workload(architecture=SEVEN_BILLION, checkpoint_dtype=dtype, **changes), plan.stages, machine
+        )
+        for dtype in (Dtype.BF16, Dtype.FP32)
+    }
+    worst = {dtype: process_memory(plan, sizes, machine)[-1].stage for dtype, sizes in stored_in.items()}
+    assert worst[Dtype.BF16] != "score-ref-fp32-weights-bf16"
+    assert {"score-ref-fp32", "score-ref-fp32-weights-bf16"} <= stored_in[Dtype.FP32].by_layer
