@@ -15,6 +15,7 @@ from mismatch_probe.report.figures.canvas import (
     band,
     bounded,
     hover,
+    limit_line,
     line,
     logarithmic,
     panel,
@@ -25,6 +26,7 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import scatter
 from mismatch_probe.report.sections.errors import errors, shared_limits
+from mismatch_probe.report.sections.overview import overview
 from mismatch_probe.report.view import Figure, Heading
 from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
 from tests.report import samples
@@ -218,3 +220,21 @@ def test_an_axis_holds_the_intervals_that_are_near() -> None:
     low, high = figure.layout.yaxis.range
     assert low < -0.25 < 0.02 < high
     assert high - low < 0.4
+
+
+def test_a_limit_is_drawn_above_the_grid_which_would_cover_it() -> None:
+    figure = go.Figure()
+    limit_line(figure, 0.0)
+    limit_line(figure, 1.0, upright=True)
+    assert [shape.layer for shape in figure.layout.shapes] == ["above", "above"]
+
+
+@pytest.mark.parametrize(("infer", "has_interval"), [("bf16", True), ("a-side-of-a-very-long-name", False)])
+def test_the_interval_of_a_pair_with_a_long_name_is_left_to_the_table(infer: str, has_interval: bool) -> None:
+    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
+    pairs = [summary.pairs[0].model_copy(update={"infer": infer})]
+    top = overview(summary.model_copy(update={"pairs": pairs}), samples.manifest(((Dtype.BF16, Dtype.BF16),)))
+    assert top.figure is not None
+    notes = top.figure.panels[0].specification["layout"]["annotations"]
+    [label] = [note["text"] for note in notes if "   " in note["text"]]
+    assert ("[" in label) is has_interval
