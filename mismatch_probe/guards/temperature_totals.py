@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
+from scipy.special import stdtrit
 
 from mismatch_probe.stats.sequences import Floats, Ints
 from mismatch_probe.stats.temperature import LeastSquares, temperature_columns
 from mismatch_probe.stats.totals import Totals
 
 _CERTAIN: Final = 1e-3
-_STANDARD_ERRORS: Final = 2.5
-"""Where their degrees of freedom are many: the guard asks for two steps in a row."""
-_LEAST_FREEDOM: Final = 0.1
-"""Of a fit's error: with fewer degrees of freedom it says nothing."""
+_CONFIDENCE: Final = 0.95
+"""One-sided, of a step's fit: the guard asks for two steps in a row, and leaves a tenth besides."""
+_LEAST_FREEDOM: Final = 1.1
+"""Of a fit's error: with fewer degrees of freedom it hangs on one prompt."""
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,25 @@ class TemperatureTotals(Totals):
 
     @property
     def ratio(self) -> float:
-        """T_pi / T_mu, nearer to 1 by two and a half standard errors, or by as many of Student's t as are as rare where
-        the fit hangs on a few prompts; 1 where within, and where nothing can be said.
+        """T_pi / T_mu, nearer to 1 by as many standard errors as Student's t has at `_CONFIDENCE`, more where the fit
+        hangs on a few prompts; 1 where within, and where nothing can be said.
         """
         sums = self._with_lone_parts()
         if sums.information == 0:
             return 1.0
         departure = -sums.departures / sums.information
         freedom = sums.errors**2 / sums.errors_squared if sums.errors_squared > 0 else math.inf
-        allowed = float(stdtrit(freedom, ndtr(_STANDARD_ERRORS)))
+        allowed = float(stdtrit(freedom, _CONFIDENCE))
         doubt = allowed * math.sqrt(sums.errors) / sums.information
         return 1 + math.copysign(max(0.0, abs(departure) - doubt), departure)
 
     def _with_lone_parts(self) -> Self:
         """Their error is how far their coefficients are from that of all; without them where they are too few."""
-        freedom = self.lone**2 / self.lone_squared - 1 if self.lone_squared > 0 else 0.0
+        freedom = self.lone**2 / self.lone_squared if self.lone_squared > 0 else 0.0
         if freedom < _LEAST_FREEDOM:
             return self
         information, departures = self.information + self.lone, self.departures + self.lone_departures
         slope = departures / information
         squares = self.lone_departures_squared - 2 * slope * self.lone_products + slope**2 * self.lone_squared
-        errors = max(0.0, squares) * (1 + 1 / freedom)
+        errors = max(0.0, squares) * freedom / (freedom - 1)
         return type(self)(information, departures, self.errors + errors, self.errors_squared + errors**2 / freedom)

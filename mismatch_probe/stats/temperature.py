@@ -38,8 +38,8 @@ class LeastSquares:
         may err alike.
 
         A jackknife: how far the coefficient moves as each cluster is left out of the fit (CR3) [Bell & McCaffrey 2002,
-        Survey Methodology 28]. The freedom is that of a sum of squares with the clusters' weights, less one for the fit
-        [Satterthwaite 1946, Biometrics 2]: little where the coefficient hangs on a few of them.
+        Survey Methodology 28]. The freedom is that of a sum of squares with the clusters' weights [Satterthwaite 1946,
+        Biometrics 2]: little where the coefficient hangs on a few of them.
         """
         numbers = np.unique(clusters, return_inverse=True)[1]
         basis, scales, turned = np.linalg.svd(self._columns, full_matrices=False)
@@ -51,7 +51,7 @@ class LeastSquares:
         turned_pulls = np.einsum("gca,gc->ga", axes, pulls) / np.maximum(freed, _LEAST_FREE)
         moved = np.einsum("c,gca,ga->g", first, axes, turned_pulls)
         shares = _by_cluster(numbers, self._solver[0] ** 2)
-        freedom = float(shares.sum() ** 2 / (shares @ shares)) - 1 if shares.any() else 0.0
+        freedom = float(shares.sum() ** 2 / (shares @ shares)) if shares.any() else 0.0
         return float(np.linalg.norm(moved)), freedom
 
 
