@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from typing import Final
 
 _C_LIBRARY: Final = ctypes.CDLL(None)
@@ -30,6 +31,16 @@ def prepare_process() -> None:
     if hasattr(_C_LIBRARY, "mallopt") and not own:
         for parameter, size in _KEPT_BYTES.items():
             _C_LIBRARY.mallopt(parameter, size)
+
+
+def renew_thread_pool() -> None:
+    """Call in a process that was forked where torch had computed, before several threads compute.
+
+    PyTorch replaces the pool of the process before when it is first asked for, and not safely: of several threads at
+    once one meets none ("Invalid thread pool!", `caffe2/utils/threadpool/pthreadpool-cpp.cc`).
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def release_freed_memory() -> None:

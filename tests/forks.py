@@ -69,7 +69,10 @@ def close_all_but(kept: Iterable[int]) -> None:
 
 
 def fork_what_is_spawned() -> None:
-    """Have vLLM's own processes forked from this one, which has imported what they import, where vLLM spawns them."""
+    """Have the processes of vLLM's server forked from this one, which has imported what they import.
+
+    Of our own commands they are spawned as ever: what these leave behind is tested.
+    """
     forking = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
 

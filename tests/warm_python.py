@@ -173,6 +173,8 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
             os.dup2(stream, standard)
         close_all_but(())
         _prepare(environment)
+        if words[0].startswith("vllm."):
+            fork_what_is_spawned()
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
@@ -192,7 +194,6 @@ def _prepare(environment: dict[str, str]) -> None:
     os.environ.update(environment)
     tempfile.tempdir = None
     servers.begin = ForkedServers
-    fork_what_is_spawned()
     take_threads()
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

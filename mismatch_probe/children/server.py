@@ -29,7 +29,7 @@ from typing import Any, Final
 from mismatch_probe.children import shared_memory
 from mismatch_probe.children.job import Request, run_and_exit
 from mismatch_probe.children.wire import receive, send_number
-from mismatch_probe.host import prepare_process
+from mismatch_probe.host import prepare_process, renew_thread_pool
 
 _GRACE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
@@ -110,6 +110,7 @@ class _Server:
         os.environ.clear()
         os.environ.update(request.environment)
         if self._can_fork:
+            renew_thread_pool()
             run_and_exit(request, messages)
         os.set_inheritable(messages, True)
         words = [sys.executable, "-m", "mismatch_probe.children.job", request.to_json(), str(messages)]

@@ -185,6 +185,15 @@ def test_a_later_stage_imports_once_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "imported").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_servers")
+def test_several_threads_of_a_job_can_be_the_first_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs of a server that has computed; without its mend a sixth of them fails."""
+    monkeypatch.setitem(preloads.STAGES, "training", ["tests.children.computing"])
+    asked = Job("the job", "tests.children.computing:computes_in_threads", (), "training", "")
+    assert [run(asked) for _ in range(40)] == [[]] * 40
+
+
 @pytest.mark.usefixtures("own_servers")
 def test_a_stage_that_nobody_asked_for_ends_with_its_parent() -> None:
     told = run(job("tells_where_it_is", "", preload="training"))

@@ -59,7 +59,7 @@ def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed
     with pytest.raises(TrainingStopped) as resumed:
         train(home / "killed", wanted, resume=True)
     assert str(resumed.value) == str(whole.value)
-    assert str(whole.value).count("mismatch/kl_k3 is") == 3
+    assert str(whole.value).count("KL (k3) is") == 3
 
 
 def test_a_step_records_what_came_of_a_resync_and_where_a_rollback_went(llama: Path, home: Path) -> None:
