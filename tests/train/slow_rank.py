@@ -21,8 +21,8 @@ from mismatch_probe.train.run import execute_training, start_training
 from tests.train.quick_runs import StoppingEngine, guard_file, quick_home, quick_settings
 
 STEPS = 2
-SLOW_SECONDS = 3.0
-LATE = 'name = "late"\nrule = "limit"\nmetric = "time/measure_seconds"\nabove = 1.5\nactions = ["skip_update"]'
+SLOW_SECONDS = 1.5
+LATE = 'name = "late"\nrule = "limit"\nmetric = "time/measure_seconds"\nabove = 0.75\nactions = ["skip_update"]'
 
 
 class RankEngine(StoppingEngine):
