@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from mismatch_probe.compare.cost.rates import Calibration
-from mismatch_probe.compare.cost.stage_work import Workload, hidden_bytes
+from mismatch_probe.compare.cost.stage_work import hidden_bytes
+from mismatch_probe.compare.cost.workload import Workload
 from mismatch_probe.compare.stages import ScoreStage, Stage
 from mismatch_probe.config.model import HIDDEN_SHARE
 from mismatch_probe.notation import write_size

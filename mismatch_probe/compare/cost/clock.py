@@ -12,7 +12,8 @@ from mismatch_probe.compare.cost.forecast import Starting
 from mismatch_probe.compare.cost.outlook import expected_workload, measure_for, read_architectures
 from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
-from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, work_of
+from mismatch_probe.compare.cost.stage_work import what_of, work_of
+from mismatch_probe.compare.cost.workload import ResponseLengths, Workload
 from mismatch_probe.compare.events import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from mismatch_probe.compare.cost.architecture import Architecture
 from mismatch_probe.compare.cost.rates import Work
-from mismatch_probe.compare.cost.stage_work import ResponseLengths, What, what_of, work_of, workload_of
+from mismatch_probe.compare.cost.stage_work import What, what_of, work_of
+from mismatch_probe.compare.cost.workload import ResponseLengths, workload_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError
 from mismatch_probe.records import kinds

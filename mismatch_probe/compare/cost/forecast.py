@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 from mismatch_probe.compare.cost.pace import FROM_RATES, Pace
 from mismatch_probe.compare.cost.rates import NO_TIME, Calibration, Span, Work
 from mismatch_probe.compare.cost.stage_work import (
-    Workload,
     computes,
     loading_work,
     loads_model,
@@ -17,6 +16,7 @@ from mismatch_probe.compare.cost.stage_work import (
     what_of,
     work_of,
 )
+from mismatch_probe.compare.cost.workload import Workload
 from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
 from mismatch_probe.config.model import EngineSettings
 from mismatch_probe.config.sides import Side

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatch_probe.compare.cost.over_ranks import rank_weight_bytes
 from mismatch_probe.compare.cost.rates import Calibration
-from mismatch_probe.compare.cost.stage_work import Workload, computes, engine_number, hidden_bytes, what_of
+from mismatch_probe.compare.cost.stage_work import computes, engine_number, hidden_bytes, what_of
+from mismatch_probe.compare.cost.workload import Workload
 from mismatch_probe.compare.plan import Plan, PlannedJob
 from mismatch_probe.compare.stages import FloorStage, ScoreStage, Stage
 from mismatch_probe.compare.subsample import LONGEST_REPEATED

@@ -14,7 +14,8 @@ from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
 from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
 from mismatch_probe.compare.cost.pace import Pace
 from mismatch_probe.compare.cost.rates import Calibration, Process, Rates
-from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload, what_of, workload_of
+from mismatch_probe.compare.cost.stage_work import what_of
+from mismatch_probe.compare.cost.workload import ResponseLengths, Workload, workload_of
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import Stage

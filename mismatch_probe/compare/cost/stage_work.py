@@ -1,16 +1,22 @@
 """What each stage of a comparison has to compute: the one place that knows of what kind a stage is."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
 from typing import Final, Literal
 
 import numpy as np
 
 from mismatch_probe.compare.cost.architecture import Architecture, Lengths
+from mismatch_probe.compare.cost.forward_work import (
+    NUMBER_OPERATIONS,
+    PASS_OPERATIONS,
+    decoding,
+    scored_by_engine,
+    whole_passes,
+)
 from mismatch_probe.compare.cost.over_ranks import received_bytes, work_of_rank
 from mismatch_probe.compare.cost.rates import Process, Work
+from mismatch_probe.compare.cost.workload import Workload
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,
@@ -25,11 +31,9 @@ from mismatch_probe.compare.stages import (
     Stage,
 )
 from mismatch_probe.compare.subsample import DECODED_ALONE, LEAST_CONTEXT_TOKENS, LONGEST_REPEATED, MOST_NUMBERS
-from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import Dtype, short_name
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.dtypes import Dtype
 
 Kind = Literal[
     "sample", "replay", "engine-floor", "decode-alone", "engine-routing", "distributions", "score", "floor", "routing",
@@ -53,34 +57,8 @@ _ENGINE_SEQUENCES: Final = 256
 _READS_OF_WEIGHTS: Final = 3
 """Times that the weights are read or written while they are loaded."""
 _TRIES: Final = 3
-_STEP_OPERATIONS: Final = 6000
-_STEP_LAYER_OPERATIONS: Final = 60
-_PASS_OPERATIONS: Final = 2000
-_PASS_LAYER_OPERATIONS: Final = 150
-_SAMPLED_TOKEN_OPERATIONS: Final = 40
-_SCORED_TOKEN_OPERATIONS: Final = 5
-_NUMBER_OPERATIONS: Final = 0.15
-"""What the host hands out or does in Python, counted in small operations: in an engine's step and in each of its
-layers, in a pass over whole sequences and in each of its layers, for a token that an engine samples or scores, and for
-a number of a whole distribution that it hands over. Counts that fit what `benchmarks/cost_model.py` measured; what one
-takes is measured on each machine.
-"""
-_LOGIT_BYTES: Final = 16
-"""Moved for one logit: computed, its log-softmax, its share of the entropy."""
 _SCORE_MOVES: Final = 6
 """Times that an attention score is written or read where it is written out: product, mask, softmax, product."""
-
-
-@dataclass(frozen=True)
-class ResponseLengths:
-    """Tokens of a response on average, and of the longest. source: where that is known from."""
-
-    mean_tokens: float
-    longest_tokens: int
-    source: str
-
-    def limited_to(self, most: int) -> "ResponseLengths":
-        return ResponseLengths(min(self.mean_tokens, most), min(self.longest_tokens, most), self.source)
 
 
 @dataclass(frozen=True)
@@ -91,70 +69,6 @@ class What:
     process: Process
     dtype: Dtype
     manner: str
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A comparison by its sizes: the tokens of each prompt, the architecture of each checkpoint by the path that sides
-    name, and the dtype in which the run's own weights are stored. by_layer: the stages that hold one layer at a time.
-    hidden_on_disk: whether hidden states between two layers are too many for memory there.
-    ranks_share_cores: whether the ranks of a model share one processor, so that they take as long as one process would.
-    """
-
-    architectures: Mapping[str, Architecture]
-    settings: CompareSettings
-    prompt_tokens: Sequence[int]
-    responses: ResponseLengths
-    checkpoint_dtype: Dtype | None = None
-    by_layer: frozenset[str] = frozenset()
-    hidden_on_disk: bool = False
-    ranks_share_cores: bool = True
-
-    @property
-    def pass_tokens(self) -> int:
-        """Tokens of a forward pass over whole sequences."""
-        return self.settings.training.batch_tokens
-
-    @property
-    def sequences(self) -> int:
-        """Responses of one engine."""
-        return len(self.prompt_tokens) * self.samples
-
-    @property
-    def samples(self) -> int:
-        """Responses of an engine to each prompt."""
-        return self.settings.sampling.samples_per_prompt
-
-    @cached_property
-    def prompts(self) -> Lengths:
-        """Tokens of each prompt."""
-        return np.asarray(self.prompt_tokens, dtype=np.float64)
-
-    @property
-    def lengths(self) -> Lengths:
-        """Tokens of a sequence of each prompt, with its response."""
-        return self.prompts + self.responses.mean_tokens
-
-    def architecture_of(self, side: Side) -> Architecture:
-        return self.architectures[side.model.path]
-
-
-def workload_of(
-    manifest: Manifest,
-    architectures: Mapping[str, Architecture],
-    prompt_tokens: Sequence[int],
-    responses: ResponseLengths,
-) -> Workload:
-    """The sizes of a run; its responses are at most as long as its settings allow."""
-    stored = manifest.model.checkpoint_dtype
-    return Workload(
-        architectures,
-        manifest.settings,
-        prompt_tokens,
-        responses.limited_to(manifest.settings.sampling.max_new_tokens),
-        next((dtype for dtype in Dtype if dtype == short_name(stored)), None),
-        ranks_share_cores=not manifest.hardware.get("gpus") or manifest.settings.training.device == "cpu",
-    )
 
 
 def what_of(stage: Stage) -> What:
@@ -208,15 +122,15 @@ def work_of(stage: Stage, workload: Workload) -> Work:
             work = _sampling(stage.side, workload, architecture)
         case ReplayStage():
             steps = workload.lengths.sum() / workload.pass_tokens
-            work = _scored_by_engine(architecture, workload.lengths, steps).times(workload.samples)
+            work = scored_by_engine(architecture, workload.lengths, steps).times(workload.samples)
         case EngineFloorStage():
             chosen = _repeated(workload, workload.settings.floors.num_sequences)
-            work = _scored_by_engine(architecture, chosen, len(chosen))
+            work = scored_by_engine(architecture, chosen, len(chosen))
         case DecodeAloneStage():
             work = _decoded_alone(stage.side, workload, architecture)
         case EngineRoutingStage():
             chosen = _repeated(workload, workload.settings.experts.num_sequences or 0)
-            work = _scored_by_engine(architecture, chosen, len(chosen))
+            work = scored_by_engine(architecture, chosen, len(chosen))
         case DistributionsStage():
             work = _distributions(workload, architecture)
         case ScoreStage():
@@ -224,17 +138,17 @@ def work_of(stage: Stage, workload: Workload) -> Work:
                 return Work()
             times = workload.samples * len(stage.samplers)
             passes = workload.lengths.sum() / workload.pass_tokens
-            work = _passes(architecture, workload.lengths, passes).times(times)
+            work = whole_passes(architecture, workload.lengths, passes).times(times)
             work += _layer_by_layer(stage, workload, architecture, passes * times)
             return _of_rank(stage, workload, work)
         case FloorStage():
             return _of_rank(stage, workload, _floor(stage, workload, architecture))
         case RoutingStage():
             chosen = _repeated(workload, workload.settings.experts.num_sequences or 0)
-            return _passes(architecture, chosen, len(chosen)).times(len(stage.samplers))
+            return whole_passes(architecture, chosen, len(chosen)).times(len(stage.samplers))
         case FullVocabularyStage():
             number = min(_positions(workload, architecture), workload.sequences)
-            return _passes(architecture, np.resize(workload.lengths, number), number)
+            return whole_passes(architecture, np.resize(workload.lengths, number), number)
     return work.shared_by(engine_number(stage.side, "tensor_parallel_size", 1))
 
 
@@ -277,7 +191,7 @@ def _layer_by_layer(stage: ScoreStage, workload: Workload, architecture: Archite
         return Work()
     hidden = 2 * architecture.num_layers * hidden_bytes(stage, workload) if workload.hidden_on_disk else 0.0
     return Work(
-        operations=passes * architecture.num_layers * (_PASS_OPERATIONS + architecture.num_layers),
+        operations=passes * architecture.num_layers * (PASS_OPERATIONS + architecture.num_layers),
         disk_bytes=stored_bytes(stage, workload) + hidden,
     )
 
@@ -301,45 +215,23 @@ def _sampling(mu: Side, workload: Workload, architecture: Architecture) -> Work:
     at_once = min(batch, engine_number(mu, "max_num_seqs", _ENGINE_SEQUENCES))
     steps = ceil(sequences / at_once) * responses.longest_tokens
     prompts = np.tile(workload.prompts, workload.samples)
-    return _decoding(mu, architecture, prompts, responses.mean_tokens, steps)
+    return decoding(mu.dtype, architecture, prompts, responses.mean_tokens, steps)
 
 
 def _decoded_alone(mu: Side, workload: Workload, architecture: Architecture) -> Work:
     """The first tokens of a few responses, one response at a time."""
     repeated = _repeated(workload, workload.settings.floors.num_sequences)
     each = min(workload.responses.mean_tokens, DECODED_ALONE)
-    return _decoding(mu, architecture, repeated - workload.responses.mean_tokens, each, len(repeated) * each)
-
-
-def _decoding(mu: Side, architecture: Architecture, prompts: Lengths, each: float, steps: float) -> Work:
-    """Prefill of the prompts, then in `steps` steps `each` tokens behind every one of them: in a step every weight is
-    read once, and every sequence's keys and values.
-    """
-    itemsize, prompt_tokens, tokens = mu.dtype.num_bytes, float(prompts.sum()), len(prompts) * each
-    return Work(
-        matrix_flops=architecture.matrix_flops(prompt_tokens + tokens, len(prompts) + tokens),
-        attention_flops=architecture.attention_flops(prompts, causal=True),
-        memory_bytes=steps * architecture.parameters * itemsize
-        + architecture.kv_bytes((prompt_tokens + tokens / 2) * each, itemsize)
-        + tokens * architecture.vocab_size * _LOGIT_BYTES,
-        operations=steps * (_STEP_OPERATIONS + architecture.num_layers * _STEP_LAYER_OPERATIONS)
-        + tokens * _SAMPLED_TOKEN_OPERATIONS,
-    )
-
-
-def _scored_by_engine(architecture: Architecture, lengths: Lengths, steps: float) -> Work:
-    """Prefill of whole sequences in so many steps of the engine."""
-    scored = Work(operations=float(lengths.sum()) * _SCORED_TOKEN_OPERATIONS)
-    return _passes(architecture, lengths, steps) + scored
+    return decoding(mu.dtype, architecture, repeated - workload.responses.mean_tokens, each, len(repeated) * each)
 
 
 def _distributions(workload: Workload, architecture: Architecture) -> Work:
     """A prefill of its own for each position, and Python numbers for its whole vocabulary."""
     positions = _positions(workload, architecture)
     contexts = np.resize(workload.lengths - workload.responses.mean_tokens / 2, positions)
-    handed_over = Work(operations=positions * architecture.vocab_size * _NUMBER_OPERATIONS)
+    handed_over = Work(operations=positions * architecture.vocab_size * NUMBER_OPERATIONS)
     steps = contexts.sum() / workload.pass_tokens
-    return _scored_by_engine(architecture, contexts, steps) + handed_over
+    return scored_by_engine(architecture, contexts, steps) + handed_over
 
 
 def _positions(workload: Workload, architecture: Architecture) -> int:
@@ -359,7 +251,7 @@ def _repeated(workload: Workload, most: int) -> Lengths:
 
 def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) -> Work:
     chosen = np.tile(_repeated(workload, workload.settings.floors.num_sequences), len(stage.samplers))
-    work = _passes(architecture, chosen, len(chosen))
+    work = whole_passes(architecture, chosen, len(chosen))
     if stage.attention != "eager":
         return work
     scores = float((chosen**2).sum()) * architecture.num_layers * architecture.num_heads
@@ -368,15 +260,4 @@ def _floor(stage: FloorStage, workload: Workload, architecture: Architecture) ->
         architecture.attention_flops(chosen, causal=False),
         work.memory_bytes + scores * stage.side.dtype.num_bytes * _SCORE_MOVES,
         work.operations,
-    )
-
-
-def _passes(architecture: Architecture, lengths: Lengths, passes: float) -> Work:
-    """Forward passes over whole sequences that give log-probs of every token."""
-    tokens = float(lengths.sum())
-    return Work(
-        matrix_flops=architecture.matrix_flops(tokens, tokens),
-        attention_flops=architecture.attention_flops(lengths, causal=True),
-        memory_bytes=tokens * architecture.vocab_size * _LOGIT_BYTES,
-        operations=passes * (_PASS_OPERATIONS + architecture.num_layers * _PASS_LAYER_OPERATIONS),
     )
