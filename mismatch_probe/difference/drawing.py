@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-import plotly.graph_objects as go
-
 from mismatch_probe.difference.result import BinDifference, MetricDifference, PairDifference
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.report.figures.canvas import (
@@ -19,8 +17,8 @@ from mismatch_probe.report.figures.canvas import (
     panel,
     said,
     titles,
-    update_axis,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
@@ -40,7 +38,7 @@ _BAND_ALPHA = 0.2
 def draw_bins(heading: Heading, bins: Sequence[BinDifference], names: tuple[str, str], x_label: str) -> Panel:
     """Mean abs(d) of both runs on two logarithmic axes, with intervals; `names` are those of the runs."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, x_label, "|d|, nats")
         shown: list[float] = []
         for name, style, of in zip(names, (FIRST, SECOND), ("first", "second"), strict=True):
@@ -52,7 +50,7 @@ def draw_bins(heading: Heading, bins: Sequence[BinDifference], names: tuple[str,
             texts = [hover_estimate(name, f"tokens {bin_.tokens}", each, "nats") for bin_, each in positive]
             line(figure, x, [each.value for _, each in positive], style, texts)
             shown += [each.value for _, each in positive]
-        if figure.data:
+        if figure.traces:
             logarithmic(figure, "x", [_middle(bin_) for bin_ in bins])
             logarithmic(figure, "y", shown, LEAST_SPAN)
 
@@ -64,7 +62,7 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
     ratios = [(name, metric, metric.ratio) for name in shown if (metric := pair.metrics.get(name)) is not None]
     known = [(name, metric, ratio) for name, metric, ratio in ratios if ratio is not None]
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         if not known:
             return
         places = list(range(len(known)))
@@ -78,7 +76,7 @@ def draw_ratios(heading: Heading, pair: PairDifference, shown: Sequence[str]) ->
             high=[ratio.high for _, _, ratio in known],
         )
         titles(figure, "", "second / first")
-        update_axis(figure, "x", tickvals=places, ticktext=[said(_short(name)) for name, _, _ in known], tickangle=-35)
+        figure.update_axis("x", tickvals=places, ticktext=[said(_short(name)) for name, _, _ in known], tickangle=-35)
         ends = [end for _, _, ratio in known for end in (ratio.low, ratio.value, ratio.high)]
         logarithmic(figure, "y", [*ends, 1.0], 1.5)
         limit_line(figure, 1.0, role="reject")

@@ -4,7 +4,6 @@ import itertools
 import math
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 
 from mismatch_probe.dtypes import Dtype
@@ -23,6 +22,7 @@ from mismatch_probe.report.figures.canvas import (
     said,
     words_inside,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import scatter
 from mismatch_probe.report.sections.errors import errors, shared_limits
@@ -97,7 +97,7 @@ def test_plotly_is_fed_no_markup_but_its_own_line_breaks(payload: str) -> None:
 
 
 def test_a_point_says_what_it_was_given() -> None:
-    def draw(figure: go.Figure) -> None:
+    def draw(figure: Drawing) -> None:
         line(figure, [1.0, 2.0], [3.0, 4.0], STYLE, [hover("BF16", "token 1"), hover("BF16", "token 2")])
 
     [curve] = panel(HEADING, draw).specification["data"]
@@ -113,7 +113,7 @@ def test_what_is_drawn_alike_is_hidden_together_and_nothing_else() -> None:
 
 
 def test_a_band_is_broken_where_a_bound_is_missing() -> None:
-    def draw(figure: go.Figure) -> None:
+    def draw(figure: Drawing) -> None:
         band(figure, [1.0, 2.0, 3.0, 4.0], [0.0, None, 0.0, 0.0], [1.0, 1.0, math.inf, 1.0], STYLE, 0.2)
         band(figure, [1.0, 2.0], [None, None], [1.0, 1.0], STYLE, 0.2)
         band(figure, [1.0, 2.0], [0.0, 0.5], [1.0, 1.5], STYLE, 0.2)
@@ -172,7 +172,7 @@ def test_ticks_between_two_powers_are_told_apart() -> None:
 
 
 def test_marks_at_a_height_stay_there_whatever_becomes_of_the_scale() -> None:
-    def draw(figure: go.Figure) -> None:
+    def draw(figure: Drawing) -> None:
         at_height(figure, [1.0], 0.97, "x-thin-open", "reject")
         logarithmic(figure, "y", [1e-4, 1e-3])
 
@@ -183,9 +183,9 @@ def test_marks_at_a_height_stay_there_whatever_becomes_of_the_scale() -> None:
 
 
 def log_axis(values: list[float | None], least_span: float = LEAST_SPAN) -> dict[str, Any]:
-    figure = go.Figure()
+    figure = Drawing()
     logarithmic(figure, "y", values, least_span)
-    return figure.layout.yaxis.to_plotly_json()  # type: ignore[no-any-return]
+    return figure.layout["yaxis"]  # type: ignore[no-any-return]
 
 
 def test_what_hardly_differs_is_drawn_as_hardly_different() -> None:
@@ -207,26 +207,26 @@ def test_a_long_axis_has_few_ticks() -> None:
 
 
 def test_an_interval_of_few_responses_squeezes_no_curve() -> None:
-    figure = go.Figure()
+    figure = Drawing()
     bounded(figure, [-0.2, -0.1], [-0.3, 0.1, -4e12, 7e30, math.inf])
-    low, high = figure.layout.yaxis.range
+    low, high = figure.layout["yaxis"]["range"]
     assert -0.6 < low < -0.3
     assert 0.1 < high < 0.4
 
 
 def test_an_axis_holds_the_intervals_that_are_near() -> None:
-    figure = go.Figure()
+    figure = Drawing()
     bounded(figure, [-0.2, -0.1], [-0.25, 0.02])
-    low, high = figure.layout.yaxis.range
+    low, high = figure.layout["yaxis"]["range"]
     assert low < -0.25 < 0.02 < high
     assert high - low < 0.4
 
 
 def test_a_limit_is_drawn_above_the_grid_which_would_cover_it() -> None:
-    figure = go.Figure()
+    figure = Drawing()
     limit_line(figure, 0.0)
     limit_line(figure, 1.0, upright=True)
-    assert [shape.layer for shape in figure.layout.shapes] == ["above", "above"]
+    assert [shape["layer"] for shape in figure.layout["shapes"]] == ["above", "above"]
 
 
 @pytest.mark.parametrize(("infer", "has_interval"), [("bf16", True), ("a-side-of-a-very-long-name", False)])

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-import plotly.graph_objects as go
-
 from mismatch_probe.inert import shortened
 from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.evaluation import Evaluation, PairAccuracy
 from mismatch_probe.report.evaluation.answer import pair_name, pairs_table
-from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, marks, panel, said, update_axis
+from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, marks, panel, said
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Figure, Heading, Panel
 from mismatch_probe.stats.results import Estimate
@@ -81,7 +80,7 @@ def _panel(
     names = [pair_name(pair) for pair in evaluation.pairs]
     there = [shown for shown in series if any(shown.read(pair) for pair in evaluation.pairs)]
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         for number, shown in enumerate(there):
             shift = 0.16 * (number - (len(there) - 1) / 2)
             places = [
@@ -100,11 +99,11 @@ def _panel(
                     low=[estimate.low for estimate in estimates],
                     high=[estimate.high for estimate in estimates],
                 )
-        if not figure.data:
+        if not figure.traces:
             return
         ticks = [said(shortened(name, _NAME_CHARACTERS, keep="start")) for name in names]
-        update_axis(figure, "x", tickvals=list(range(len(names))), ticktext=ticks, range=[-0.6, len(names) - 0.4])
-        update_axis(figure, "y", title={"text": said(y_label)})
+        figure.update_axis("x", tickvals=list(range(len(names))), ticktext=ticks, range=[-0.6, len(names) - 0.4])
+        figure.update_axis("y", title={"text": said(y_label)})
         if zero:
             limit_line(figure, 0.0, role="reject")
 

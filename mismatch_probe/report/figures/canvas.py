@@ -4,18 +4,16 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 from textwrap import wrap
-from typing import Any, Literal
-
-import plotly.graph_objects as go
+from typing import Any
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_estimate, write_many, write_power
+from mismatch_probe.report.figures.drawing import Axis, Drawing
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 from mismatch_probe.stats.results import Estimate
 
-Axis = Literal["x", "y"]
 Values = Sequence[float | None]
 
 _MARKERS_A_LINE = 10
@@ -31,13 +29,11 @@ _HOVER_CHARACTERS = 60
 _DIGITS = 5
 
 
-def panel(heading: Heading, draw: Callable[[go.Figure], object], height: int = WIDE) -> Panel:
+def panel(heading: Heading, draw: Callable[[Drawing], object], height: int = WIDE) -> Panel:
     """What `draw` puts into a figure; the same drawing gives the same bytes."""
-    figure = go.Figure()
+    figure = Drawing()
     draw(figure)
-    specification = figure.to_plotly_json()
-    specification["layout"].pop("template", None)
-    return Panel(heading, _short(specification), height)
+    return Panel(heading, _short({"data": figure.traces, "layout": figure.layout}), height)
 
 
 def said(text: str) -> str:
@@ -61,7 +57,7 @@ def hover_estimate(name: str, place: str, estimate: Estimate, unit: str = "") ->
 
 
 def line(
-    figure: go.Figure,
+    figure: Drawing,
     x: Sequence[float],
     y: Values,
     style: PairStyle,
@@ -84,7 +80,7 @@ def line(
     )
 
 
-def thin_line(figure: go.Figure, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
+def thin_line(figure: Drawing, x: Sequence[float], y: Values, style: PairStyle, dash: str = "solid") -> None:
     """A fitted or secondary curve, which says nothing of its own."""
     figure.add_scatter(
         x=list(x),
@@ -97,7 +93,7 @@ def thin_line(figure: go.Figure, x: Sequence[float], y: Values, style: PairStyle
 
 
 def marks(
-    figure: go.Figure,
+    figure: Drawing,
     x: Sequence[float],
     y: Values,
     style: PairStyle,
@@ -135,7 +131,7 @@ def marks(
     )
 
 
-def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
+def band(figure: Drawing, x: Sequence[float], low: Values, high: Values, style: PairStyle, alpha: float) -> None:
     """The area between two curves; where a bound is missing it is broken."""
     for start, end in _whole_stretches(low, high):
         there = slice(start, end)
@@ -153,7 +149,7 @@ def band(figure: go.Figure, x: Sequence[float], low: Values, high: Values, style
 
 
 def at_height(
-    figure: go.Figure, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
+    figure: Drawing, x: Sequence[float], height: float, shape: str, role: str, texts: Sequence[str] | None = None
 ) -> None:
     """Marks at one height of the drawing (0 to 1), whatever its scale; `shape` is plotly's name of a symbol.
 
@@ -170,10 +166,10 @@ def at_height(
         cliponaxis=False,
         **_says(texts),
     )
-    figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True})
+    figure.layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
 
 
-def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: bool = False) -> None:
+def words_inside(figure: Drawing, text: str, x: float, y: float, *, right: bool = False) -> None:
     """A few muted words at a fraction of the drawing's size."""
     figure.add_annotation(
         text=said(text),
@@ -187,27 +183,28 @@ def words_inside(figure: go.Figure, text: str, x: float, y: float, *, right: boo
     )
 
 
-def limit_line(figure: go.Figure, value: float, *, role: str = "muted", upright: bool = False) -> None:
+def limit_line(figure: Drawing, value: float, *, role: str = "muted", upright: bool = False) -> None:
     """A dotted line across, or upright; above the curves, for below them a line of the grid covers it."""
-    add = figure.add_vline if upright else figure.add_hline
-    add(value, line={"color": color(role), "width": 1, "dash": "2px,3px"}, layer="above")
+    look = {"color": color(role), "width": 1, "dash": "2px,3px"}
+    figure.add_shape("line", "x" if upright else "y", value, value, line=look, layer="above")
 
 
-def update_axis(figure: go.Figure, axis: Axis, **properties: Any) -> None:
-    """Of the curves alone: plotly's `update_yaxes` would change the axis of `at_height` too."""
-    figure.layout[f"{axis}axis"].update(properties)
+def tint(figure: Drawing, axis: Axis, start: float, end: float, role: str, opacity: float) -> None:
+    """Between two values of an axis, below the curves."""
+    look = {"fillcolor": color(role), "opacity": opacity, "line": {"width": 0}}
+    figure.add_shape("rect", axis, start, end, layer="below", **look)
 
 
-def titles(figure: go.Figure, x: str, y: str) -> None:
-    update_axis(figure, "x", title={"text": said(x)})
-    update_axis(figure, "y", title={"text": said(y)})
+def titles(figure: Drawing, x: str, y: str) -> None:
+    figure.update_axis("x", title={"text": said(x)})
+    figure.update_axis("y", title={"text": said(y)})
 
 
-def logarithmic(figure: go.Figure, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:
+def logarithmic(figure: Drawing, axis: Axis, values: Values = (), least_span: float = 1.0) -> None:
     """Make `axis` logarithmic. Its range is that of those `values` that are positive, where they are given, so that a
     band that reaches over many powers of ten does not squeeze the curves; it spans a factor of `least_span` or more.
     """
-    update_axis(figure, axis, type="log")
+    figure.update_axis(axis, type="log")
     positive = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
     if not positive:
         return
@@ -217,14 +214,14 @@ def logarithmic(figure: go.Figure, axis: Axis, values: Values = (), least_span: 
         low, high = middle / room, middle * room
     room = max(_ROOM, (high / low) ** 0.06)
     decades = math.log10(high / low)
-    update_axis(figure, axis, range=[math.log10(low / room), math.log10(high * room)])
+    figure.update_axis(axis, range=[math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
-        update_axis(figure, axis, dtick=math.ceil(decades / _MOST_TICKS))
+        figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS))
     elif decades > _MOST_OF_A_DECADE:
-        update_axis(figure, axis, dtick=_TWO_AND_FIVE)
+        figure.update_axis(axis, dtick=_TWO_AND_FIVE)
 
 
-def bounded(figure: go.Figure, values: Values, bounds: Values) -> None:
+def bounded(figure: Drawing, values: Values, bounds: Values) -> None:
     """Make the linear y axis hold 0, all `values`, and of their bounds what is near: a very wide interval of few
     responses squeezes no curve.
     """
@@ -234,7 +231,7 @@ def bounded(figure: go.Figure, values: Values, bounds: Values) -> None:
     held += [min(max(bound, low), high) for bound in bounds if bound is not None and not math.isnan(bound)]
     margin = _MARGIN * (max(held) - min(held))
     if margin:
-        update_axis(figure, "y", range=[min(held) - margin, max(held) + margin])
+        figure.update_axis("y", range=[min(held) - margin, max(held) + margin])
 
 
 def power_of_ten(value: float) -> str:

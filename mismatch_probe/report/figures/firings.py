@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-import plotly.graph_objects as go
-
 from mismatch_probe.inert import shortened
-from mismatch_probe.report.figures.canvas import hover, panel, said, update_axis
+from mismatch_probe.report.figures.canvas import hover, panel, said
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import color
 from mismatch_probe.report.view import Heading, Panel
 
@@ -34,7 +33,7 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
     """Guards in the order in which they first fired, from the top."""
     guards = list(dict.fromkeys(mark.guard for mark in sorted(marks, key=lambda mark: mark.step)))
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         for effect, (symbol, role) in _LOOKS.items():
             there = [mark for mark in marks if mark.effect == effect]
             if there:
@@ -47,9 +46,8 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
                     hoverinfo="text",
                 )
         margin = max(0.5, 0.02 * last_step)
-        update_axis(figure, "x", range=[1 - margin, last_step + margin], title={"text": "step"})
-        update_axis(
-            figure,
+        figure.update_axis("x", range=[1 - margin, last_step + margin], title={"text": "step"})
+        figure.update_axis(
             "y",
             tickvals=list(range(len(guards))),
             ticktext=[said(shortened(guard, _NAME_CHARACTERS, keep="start")) for guard in guards],

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from mismatch_probe.notation import write_many, write_range
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.report.figures.canvas import (
@@ -18,9 +16,9 @@ from mismatch_probe.report.figures.canvas import (
     panel,
     thin_line,
     titles,
-    update_axis,
     words_inside,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import NUM_HEAT_LEVELS, SMALL, color
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label
 from mismatch_probe.report.view import Heading, Panel
@@ -42,7 +40,7 @@ def draw_size(
 ) -> Panel:
     """Mean abs(d) on two logarithmic axes: line the mean, dense band its interval, faint band p50 to p90."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, x_label, "|d|, nats")
         for pair, bins in curves:
             positive = [bin_ for bin_ in _solid(bins) if bin_.mean.value > 0]
@@ -52,7 +50,7 @@ def draw_size(
             x = [bin_.center for bin_ in positive]
             band(figure, x, [bin_.p50 for bin_ in positive], [bin_.p90 for bin_ in positive], style, _SPREAD_ALPHA)
             _curve(figure, pair_label(pair), positive, style)
-        if figure.data:
+        if figure.traces:
             shown = [bin_ for _, bins in curves for bin_ in _solid(bins)]
             _token_axis(figure, [bin_.center for bin_ in shown])
             logarithmic(figure, "y", [bin_.mean.value for bin_ in shown], LEAST_SPAN)
@@ -63,7 +61,7 @@ def draw_size(
 def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]], style_of: StyleOf) -> Panel:
     """Mean of S up to each position with its interval, and the fitted drift as a thin line."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "position in the response, tokens", "cumulative S, nats")
         for pair, law in pairs:
             bins = _solid(law.cumulative_diff_by_position)
@@ -74,10 +72,10 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
             if law.drift_per_1000 is not None:
                 end = max(bin_.high for bin_ in bins)
                 thin_line(figure, [0, end], [0, law.drift_per_1000.value * end / 1000], style)
-        if figure.data:
+        if figure.traces:
             means = [bin_.mean for _, law in pairs for bin_ in _solid(law.cumulative_diff_by_position)]
             bounded(figure, [mean.value for mean in means], [end for mean in means for end in (mean.low, mean.high)])
-            update_axis(figure, "y", zeroline=True, zerolinecolor=color("muted"))
+            figure.update_axis("y", zeroline=True, zerolinecolor=color("muted"))
 
     return panel(heading, on)
 
@@ -88,7 +86,7 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
     Hollow marks with intervals are the ESS measured on the first T tokens. Every law given has a budget.
     """
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "response length T, tokens", "share of samples that count (ESS)")
         for pair, law in pairs:
             assert law.budget_tokens is not None
@@ -104,13 +102,13 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
         budget_ess = pairs[0][1].budget_ess
         limit_line(figure, budget_ess)
         words_inside(figure, f"ESS {budget_ess:g}", 0.005, budget_ess / _TOP)
-        update_axis(figure, "y", range=[0, _TOP])
+        figure.update_axis("y", range=[0, _TOP])
         _token_axis(figure, [point.num_tokens for _, law in pairs for point in law.fitted_ess])
 
     return panel(heading, on)
 
 
-def _curve(figure: go.Figure, name: str, bins: Sequence[CurveBin], style: PairStyle) -> None:
+def _curve(figure: Drawing, name: str, bins: Sequence[CurveBin], style: PairStyle) -> None:
     """Means with their interval."""
     x = [bin_.center for bin_ in bins]
     band(figure, x, [bin_.mean.low for bin_ in bins], [bin_.mean.high for bin_ in bins], style, _BAND_ALPHA)
@@ -118,12 +116,12 @@ def _curve(figure: go.Figure, name: str, bins: Sequence[CurveBin], style: PairSt
     line(figure, x, [bin_.mean.value for bin_ in bins], style, texts)
 
 
-def _token_axis(figure: go.Figure, tokens: Sequence[float]) -> None:
+def _token_axis(figure: Drawing, tokens: Sequence[float]) -> None:
     logarithmic(figure, "x", tokens)
-    update_axis(figure, "x", exponentformat="SI")
+    figure.update_axis("x", exponentformat="SI")
 
 
-def _measured(figure: go.Figure, name: str, points: Sequence[AtLength], style: PairStyle) -> None:
+def _measured(figure: Drawing, name: str, points: Sequence[AtLength], style: PairStyle) -> None:
     estimates = [point.estimate for point in points]
     marks(
         figure,
@@ -144,7 +142,7 @@ def _measured(figure: go.Figure, name: str, points: Sequence[AtLength], style: P
 def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> Panel:
     """Mean abs(d) by position, one line a bin of confidence; the strongest line is the last bin."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "position in the response, tokens", "mean |d|, nats")
         for curve in curves:
             positive = [bin_ for bin_ in _solid(curve.abs_diff_by_position) if bin_.mean.value > 0]
@@ -152,7 +150,7 @@ def draw_by_confidence(heading: Heading, curves: Sequence[ConfidenceCurve]) -> P
             texts = [hover_estimate(name, f"tokens {write_range(bin_)}", bin_.mean, "nats") for bin_ in positive]
             means = [bin_.mean.value for bin_ in positive]
             line(figure, [bin_.center for bin_ in positive], means, confidence_style(curve, curves), texts)
-        if figure.data:
+        if figure.traces:
             shown = [bin_ for curve in curves for bin_ in _solid(curve.abs_diff_by_position)]
             _token_axis(figure, [bin_.center for bin_ in shown])
             logarithmic(figure, "y", [bin_.mean.value for bin_ in shown], LEAST_SPAN)

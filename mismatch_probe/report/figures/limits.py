@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 
 from mismatch_probe.notation import write_number
-from mismatch_probe.report.figures.canvas import hover, said
+from mismatch_probe.report.figures.canvas import hover, said, tint
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import color
 
 _TINT = 0.07
@@ -63,7 +63,7 @@ def _reach(values: Sequence[float], *, logarithmic: bool) -> tuple[float, float]
     return low - (high - low), high + (high - low)
 
 
-def draw_limits(figure: go.Figure, limits: Sequence[Limit], last_step: int, *, logarithmic: bool) -> None:
+def draw_limits(figure: Drawing, limits: Sequence[Limit], last_step: int, *, logarithmic: bool) -> None:
     """A line across that can be pointed at anywhere, and a tint beyond it."""
     steps = np.linspace(1, max(last_step, 2), _POINTS).tolist()
     for limit in limits:
@@ -71,7 +71,7 @@ def draw_limits(figure: go.Figure, limits: Sequence[Limit], last_step: int, *, l
             beyond = limit.value * (10.0**_FAR if limit.is_upper else 10.0**-_FAR)
         else:
             beyond = limit.value + (_FAR if limit.is_upper else -_FAR) * max(1.0, abs(limit.value))
-        figure.add_hrect(limit.value, beyond, fillcolor=color("reject"), opacity=_TINT, line_width=0, layer="below")
+        tint(figure, "y", limit.value, beyond, "reject", _TINT)
         figure.add_scatter(
             x=steps,
             y=[limit.value] * _POINTS,
@@ -82,7 +82,7 @@ def draw_limits(figure: go.Figure, limits: Sequence[Limit], last_step: int, *, l
         )
 
 
-def draw_moving_limits(figure: go.Figure, limits: Sequence[MovingLimit]) -> None:
+def draw_moving_limits(figure: Drawing, limits: Sequence[MovingLimit]) -> None:
     """A line of dots that goes along with the curve and says whose it is."""
     for limit in limits:
         figure.add_scatter(

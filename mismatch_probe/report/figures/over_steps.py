@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 
 from mismatch_probe.notation import write_percent, write_seconds
 from mismatch_probe.report.figures.canvas import (
@@ -22,8 +21,8 @@ from mismatch_probe.report.figures.canvas import (
     said,
     thin_line,
     titles,
-    update_axis,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.limits import (
     Limit,
     MovingLimit,
@@ -143,22 +142,22 @@ def draw(
     bounds = [limit.value for limit in reached]
     bounds += [value for limit in moving for value in limit.values if value is not None]
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         margin = max(0.5, 0.02 * last_step)
-        update_axis(figure, "x", range=[1 - margin, last_step + margin])
+        figure.update_axis("x", range=[1 - margin, last_step + margin])
         if last_step <= _EACH_STEP:
-            update_axis(figure, "x", dtick=1)
+            figure.update_axis("x", dtick=1)
         titles(figure, "step", y_label)
         for curve in curves:
             _draw_curve(figure, curve, y_label, above_zero=scale == "log")
         draw_limits(figure, reached, last_step, logarithmic=scale == "log")
         draw_moving_limits(figure, moving)
-        if scale == "log" and figure.data:
+        if scale == "log" and figure.traces:
             logarithmic(figure, "y", [*values, *bounds], LEAST_SPAN)
         elif scale == "share":
-            update_axis(figure, "y", range=_SHARE_LIMITS)
+            figure.update_axis("y", range=_SHARE_LIMITS)
         elif bounds:
-            update_axis(figure, "y", range=linear_range(values, bounds))
+            figure.update_axis("y", range=linear_range(values, bounds))
         for event in events:
             _draw_events(figure, event)
 
@@ -177,7 +176,7 @@ def _values(curves: Sequence[Curve], events: Sequence[Events]) -> list[float]:
     return values + [firing.value for event in events for firing in event.firings]
 
 
-def _draw_curve(figure: go.Figure, curve: Curve, y_label: str, *, above_zero: bool) -> None:
+def _draw_curve(figure: Drawing, curve: Curve, y_label: str, *, above_zero: bool) -> None:
     if not len(curve.steps):
         return
     shown = curve.values if not above_zero else np.where(curve.values > 0, curve.values, np.nan)
@@ -188,7 +187,7 @@ def _draw_curve(figure: go.Figure, curve: Curve, y_label: str, *, above_zero: bo
         more = {"opacity": 0.75} if curve.thin else {}
         draw_line = thin_line if curve.thin else line
         draw_line(figure, points.steps.tolist(), mean, curve.style)
-        figure.data[-1].update(hoverinfo="all", hovertemplate=_says(curve, y_label), **more)
+        figure.traces[-1].update(hoverinfo="all", hovertemplate=_says(curve, y_label), **more)
     lost = _steps(curve, ~np.isfinite(curve.values))
     at_height(figure, lost, _HEAD, "x-thin-open", "reject", _each(curve.name, lost, f"{y_label} not finite"))
     if above_zero:
@@ -217,7 +216,7 @@ def _steps(curve: Curve, chosen: npt.NDArray[np.bool_]) -> list[float]:
     return steps
 
 
-def _draw_events(figure: go.Figure, events: Events) -> None:
+def _draw_events(figure: Drawing, events: Events) -> None:
     for change in events.changes:
         limit_line(figure, change.step, role="reject", upright=True)
     changed = [change.step for change in events.changes]
@@ -243,7 +242,7 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
     """
     phases = sorted({phase for _, seconds, _ in runs for phase in seconds}, key=lambda phase: -runs[0][1][phase])
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         for style, seconds, whole in runs:
             words = [f"{write_seconds(seconds[phase])}, {write_percent(seconds[phase] / whole)}" for phase in phases]
             figure.add_bar(
@@ -259,8 +258,8 @@ def draw_phases(heading: Heading, runs: Sequence[tuple[PairStyle, Mapping[str, f
                 legendgroup=style.group,
             )
         longest = max(max(seconds.values()) for _, seconds, _ in runs)
-        update_axis(figure, "x", title={"text": "seconds"}, range=[0, _ROOM_FOR_WORDS * longest])
-        update_axis(figure, "y", autorange="reversed", showgrid=False, ticks="", fixedrange=True)
-        figure.update_layout(barmode="group")
+        figure.update_axis("x", title={"text": "seconds"}, range=[0, _ROOM_FOR_WORDS * longest])
+        figure.update_axis("y", autorange="reversed", showgrid=False, ticks="", fixedrange=True)
+        figure.layout["barmode"] = "group"
 
     return panel(heading, on, max(SMALL, _FRAME + len(phases) * (_PHASE + _BAR * len(runs))))

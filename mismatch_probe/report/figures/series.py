@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from mismatch_probe.notation import write_number
 from mismatch_probe.report.figures.canvas import (
     Values,
@@ -15,11 +13,11 @@ from mismatch_probe.report.figures.canvas import (
     line,
     logarithmic,
     panel,
+    tint,
     titles,
-    update_axis,
     words_inside,
 )
-from mismatch_probe.report.figures.theme import color
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Heading, Panel
 
@@ -63,16 +61,16 @@ def draw(
 ) -> Panel:
     """Curves on a logarithmic scale; what is not above 0 is left out."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, x_label, y_label)
         for curve in series:
             _draw_series(figure, curve, x_label, write_x)
-        drawn = bool(figure.data)
+        drawn = bool(figure.traces)
         if drawn or marks.crosses:
             _draw_marks(figure, marks)
             places = sorted({x for curve in series for x in curve.x})
             ticks = places[:: 1 + len(places) // _MOST_TICKS]
-            update_axis(figure, "x", tickvals=ticks, ticktext=[write_x(tick) for tick in ticks])
+            figure.update_axis("x", tickvals=ticks, ticktext=[write_x(tick) for tick in ticks])
         if drawn:
             limit = () if marks.limit is None else (marks.limit[0],)
             logarithmic(figure, "y", [*(value for curve in series for value in curve.y), *limit], _LEAST_RANGE)
@@ -80,7 +78,7 @@ def draw(
     return panel(heading, on)
 
 
-def _draw_series(figure: go.Figure, series: Series, x_label: str, write_x: Callable[[float], str]) -> None:
+def _draw_series(figure: Drawing, series: Series, x_label: str, write_x: Callable[[float], str]) -> None:
     bounds = list(zip(series.low, series.high, strict=True)) or [(None, None)] * len(series.x)
     positive = [(low, high) if low is not None and low > 0 else (None, None) for low, high in bounds]
     band(figure, series.x, [low for low, _ in positive], [high for _, high in positive], series.style, _BAND_ALPHA)
@@ -98,12 +96,10 @@ def _value(value: float, low: float | None, high: float | None) -> str:
     return f"{write_number(value)} [{write_number(low)}, {write_number(high)}]"
 
 
-def _draw_marks(figure: go.Figure, marks: Marks) -> None:
+def _draw_marks(figure: Drawing, marks: Marks) -> None:
     if marks.span is not None:
         first, last = marks.span
-        figure.add_vrect(
-            first - 0.5, last + 0.5, fillcolor=color("fp32"), opacity=_SPAN_ALPHA, line_width=0, layer="below"
-        )
+        tint(figure, "x", first - 0.5, last + 0.5, "fp32", _SPAN_ALPHA)
     for place in marks.places:
         limit_line(figure, place, role="reject", upright=True)
     if marks.limit is not None:

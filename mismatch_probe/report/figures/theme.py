@@ -4,8 +4,6 @@ puts in when it draws, so that one specification serves light and dark.
 
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
 NUM_HEAT_LEVELS: Final = 7
 WIDE: Final = 340
 SMALL: Final = 260
@@ -39,23 +37,22 @@ def theme() -> dict[str, Any]:
         "exponentformat": "power",
         "title": {"standoff": 8},
     }
-    layout = go.Layout(
-        font={"color": color("muted"), "size": 12, "family": "var(--sans)"},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 52, "r": 12, "t": 28, "b": 42},
-        showlegend=False,
-        hovermode="closest",
-        hoverlabel={
+    layout = {
+        "font": {"color": color("muted"), "size": 12, "family": "var(--sans)"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 52, "r": 12, "t": 28, "b": 42},
+        "showlegend": False,
+        "hovermode": "closest",
+        "hoverlabel": {
             "bgcolor": color("surface"),
             "bordercolor": color("muted"),
             "font": {"color": color("ink"), "size": 12},
             "align": "left",
         },
-        xaxis={**axis, "showline": True},
-        yaxis=axis,
-        annotationdefaults={"font": {"color": color("muted"), "size": 11}, "showarrow": False},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": color("muted"), "activecolor": color("ink")},
-    )
-    template: dict[str, Any] = go.layout.Template(layout=layout).to_plotly_json()
-    return template
+        "xaxis": {**axis, "showline": True},
+        "yaxis": axis,
+        "annotationdefaults": {"font": {"color": color("muted"), "size": 11}, "showarrow": False},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": color("muted"), "activecolor": color("ink")},
+    }
+    return {"layout": layout}

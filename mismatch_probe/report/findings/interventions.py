@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from mismatch_probe.notation import ABSENT, Written, write_percent, write_size
 from mismatch_probe.records.localize import Intervention, Interventions, Localization
-from mismatch_probe.report.figures.canvas import hover, marks, panel, said, update_axis
+from mismatch_probe.report.figures.canvas import hover, marks, panel, said
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import WIDE, color
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
@@ -133,12 +132,12 @@ def _weights(num_bytes: int) -> str:
 def _panel(heading: Heading, rows: Sequence[tuple[str, Estimate, PairStyle]]) -> Panel:
     """A label, a share of 1 with its interval, and whose it is, in each row."""
 
-    def on(figure: go.Figure) -> None:
-        update_axis(figure, "y", range=[len(rows) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
-        update_axis(
-            figure, "x", title={"text": "share of the token KL that it removes"}, tickformat=".0%", zeroline=True
+    def on(figure: Drawing) -> None:
+        figure.update_axis("y", range=[len(rows) - 0.4, -0.75], showticklabels=False, showgrid=False, fixedrange=True)
+        figure.update_axis(
+            "x", title={"text": "share of the token KL that it removes"}, tickformat=".0%", zeroline=True
         )
-        update_axis(figure, "x", zerolinecolor=color("muted"))
+        figure.update_axis("x", zerolinecolor=color("muted"))
         for row, (label, share, style) in enumerate(rows):
             figure.add_annotation(
                 text=said(label),

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from mismatch_probe.notation import write_count, write_estimate, write_number, write_range
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures import length as length_drawing
@@ -15,8 +13,8 @@ from mismatch_probe.report.figures.canvas import (
     logarithmic,
     panel,
     titles,
-    update_axis,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf, pair_key, pair_label, pair_styles
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve
@@ -133,7 +131,7 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
     """Mean abs(d) with its interval in bins of the reference probability, drawn equally wide."""
     edges = sorted({edge for pair in pairs for bin_ in pair.confidence for edge in (bin_.low, bin_.high)})
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "reference probability of the sampled token", "mean |d|, nats")
         for pair in pairs:
             bins = [bin_ for bin_ in _solid(pair) if bin_.mean_abs_diff.value > 0]
@@ -143,10 +141,9 @@ def _panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) ->
             band(figure, x, low, high, style, _BAND_ALPHA)
             texts = [hover_estimate(name, bin_label(bin_), bin_.mean_abs_diff, "nats") for bin_ in bins]
             line(figure, x, [bin_.mean_abs_diff.value for bin_ in bins], style, texts)
-        if not figure.data:
+        if not figure.traces:
             return
-        update_axis(
-            figure,
+        figure.update_axis(
             "x",
             tickvals=[number - 0.5 for number in range(len(edges))],
             ticktext=[f"{edge:g}" for edge in edges],

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_percent
@@ -14,9 +13,9 @@ from mismatch_probe.report.figures.canvas import (
     logarithmic,
     panel,
     titles,
-    update_axis,
     words_inside,
 )
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import SMALL
 from mismatch_probe.report.hostile import visible
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label
@@ -172,20 +171,20 @@ def share_left(at: CorrectionAtLength) -> float:
 def _panel(heading: Heading, rules: Sequence[CorrectionResult], enough: float) -> Panel:
     """The share each drawn rule leaves on the first T tokens, against T; a dotted line at `enough`."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "first T tokens of a response", "share of the sample left")
         for rule in rules:
             if rule.name in STYLES and rule.by_length:
                 lengths = [float(bin_.num_tokens) for bin_ in rule.by_length]
                 texts = [_text(rule, bin_) for bin_ in rule.by_length]
                 line(figure, lengths, [share_left(bin_) for bin_ in rule.by_length], STYLES[rule.name], texts)
-        if not figure.data:
+        if not figure.traces:
             return
         limit_line(figure, enough)
-        update_axis(figure, "y", range=[0, _TOP])
+        figure.update_axis("y", range=[0, _TOP])
         words_inside(figure, write_percent(enough), 0.995, enough / _TOP, right=True)
         logarithmic(figure, "x", [bin_.num_tokens for rule in rules for bin_ in rule.by_length])
-        update_axis(figure, "x", exponentformat="SI")
+        figure.update_axis("x", exponentformat="SI")
 
     return panel(heading, on, SMALL)
 

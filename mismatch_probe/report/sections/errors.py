@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import plotly.graph_objects as go
-
 from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.absences import absences, with_values
-from mismatch_probe.report.figures.canvas import hover, panel, power_of_ten, titles, update_axis
+from mismatch_probe.report.figures.canvas import hover, panel, power_of_ten, titles
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import SMALL, color
 from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pair_label, pair_styles
 from mismatch_probe.report.view import Block, Cell, Figure, Heading, Note, Panel, Section, Table
@@ -141,25 +140,24 @@ def _panel(
 ) -> Panel:
     """pi filled, mu outlined, as shares of all tokens; all pairs of a page share the `limits` of log10 abs(error)."""
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "abs(error), nats", "share of tokens")
         exponents = range(math.ceil(limits[0]), math.floor(limits[1]) + 1)
         exponents = exponents[:: math.ceil(len(exponents) / _MOST_TICKS) or 1]
-        update_axis(
-            figure,
+        figure.update_axis(
             "x",
             range=list(limits),
             tickvals=list(exponents),
             ticktext=[power_of_ten(10.0**exponent) for exponent in exponents],
         )
-        update_axis(figure, "y", rangemode="tozero")
+        figure.update_axis("y", rangemode="tozero")
         for histogram in histograms:
             _steps(figure, histogram, style)
 
     return panel(heading, on, SMALL)
 
 
-def _steps(figure: go.Figure, histogram: ErrorHistogram, style: PairStyle) -> None:
+def _steps(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None:
     total = sum(histogram.counts) + histogram.zeros
     is_pi = histogram.side == "pi"
     name = "training path (pi)" if is_pi else "inference engine (mu)"

@@ -3,15 +3,14 @@
 import math
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from mismatch_probe.config.sides import Side
 from mismatch_probe.notation import ABSENT, write_estimate, write_many
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.answer import short_answer
 from mismatch_probe.report.figures import length as length_figures
-from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said, update_axis
+from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, logarithmic, panel, said
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
 from mismatch_probe.report.pairs import level, pairs_table, settings_sentences, table_footnote
@@ -136,20 +135,19 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, sty
     """Pairs without a positive value of `metric` get their label and no mark."""
     shown = [(pair, pair.metrics[metric]) for pair in pairs if metric in pair.metrics]
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         if not shown:
             return
         bounds = [bound for _, estimate in shown for bound in (estimate.value, estimate.low, estimate.high)]
         numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         left, right = min(numbers) / _ROOM, max(numbers) * _ROOM
         logarithmic(figure, "x")
-        update_axis(
-            figure,
+        figure.update_axis(
             "x",
             range=[math.log10(left), math.log10(right)],
             title={"text": f"{metric_words(metric)}, nats per token"},
         )
-        update_axis(figure, "y", range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
+        figure.update_axis("y", range=[len(shown) - 0.4, _TOP], showticklabels=False, showgrid=False, fixedrange=True)
         limit_line(figure, KL_LIMIT, upright=True)
         _name_of_limit(figure, is_left_of_it=left * right < KL_LIMIT**2)
         for row, (pair, estimate) in enumerate(shown):
@@ -158,7 +156,7 @@ def _divergence(heading: Heading, pairs: Sequence[PairSummary], metric: str, sty
     return panel(heading, on, max(WIDE, _FRAME + _ROW * len(shown)))
 
 
-def _name_of_limit(figure: go.Figure, *, is_left_of_it: bool) -> None:
+def _name_of_limit(figure: Drawing, *, is_left_of_it: bool) -> None:
     """Beside the line, whatever the scale."""
     figure.add_scatter(
         x=[KL_LIMIT],
@@ -172,7 +170,7 @@ def _name_of_limit(figure: go.Figure, *, is_left_of_it: bool) -> None:
 
 
 def _interval_row(
-    figure: go.Figure, row: int, pair: PairSummary, estimate: Estimate, left: float, style: PairStyle
+    figure: Drawing, row: int, pair: PairSummary, estimate: Estimate, left: float, style: PairStyle
 ) -> None:
     written = write_estimate(estimate)
     full = f"{pair_label(pair)}   {written}"

@@ -4,11 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from mismatch_probe.notation import write_count, write_estimate, write_number, write_share
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
-from mismatch_probe.report.figures.canvas import hover, panel, titles, update_axis
+from mismatch_probe.report.figures.canvas import hover, panel, titles
+from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import NUM_HEAT_LEVELS, SMALL, color
 from mismatch_probe.report.names import DETAILED_PAIRS, pair_key, pair_label
 from mismatch_probe.report.sections.worst import most_tokens, worst_anchor
@@ -92,10 +91,10 @@ def draw(
     """
     num_bins, cells = coarser(scatter, most_bins)
 
-    def on(figure: go.Figure) -> None:
+    def on(figure: Drawing) -> None:
         titles(figure, "probability under mu (inference)", "probability under pi (training)")
-        update_axis(figure, "x", range=[0, 1], constrain="domain")
-        update_axis(figure, "y", range=[0, 1], scaleanchor="x", constrain="domain")
+        figure.update_axis("x", range=[0, 1], constrain="domain")
+        figure.update_axis("y", range=[0, 1], scaleanchor="x", constrain="domain")
         if cells:
             _map(figure, num_bins, cells)
         ends = {"x": [0, 1], "y": [0, 1], "mode": "lines", "hoverinfo": "skip"}
@@ -115,7 +114,7 @@ def coarser(scatter: ProbabilityScatter, most_bins: int = MOST_BINS) -> tuple[in
     return math.ceil(scatter.num_bins / factor), cells
 
 
-def _map(figure: go.Figure, num_bins: int, cells: Cells) -> None:
+def _map(figure: Drawing, num_bins: int, cells: Cells) -> None:
     columns = sorted({x for x, _ in cells})
     rows = sorted({y for _, y in cells})
     counts = [[cells.get((x, y)) for x in range(columns[0], columns[-1] + 1)] for y in range(rows[0], rows[-1] + 1)]
@@ -143,7 +142,7 @@ def _scale(most: int) -> list[list[float | str]]:
     return [[0.0, color("heat-1")], *stops]
 
 
-def _points(figure: go.Figure, worst: Sequence[tuple[TokenInContext, str]]) -> None:
+def _points(figure: Drawing, worst: Sequence[tuple[TokenInContext, str]]) -> None:
     tokens = [token for token, _ in worst]
     figure.add_scatter(
         x=[math.exp(token.log_mu) for token in tokens],
