@@ -126,7 +126,7 @@ def draw(
 
 
 def estimates(pair: TokenPair) -> dict[str, Estimate | None]:
-    metrics, _ = pair_metrics(pair)
+    metrics, _ = pair_metrics(pair, names=METRICS)
     sides = blame(pair)
     grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
     spread = fit_spread(Estimator(pair.sequences), grid, grid.sums(pair.diff), grid.sums(pair.diff**2), EFFECTIVE_SHARE)
@@ -165,7 +165,7 @@ def heavy_misses(share: float, num_prompts: int, samples: int, seed: Sequence[in
     law = length_law(pair)
     at_budget = math.nan if law.budget_tokens is None else math.exp(-variance * int(law.budget_tokens.value))
     return {
-        "ess_seq": side(pair_metrics(pair)[0]["ess_seq"], share),
+        "ess_seq": side(pair_metrics(pair, names=["ess_seq"])[0]["ess_seq"], share),
         "ess_at_budget": side(law.ess_at_budget, at_budget),
     }
 

@@ -120,13 +120,13 @@ def _recorded(source: Source) -> TokenPair:
 def _values(pair: TokenPair) -> dict[str, float]:
     clipped = part_of(pair, clip=CLIP)
     assert clipped is not None
-    return {metric: pair_metrics(clipped)[0][metric].value for metric in FAMILY}
+    metrics, _ = pair_metrics(clipped, names=FAMILY)
+    return {metric: metrics[metric].value for metric in FAMILY}
 
 
 def _chosen(pair: TokenPair, rows: Ints) -> TokenPair:
-    offsets = pair.sequences.offsets
-    tokens = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
     sequences = Sequences.of_lengths(pair.sequences.lengths[rows], pair.sequences.clusters[rows])
+    tokens = sequences.spread(pair.sequences.offsets[rows]) + sequences.positions
     return TokenPair(sequences, log_pi=pair.log_pi[tokens], log_mu=pair.log_mu[tokens])
 
 

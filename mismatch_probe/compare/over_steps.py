@@ -51,9 +51,8 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
     for place, stretch in enumerate(stretches):
         part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
         assert part is not None
-        metrics, _ = pair_metrics(part, level=level)
-        shown = {name: estimate for name, estimate in metrics.items() if name in STEP_METRICS}
-        rows.append(_row(stretch, shown))
+        metrics, _ = pair_metrics(part, level, STEP_METRICS)
+        rows.append(_row(stretch, metrics))
     return rows
 
 

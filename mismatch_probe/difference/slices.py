@@ -25,12 +25,14 @@ def part_of(
     clip: d is held within +-clip nats.
     """
     sequences = pair.sequences
-    chosen = _within(sequences.positions, position) & sequences.spread(_within(sequences.lengths, length))
-    if step != EVERYTHING:
-        if sequences.steps is None:
-            return None
-        chosen &= sequences.spread(_within(sequences.steps, step))
-    kept = pair.of_tokens(chosen)
+    kept: TokenPair | None = pair
+    if (position, length, step) != (EVERYTHING,) * 3:
+        chosen = _within(sequences.positions, position) & sequences.spread(_within(sequences.lengths, length))
+        if step != EVERYTHING:
+            if sequences.steps is None:
+                return None
+            chosen &= sequences.spread(_within(sequences.steps, step))
+        kept = pair.of_tokens(chosen)
     if kept is None or clip is None:
         return kept
     held = np.clip(difference(kept.log_pi, kept.log_mu), -clip, clip)

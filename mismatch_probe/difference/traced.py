@@ -1,13 +1,13 @@
 """Estimates that remember what they were computed from, so that two of them can be compared, at any level."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 
 import numpy as np
 
-from mismatch_probe.stats.effective_share import relative_excess
-from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, squared_variation, variance
+from mismatch_probe.stats.estimator import Estimator, Monotone, mapped
+from mismatch_probe.stats.intervals import Function, Scale, interval, jackknife, ratio, share_interval
 from mismatch_probe.stats.metrics import metrics_of
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, TokenPair
@@ -54,28 +54,34 @@ class TracingEstimator(Estimator):
             positive=scale is not Scale.SIGNED,
         )
 
-    def root_mean_square(self, values: Reals, by: Unit) -> Traced | None:
-        units = self.counts(by)
-        totals = self._totals(_root_of_ratio, [self.totals(values**2, by), units], units)
-        return self._traced(lambda other: other.root_mean_square(values, by), totals)
+    def mapped(self, estimate: Estimate, function: Monotone) -> Traced:
+        assert isinstance(estimate, Traced)
+        totals = estimate.totals
+        assert totals is not None, "what is smooth has totals"
 
-    def standard_deviation(self, values: Reals, by: Unit) -> Traced | None:
-        centred, units = values - values.mean(), self.counts(by)
-        columns = [units, self.totals(centred, by), self.totals(centred**2, by)]
-        return self._traced(
-            lambda other: other.standard_deviation(values, by), self._totals(_standard_deviation, columns, units)
-        )
+        def at(level: float) -> Estimate | None:
+            other = estimate.at(level)
+            return None if other is None else mapped(other, function)
+
+        own = replace(totals, function=lambda *columns: function(totals.function(*columns)))
+        return Traced(**vars(mapped(without_trace(estimate), function)), at=at, totals=own, positive=True)
 
     def share_of_totals(self, events: Floats, units: Floats, by: Unit) -> Traced:
-        totals = self._totals(ratio, [events, units], units)
-        estimate = self._traced(lambda other: other.share_of_totals(events, units, by), totals)
-        assert estimate is not None, "a share always exists"
+        jackknifed = jackknife(ratio, np.stack([events, units]), units)
+        assert jackknifed is not None, "a share always exists"
+        estimate = self._traced(
+            lambda other: other.present(share_interval(jackknifed, int(units.sum()), other.level), by),
+            self._totals(ratio, [events, units], units),
+        )
+        assert estimate is not None
         return estimate
 
     def effective_share(self, log_ratios: Floats, by: Unit) -> Traced | None:
-        units, excess = self.counts(by), relative_excess(log_ratios)
-        totals = self._totals(_effective_share, [units, self.totals(excess, by), self.totals(excess**2, by)], units)
-        return self._traced(lambda other: other.effective_share(log_ratios, by), totals)
+        share = super().effective_share(log_ratios, by)
+        assert share is None or isinstance(share, Traced)
+        if share is None or by == "token":
+            return share
+        return self._traced(lambda other: other.effective_share(log_ratios, by), share.totals)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
         estimate = self._traced(lambda other: other.quantile(sorted_values, values, probability, by))
@@ -94,29 +100,23 @@ class TracingEstimator(Estimator):
         estimate = at(self.level)
         if estimate is None:
             return None
-        return Traced(**vars(estimate), at=at, totals=totals, positive=positive)
+        return Traced(**vars(estimate), at=cache(at), totals=totals, positive=positive)
+
+    @cached_property
+    def _clusters(self) -> Ints:
+        return np.unique(self.sequences.clusters)
 
     def _totals(self, function: Function, columns: Sequence[Floats], units: Floats) -> Totals:
-        return Totals(function, np.stack(columns), units, np.unique(self.sequences.clusters))
+        return Totals(function, np.stack(columns), units, self._clusters)
 
 
-def traced_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estimate], dict[str, str]]:
+def traced_metrics(
+    pair: TokenPair, level: float = 0.95, names: Collection[str] | None = None
+) -> tuple[dict[str, Estimate], dict[str, str]]:
     """`pair_metrics` with every estimate traced that has an interval."""
-    return metrics_of(pair, TracingEstimator(pair.sequences, level))
+    return metrics_of(pair, TracingEstimator(pair.sequences, level), names)
 
 
 def without_trace(estimate: Estimate) -> Estimate:
     """The estimate without its trace, as records keep it."""
     return Estimate(**{field.name: getattr(estimate, field.name) for field in fields(Estimate)})
-
-
-def _effective_share(count: Floats, excess: Floats, excess_squared: Floats) -> Floats:
-    return np.asarray(1 / (1 + squared_variation(count, excess, excess_squared)))
-
-
-def _root_of_ratio(numerator: Floats, denominator: Floats) -> Floats:
-    return np.asarray(np.sqrt(numerator / denominator))
-
-
-def _standard_deviation(count: Floats, x: Floats, xx: Floats) -> Floats:
-    return np.asarray(np.sqrt(variance(count, x, xx)))

@@ -85,7 +85,7 @@ def _metric(check: Check, pair: TokenPair) -> Estimate | None:
     part = part_of(
         pair, position=check.slice.position, length=check.slice.length, step=check.slice.step, clip=check.clip
     )
-    return None if part is None else traced_metrics(part)[0].get(check.name)
+    return None if part is None else traced_metrics(part, names=[check.name])[0].get(check.name)
 
 
 def _change(check: Check, alpha: float, first: Sample, second: Sample) -> float | None:

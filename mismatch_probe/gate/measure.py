@@ -17,6 +17,8 @@ from mismatch_probe.stats.sequences import TokenPair
 
 Comparison = Literal["paired", "two-sample"]
 
+_Part = tuple[PairName, bool, str, float | None]
+"""Of a pair, of its baseline or not: a slice, clipped or not."""
 _Metrics = tuple[dict[str, Estimate], dict[str, str]]
 
 
@@ -58,10 +60,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measurer:
-    """Measures checks, each part of the evidence once."""
+    """Measures checks: of each part of the evidence the metrics that a limit is put on, once."""
 
     evidence: Mapping[PairName, Evidence]
-    _known: dict[tuple[PairName, bool, str, float | None], _Metrics] = field(default_factory=dict)
+    _parts: dict[_Part, TokenPair] = field(default_factory=dict)
+    _known: dict[tuple[_Part, str], _Metrics] = field(default_factory=dict)
 
     def measure(self, check: Check) -> Iterator[Measurement]:
         """The check on each pair it speaks of.
@@ -99,11 +102,13 @@ class Measurer:
         return [wanted]
 
     def _metric(self, check: Check, name: PairName, pair: TokenPair, *, of_baseline: bool) -> Estimate:
-        key = (name, of_baseline, str(check.slice), check.clip)
+        part = (name, of_baseline, str(check.slice), check.clip)
         where = f"{pair_text(name)} of the {'baseline' if of_baseline else 'run'}"
-        if key not in self._known:
-            self._known[key] = traced_metrics(_part(check.slice, check.clip, pair, where))
-        estimates, unavailable = self._known[key]
+        if part not in self._parts:
+            self._parts[part] = _part(check.slice, check.clip, pair, where)
+        if (part, check.name) not in self._known:
+            self._known[part, check.name] = traced_metrics(self._parts[part], names=[check.name])
+        estimates, unavailable = self._known[part, check.name]
         if check.name in estimates:
             return estimates[check.name]
         reason = unavailable[check.name]

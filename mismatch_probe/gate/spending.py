@@ -83,10 +83,17 @@ def _bound(points: Floats, weights: Floats, step: float, budget: float, fraction
     return float(optimize.brentq(excess, 0.0, _HIGHEST * math.sqrt(fraction), xtol=1e-12))
 
 
+@cache
+def _nodes_and_weights() -> tuple[Floats, Floats]:
+    """Of Gauss and Legendre, on [-1, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return nodes, weights
+
+
 def _continued(points: Floats, weights: Floats, step: float, bound: float, fraction: float) -> tuple[Floats, Floats]:
     """The law of the score process among paths that have not crossed, as weighted points (Gauss-Legendre)."""
     low = -_TAIL * math.sqrt(fraction)
-    nodes, node_weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, node_weights = _nodes_and_weights()
     new_points = low + (nodes + 1) / 2 * (bound - low)
     kernel = np.exp(-(((new_points[:, None] - points) / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi))
     return new_points, kernel @ weights * node_weights * (bound - low) / 2

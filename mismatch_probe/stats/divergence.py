@@ -16,13 +16,16 @@ from mismatch_probe.stats.weights import bounded
 
 def divergence(pair: TokenPair, estimator: Estimator) -> Metrics:
     """k1, k2, k3 and chi-squared of tokens and of whole sequences; k3 over the policy's mean entropy (prime-rl)."""
-    of_sequences = _of_log_ratios(pair.diff_sums, estimator, "sequence")
     return {
-        **_of_log_ratios(pair.diff, estimator, "token"),
-        **{f"{name}_seq": metric for name, metric in of_sequences.items()},
-        "chi2_token": _chi_squared(pair.diff, estimator, "token"),
-        "chi2_seq": _chi_squared(pair.diff_sums, estimator, "sequence"),
-        "kl_entropy_ratio": _kl_over_entropy(pair, estimator),
+        "kl_k1": lambda: estimator.mean(-pair.diff, "token"),
+        "kl_k2": lambda: estimator.mean(pair.diff**2 / 2, "token", Scale.POSITIVE),
+        "kl_k3": lambda: estimator.mean(k3_terms(pair.diff), "token", Scale.POSITIVE),
+        "kl_k1_seq": lambda: estimator.mean(-pair.diff_sums, "sequence"),
+        "kl_k2_seq": lambda: estimator.mean(pair.diff_sums**2 / 2, "sequence", Scale.POSITIVE),
+        "kl_k3_seq": lambda: estimator.mean(k3_terms(pair.diff_sums), "sequence", Scale.POSITIVE),
+        "chi2_token": lambda: _chi_squared(pair.diff, estimator, "token"),
+        "chi2_seq": lambda: _chi_squared(pair.diff_sums, estimator, "sequence"),
+        "kl_entropy_ratio": lambda: _kl_over_entropy(pair, estimator),
     }
 
 
@@ -30,14 +33,6 @@ def k3_terms(log_ratios: Floats) -> Floats:
     """e^d - 1 - d without the loss of digits at small d; infinite where e^d overflows."""
     with np.errstate(over="ignore"):
         return np.asarray(np.expm1(log_ratios) - log_ratios)
-
-
-def _of_log_ratios(log_ratios: Floats, estimator: Estimator, by: Unit) -> Metrics:
-    return {
-        "kl_k1": estimator.mean(-log_ratios, by),
-        "kl_k2": estimator.mean(log_ratios**2 / 2, by, Scale.POSITIVE),
-        "kl_k3": estimator.mean(k3_terms(log_ratios), by, Scale.POSITIVE),
-    }
 
 
 def _chi_squared(log_ratios: Floats, estimator: Estimator, by: Unit) -> Estimate | None:

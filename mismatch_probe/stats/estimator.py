@@ -1,9 +1,9 @@
 """Estimates for the sequences of one pair: the only place where a value meets its interval and its counts."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,11 @@ from mismatch_probe.stats.intervals import (
 from mismatch_probe.stats.results import Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences
 
-Metrics = dict[str, Estimate | str | None]
-"""By name: an estimate, or the reason why there is none; None where the value is beyond a float64."""
+Monotone = Callable[[Any], Any]
+"""Of a number, or of each number of an array."""
+
+Metrics = dict[str, Callable[[], Estimate | str | None]]
+"""By name, what computes it: an estimate, or the reason why there is none; None where it is beyond a float64."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,13 @@ class Estimator:
 
     def root_mean_square(self, values: Reals, by: Unit) -> Estimate | None:
         square = self.mean(values**2, by, Scale.POSITIVE)
-        return None if square is None else mapped(square, math.sqrt)
+        return None if square is None else self.mapped(square, np.sqrt)
 
     def standard_deviation(self, values: Reals, by: Unit) -> Estimate | None:
         centred = values - values.mean()
         columns = [self.counts(by), self.totals(centred, by), self.totals(centred**2, by)]
         square = self.smooth(variance, columns, by, Scale.POSITIVE)
-        return None if square is None else mapped(square, math.sqrt)
+        return None if square is None else self.mapped(square, np.sqrt)
 
     def share(self, mask: Mask, by: Unit) -> Estimate:
         """Share of tokens [T] or sequences [N] that are true."""
@@ -124,7 +127,11 @@ class Estimator:
         """ESS / n from the totals of each cluster [G]: units, excess and its square."""
         scale = Scale.WEIGHTS if by == "sequence" else Scale.POSITIVE
         variation = self.smooth(squared_variation, columns, by, scale)
-        return None if variation is None else mapped(variation, lambda square: 1 / (1 + square))
+        return None if variation is None else self.mapped(variation, lambda square: 1 / (1 + square))
+
+    def mapped(self, estimate: Estimate, function: Monotone) -> Estimate:
+        """An estimate of `smooth` under a function."""
+        return mapped(estimate, function)
 
     def quantile(self, sorted_values: Reals, values: Reals, probability: float, by: Unit) -> Estimate:
         """Quantile with Woodruff's interval: the share below it, its bounds read back [Woodruff 1952, JASA 47:635]."""
@@ -143,8 +150,8 @@ def _order_statistic(sorted_values: Reals, probability: float) -> float:
     return float(sorted_values[min(max(rank, 0), sorted_values.size - 1)])
 
 
-def mapped(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
-    """An estimate and its bounds under a monotone function."""
+def mapped(estimate: Estimate, function: Monotone) -> Estimate:
+    """An estimate and its bounds under a function."""
     value = float(function(estimate.value))
     if estimate.low is None or estimate.high is None:
         return replace(estimate, value=value)

@@ -6,6 +6,7 @@ the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outsid
 """
 
 import math
+from collections.abc import Collection
 
 from mismatch_probe.stats.deviation import logprob_deviation, probability_deviation
 from mismatch_probe.stats.divergence import divergence
@@ -18,26 +19,31 @@ TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest 
 DIFFERS_NATS = 1e-6
 
 
-def pair_metrics(pair: TokenPair, level: float = 0.95) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """All metrics of a pair, and for each one that cannot be had the reason.
+def pair_metrics(
+    pair: TokenPair, level: float = 0.95, names: Collection[str] | None = None
+) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """The metrics of a pair, and for each one that cannot be had the reason.
 
-    Every estimate is clustered by prompt; extremes carry no interval.
+    Every estimate is clustered by prompt; extremes carry no interval. Only those of `names` are computed, or all.
     """
-    return metrics_of(pair, Estimator(pair.sequences, level))
+    return metrics_of(pair, Estimator(pair.sequences, level), names)
 
 
-def metrics_of(pair: TokenPair, estimator: Estimator) -> tuple[dict[str, Estimate], dict[str, str]]:
+def metrics_of(
+    pair: TokenPair, estimator: Estimator, names: Collection[str] | None = None
+) -> tuple[dict[str, Estimate], dict[str, str]]:
     """As `pair_metrics`, with the estimates that `estimator` makes."""
-    metrics: Metrics = {}
-    for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
-        metrics |= family(pair, estimator)
     estimates: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
-    for name, metric in metrics.items():
-        if isinstance(metric, Estimate) and _is_finite(metric):
-            estimates[name] = metric
-        else:
-            unavailable[name] = metric if isinstance(metric, str) else TOO_LARGE
+    for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
+        for name, compute in family(pair, estimator).items():
+            if names is not None and name not in names:
+                continue
+            metric = compute()
+            if isinstance(metric, Estimate) and _is_finite(metric):
+                estimates[name] = metric
+            else:
+                unavailable[name] = metric if isinstance(metric, str) else TOO_LARGE
     return estimates, unavailable
 
 
@@ -50,11 +56,14 @@ def agreement(pair: TokenPair, estimator: Estimator) -> Metrics:
 
     torchtitan's batch-invariant mode asks for `bitwise_equal` of exactly 1.
     """
-    metrics: Metrics = {
-        "differs": estimator.share(pair.abs_diff > DIFFERS_NATS, "token"),
-        "bitwise_equal": estimator.share(pair.diff == 0, "token"),
-        "top1_flip": "the arg-max tokens of both sides were not recorded",
+
+    def top1_flip() -> Estimate | str:
+        if pair.top1_pi is None or pair.top1_mu is None:
+            return "the arg-max tokens of both sides were not recorded"
+        return estimator.share(pair.top1_pi != pair.top1_mu, "token")
+
+    return {
+        "differs": lambda: estimator.share(pair.abs_diff > DIFFERS_NATS, "token"),
+        "bitwise_equal": lambda: estimator.share(pair.diff == 0, "token"),
+        "top1_flip": top1_flip,
     }
-    if pair.top1_pi is not None and pair.top1_mu is not None:
-        metrics["top1_flip"] = estimator.share(pair.top1_pi != pair.top1_mu, "token")
-    return metrics

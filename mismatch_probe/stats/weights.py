@@ -4,11 +4,14 @@ Means and corrections hold log-ratios within +-20, so that every sum exists; the
 usable correction lets through. An effective share needs none: only the weights' shares matter to it.
 """
 
+from functools import partial
+
 import numpy as np
 
 from mismatch_probe.stats.effective_share import LOG_BOUND
 from mismatch_probe.stats.estimator import Estimator, Metrics
 from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, TokenPair
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
@@ -32,16 +35,19 @@ def importance_weights(pair: TokenPair, estimator: Estimator) -> Metrics:
     weights, and its lower bound lies far below for that.
     `log_ppl_diff` and `ppl_ratio` are verl's: per sequence mean log mu - mean log pi, and the mean of its exponential.
     """
-    log_ppl_diff = -pair.diff_sums / pair.sequences.lengths
-    metrics: Metrics = {
-        "is_ratio_mean_token": estimator.mean(1 + weight_excess(pair.diff), "token"),
-        "is_ratio_mean_seq": estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
-        "ess_token": estimator.effective_share(pair.diff, "token"),
-        "ess_seq": estimator.effective_share(pair.diff_sums, "sequence"),
-        "log_ppl_diff": estimator.mean(log_ppl_diff, "sequence"),
-        "ppl_ratio": estimator.mean(1 + weight_excess(log_ppl_diff), "sequence"),
+
+    def log_ppl_diff() -> Floats:
+        return -pair.diff_sums / pair.sequences.lengths
+
+    def outside(low: float, high: float) -> Estimate:
+        return estimator.share((pair.diff < np.log(low)) | (pair.diff > np.log(high)), "token")
+
+    return {
+        "is_ratio_mean_token": lambda: estimator.mean(1 + weight_excess(pair.diff), "token"),
+        "is_ratio_mean_seq": lambda: estimator.mean(1 + weight_excess(pair.diff_sums), "sequence", Scale.POSITIVE),
+        "ess_token": lambda: estimator.effective_share(pair.diff, "token"),
+        "ess_seq": lambda: estimator.effective_share(pair.diff_sums, "sequence"),
+        "log_ppl_diff": lambda: estimator.mean(log_ppl_diff(), "sequence"),
+        "ppl_ratio": lambda: estimator.mean(1 + weight_excess(log_ppl_diff()), "sequence"),
+        **{f"outside_band_{low:g}_{high:g}": partial(outside, low, high) for low, high in BANDS},
     }
-    for low, high in BANDS:
-        outside = (pair.diff < np.log(low)) | (pair.diff > np.log(high))
-        metrics[f"outside_band_{low:g}_{high:g}"] = estimator.share(outside, "token")
-    return metrics

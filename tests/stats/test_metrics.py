@@ -51,6 +51,15 @@ def test_every_metric_of_the_contract_is_there():
     assert not unavailable
 
 
+def test_only_what_is_asked_for_is_computed_and_is_the_same():
+    whole, part = clustered_pair(32, seed=0), clustered_pair(32, seed=0)
+    every, asked = pair_metrics(whole)[0], ("kl_k3", "ess_seq", "abs_logprob_diff_p99")
+    assert pair_metrics(part, names=asked) == ({name: every[name] for name in every if name in asked}, {})
+    assert "prob_pi" in vars(whole)
+    assert "prob_pi" not in vars(part)
+    assert list(pair_metrics(part, names=["top1_flip"])[1]) == ["top1_flip"]
+
+
 @pytest.mark.parametrize("name", [*RISING, *FALLING])
 def test_more_noise_moves_the_metric_one_way(name: str):
     values = [values_of(gaussian_pair(32, 50, sigma))[name] for sigma in (0.001, 0.01, 0.1)]
