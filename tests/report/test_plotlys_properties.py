@@ -1,4 +1,4 @@
-"""What is drawn has properties that plotly knows, with values that it takes: its own objects check pages of each kind."""
+"""Drawings have properties that plotly knows, and values that it takes: its own objects check every kind of page."""
 
 from collections.abc import Callable
 from pathlib import Path
