@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import TokenSequence
+
+Row = TypeVar("Row")
 
 _SHORTEST_SHARE: Final = 0.75
 PAD_ID: Final = 0
@@ -55,6 +57,12 @@ def plan_passes(
         ends = [number * len(alike) // num_passes for number in range(num_passes + 1)]
         passes += [alike[start:end] for start, end in pairwise(ends)]
     return passes
+
+
+def in_order(passes: Sequence[Sequence[int]], of_passes: Sequence[Sequence[Row]]) -> list[Row]:
+    """What the passes of a batch give for their rows, in the order of the batch."""
+    of_row = dict(zip(chain.from_iterable(passes), chain.from_iterable(of_passes), strict=True))
+    return [of_row[row] for row in range(len(of_row))]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """From logits to what a leg records about each token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.head import ChunkedHead
 
 _CHUNK_BYTES: Final = 128 * 2**20
@@ -17,6 +19,20 @@ class TokenScores:
     logprobs_T: torch.Tensor
     top1_ids_T: torch.Tensor
     entropy_nats_T: torch.Tensor
+
+    def by_sequence(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+        """The scores of each response, of those of all their tokens in a row."""
+        lengths = [len(sequence.token_ids) for sequence in sequences]
+        return [
+            ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
+            for sequence, logprobs, top1_ids, entropy in zip(
+                sequences,
+                self.logprobs_T.cpu().split(lengths),
+                self.top1_ids_T.int().cpu().split(lengths),
+                self.entropy_nats_T.cpu().split(lengths),
+                strict=True,
+            )
+        ]
 
 
 def score_logits(

@@ -20,7 +20,7 @@ from mismatch_probe.records.routing import SequenceRouting
 from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention_choice import AttentionChoice
-from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, pad_batch, plan_passes
+from mismatch_probe.training_path.batching import PAD_ID, PaddedBatch, in_order, pad_batch, plan_passes
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.inside.routing import record_routing
 from mismatch_probe.training_path.loading import choose_device
@@ -299,7 +299,7 @@ class Scorer(Closing):
         sequences = [TokenSequence("", [0], [0] * length) for length in (1, 2)]
         padded = pad_batch(sequences, vocab_size=self._vocab_size)
         hidden_BSD = self._head.last_hidden[:, :1].expand(*padded.input_ids_BS.shape, -1)
-        _by_sequence(self._behind_body(self._head, hidden_BSD, padded), sequences)
+        self._behind_body(self._head, hidden_BSD, padded).by_sequence(sequences)
 
     def _passes(self, batch: list[TokenSequence]) -> list[list[int]]:
         """The rows of a batch that share a pass."""
@@ -336,7 +336,7 @@ class Scorer(Closing):
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            return _by_sequence(self._run(head, padded), sequences)
+            return self._run(head, padded).by_sequence(sequences)
 
     def _run(self, head: ChunkedHead, padded: PaddedBatch) -> TokenScores:
         return self._behind_body(head, head.body(padded.input_ids_BS.to(self._model.device)), padded)
@@ -351,23 +351,3 @@ class Scorer(Closing):
             temperature=self._temperature,
             log_softmax_dtype=self._log_softmax_dtype,
         )
-
-
-def _by_sequence(scores: TokenScores, sequences: list[TokenSequence]) -> list[ScoredSequence]:
-    lengths = [len(sequence.token_ids) for sequence in sequences]
-    return [
-        ScoredSequence(sequence.id, logprobs.numpy(), top1_ids.numpy(), entropy.numpy())
-        for sequence, logprobs, top1_ids, entropy in zip(
-            sequences,
-            scores.logprobs_T.cpu().split(lengths),
-            scores.top1_ids_T.int().cpu().split(lengths),
-            scores.entropy_nats_T.cpu().split(lengths),
-            strict=True,
-        )
-    ]
-
-
-def in_order(passes: list[list[int]], scored: list[list[ScoredSequence]]) -> list[ScoredSequence]:
-    """The scores of a batch in the order of its rows."""
-    scored_of = dict(zip(chain.from_iterable(passes), chain.from_iterable(scored), strict=True))
-    return [scored_of[row] for row in range(len(scored_of))]

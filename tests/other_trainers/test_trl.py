@@ -11,37 +11,18 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("trl", reason="TRL is not installed")
 
 from mismatch_probe.adapters.trl import CAN, guard, probed_ids  # noqa: E402
-from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT  # noqa: E402
 from mismatch_probe.errors import UsageError  # noqa: E402
 from mismatch_probe.guards.guards import Guards  # noqa: E402
 from mismatch_probe.guards.load import parse_guards  # noqa: E402
+from tests.other_trainers.small_grpo import STEPS, grpo_trainer  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-STEPS = 6
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
     def made(reward: Callable[..., list[float]], **given: Any) -> Any:
-        rows = [{"prompt": f"{number}+1="} for number in range(8)]
-        config = GRPOConfig(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=4,
-            num_generations=4,
-            max_completion_length=8,
-            max_steps=STEPS,
-            learning_rate=1e-4,
-            logging_steps=1,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            **{"save_strategy": "no", **given},
-        )
-        return GRPOTrainer(str(DEMO_CHECKPOINT), reward, args=config, train_dataset=Dataset.from_list(rows))
+        return grpo_trainer(tmp_path, reward, **given)
 
     yield made
     logging.getLogger("mismatch_probe").handlers.clear()

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
 from mismatch_probe.adapters.trl import guard
-from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.engines.weight_digests import weight_digest
 from mismatch_probe.errors import MismatchProbeError
+from tests.other_trainers.small_grpo import grpo_trainer
 
 RANK: Final = int(os.environ["RANK"])
-STEPS: Final = 6
 FAULT_AT: Final = 3
 """Of the second rank alone."""
 
@@ -29,25 +26,7 @@ def main(fault: str, folder: Path) -> None:
         rewards = [float(RANK + number) for number in range(len(completions))]
         return [float("nan"), *rewards[1:]] if fault == "reward" and spoiled(trainer_state) else rewards
 
-    trainer = GRPOTrainer(
-        str(DEMO_CHECKPOINT),
-        reward,
-        args=GRPOConfig(
-            output_dir=str(folder),
-            per_device_train_batch_size=4,
-            num_generations=4,
-            max_completion_length=8,
-            max_steps=STEPS,
-            learning_rate=1e-4,
-            logging_steps=1,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="steps",
-            save_steps=2,
-        ),
-        train_dataset=Dataset.from_list([{"prompt": f"{number}+1="} for number in range(8)]),
-    )
+    trainer = grpo_trainer(folder, reward, save_strategy="steps", save_steps=2)
     step = trainer.training_step
 
     def spoiled_step(*given: Any, **named: Any) -> Any:

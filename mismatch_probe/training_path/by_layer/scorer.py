@@ -18,13 +18,13 @@ from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import use_reference_kernels
 from mismatch_probe.training_path.attention_choice import choose_reference_attention
-from mismatch_probe.training_path.batching import PAD_ID, pad_batch
+from mismatch_probe.training_path.batching import PAD_ID, in_order, pad_batch
 from mismatch_probe.training_path.by_layer.hidden_states import Hidden, HiddenStates
 from mismatch_probe.training_path.by_layer.model import LayeredModel, behind_layers, others_handing_on, through_layer
 from mismatch_probe.training_path.head import ChunkedHead
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.scorer import Scorer, in_order
+from mismatch_probe.training_path.scorer import Scorer
 
 _ADVICE = "use a device with more memory"
 
