@@ -4,12 +4,17 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from mismatch_probe.cli.app import run
 from mismatch_probe.errors import ExitCode
 from tests.environment import environment_as_it_was
+
+FEW: Final = Path(__file__).with_name("few.toml")
+"""For `--config`, where how closely a run looks at a few of its responses is not what is tested."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mismatch_probe.errors import RankLost
 logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS: Final = 1.0
-_CAUSE_SECONDS: Final = 10.0
+_CAUSE_SECONDS: Final = 5.0
 """How long the process whose loss another one reports is given to say why it ended, or to be seen dead."""
 _LEAVING_SECONDS: Final = 60.0
 """How long the others are given to end once the first one is done."""

@@ -28,6 +28,8 @@ _ELASTIC: Final = "TORCHELASTIC_"
 _THREADS: Final = "OMP_NUM_THREADS"
 _POLL_SECONDS: Final = 0.2
 _GOODBYE_SECONDS: Final = 10.0
+_GOODBYE_SECONDS_OF_FEWER: Final = 1.0
+"""Where a rank is lost it may never say goodbye, and the others have had the time to see that it is gone."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Torchrun:
         self._hosts = self.rank == 0 and taken.get(f"{_ELASTIC}USE_AGENT_STORE") != "True"
         self._name = f"mismatch-probe/{taken.get(f'{_ELASTIC}RESTART_COUNT', '0')}"
         self._numbers = count()
+        self._goodbye_seconds = _GOODBYE_SECONDS
         self._store = self._connected()
 
     def run(self, job: Job, function: str, on_message: Callable[[Any], None]) -> Any:
@@ -74,7 +77,11 @@ class Torchrun:
             if self._store.check([key]):
                 raise as_exception(json.loads(self._store.get(key)))
 
-        return run_together(in_place(job, self._place(order)), (), on_message, watch)
+        try:
+            return run_together(in_place(job, self._place(order)), (), on_message, watch)
+        except RankLost:
+            self._goodbye_seconds = _GOODBYE_SECONDS_OF_FEWER
+            raise
 
     def follow(self) -> ExitCode:
         """On every other rank: do what the first one orders until it ends. It says nothing: the first one does."""
@@ -95,7 +102,7 @@ class Torchrun:
         """On the first rank: let the others go. A store that is held here stays until they have heard."""
         with suppress(RuntimeError):
             self._store.set(self._key("end"), "")
-            deadline = time.monotonic() + _GOODBYE_SECONDS
+            deadline = time.monotonic() + self._goodbye_seconds
             while time.monotonic() < deadline and self._store.add(self._key("goodbye"), 0) < self.ranks - 1:
                 time.sleep(_POLL_SECONDS)
 

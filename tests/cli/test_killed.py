@@ -1,6 +1,7 @@
 """A command that is killed, terminated or hung up leaves no process, no scratch folder and no shared memory."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 
 import pytest
@@ -34,6 +35,7 @@ CODES = {
     signal.SIGTERM: ExitCode.TERMINATED,
     signal.SIGHUP: ExitCode.HUNG_UP,
 }
+EVERY = tuple(CODES)
 MARK = "MISMATCH_PROBE_TEST_MARK"
 SMALL = ("--model", "demo", "--max-new-tokens", "16")
 COMPARE = ("compare", *SMALL, "--num-prompts", "4", "--dtype", "bf16", "--out", "out")
@@ -49,18 +51,19 @@ class Command:
 
     shares_memory: it is at work once its processes share memory under a name. signals: to send, one in each run.
     SIGTERM and SIGHUP are heeded alike but for the exit code: of commands that start an engine each gets one of the
-    two. imported: it and its servers are forks that have imported all, where otherwise each is an interpreter.
+    two. imports: at which of them it and its servers are interpreters, which import; at others forks that have
+    imported all.
     """
 
     words: tuple[str, ...]
     at_work: str | None = None
     shares_memory: bool = False
-    signals: tuple[signal.Signals, ...] = tuple(CODES)
-    imported: bool = True
+    signals: tuple[signal.Signals, ...] = EVERY
+    imports: tuple[signal.Signals, ...] = ()
 
 
 COMMANDS = {
-    "compare": Command(COMPARE, "**/engine-*.log", signals=ASKED, imported=False),
+    "compare": Command(COMPARE, "**/engine-*.log", signals=ASKED, imports=(signal.SIGKILL,)),
     "compare-on-two-ranks": Command((*COMPARE, *TWO_RANKS), "**/engine-*.log", shares_memory=True, signals=HUNG_UP),
     "localize": Command(
         ("localize", *SMALL, "--num-prompts", "4", "--out", "out.json"), "**/engine.log", signals=ASKED
@@ -70,20 +73,42 @@ COMMANDS = {
     "train": Command(
         ("train", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), "out/logs/*.log", signals=HUNG_UP
     ),
-    "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), imported=False),
-    "report": Command(("report", "run"), imported=False),
+    "sanity": Command(("sanity", *SMALL, "--task", "sums:easy", "--steps", "2", "--out", "out"), imports=EVERY),
+    "report": Command(("report", "run"), imports=EVERY),
     "import": Command(("import", "log", "--out", "out"), "out/.writing-log"),
-    "explain": Command(("explain", "imported", "--model", "demo"), imported=False),
+    "explain": Command(("explain", "imported", "--model", "demo"), imports=EVERY),
     "score": Command(("score", "imported", "--model", "demo", "--out", "out"), "out/logs/*.log", signals=ASKED),
-    "watch": Command(("watch", "log", "--idle", "60"), imported=False),
-    "gate": Command(("gate", "run", "run", "--config", "gate.toml"), imported=False),
+    "watch": Command(("watch", "log", "--idle", "60"), imports=EVERY),
+    "gate": Command(("gate", "run", "run", "--config", "gate.toml"), imports=EVERY),
 }
 
 
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Command], Path]:
+    """A folder with what the words of a command name."""
+
+    @cache
+    def folder(command: Command) -> Path:
+        folder = tmp_path_factory.mktemp("given")
+        if "run" in command.words:
+            simulated_run(folder / "run", Simulation(num_prompts=2), with_summary=True)
+            (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
+        if "log" in command.words:
+            (folder / "log").mkdir()
+            write(folder / "log" / "step_0.jsonl", rows(4000))
+        if "imported" in command.words:
+            (folder / "log").mkdir()
+            write(folder / "log" / "step_0.jsonl", rows(24, tokens=8, prompt_token_ids=[257, 40]))
+            probe("import", folder / "log", "--out", folder / "imported", code=ExitCode.PASS)
+        return folder
+
+    return folder
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_nothing_is_left_five_seconds_after(name: str, tmp_path: Path) -> None:
+def test_nothing_is_left_five_seconds_after(name: str, given: Callable[[Command], Path], tmp_path: Path) -> None:
     command = COMMANDS[name]
-    killed = [Killed(command, number, tmp_path / number.name) for number in command.signals]
+    killed = [Killed(command, number, tmp_path / number.name, given(command)) for number in command.signals]
     try:
         for one in killed:
             one.wait_until_at_work()
@@ -95,10 +120,12 @@ def test_nothing_is_left_five_seconds_after(name: str, tmp_path: Path) -> None:
             one.end()
 
 
-def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(tmp_path: Path) -> None:
+def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(
+    given: Callable[[Command], Path], tmp_path: Path
+) -> None:
     command = COMMANDS["compare-on-two-ranks"]
     short = replace(command, words=(*command.words, "--num-prompts", "1", "--max-new-tokens", "2"))
-    ended = Killed(short, None, tmp_path / "run")
+    ended = Killed(short, None, tmp_path / "run", given(short))
     try:
         ended.wait_until_at_work()
         ended.kill()
@@ -110,21 +137,14 @@ def test_an_engine_over_two_ranks_that_ends_by_itself_leaves_nothing_either(tmp_
 class Killed:
     """One run of a command in a folder of its own, whose processes are known by it and by a variable they inherit.
 
-    number: of the signal that it gets at work; without one it is waited for.
+    number: of the signal that it gets at work; without one it is waited for. given: what its folder holds before.
     """
 
-    def __init__(self, command: Command, number: signal.Signals | None, folder: Path) -> None:
+    def __init__(self, command: Command, number: signal.Signals | None, folder: Path, given: Path) -> None:
         self._command, self._number, self._folder = command, number, folder
         self._mark = uuid.uuid4().hex
         self._temporary = Path(mkdtemp(prefix="killed-"))  # short, as the path of a socket has to be
-        simulated_run(folder / "run", Simulation(num_prompts=2), with_summary=True)
-        (folder / "log").mkdir()
-        if "log" in command.words:
-            write(folder / "log" / "step_0.jsonl", rows(4000))
-        if "imported" in command.words:
-            write(folder / "log" / "step_0.jsonl", rows(24, tokens=8, prompt_token_ids=[257, 40]))
-            probe("import", folder / "log", "--out", folder / "imported", code=ExitCode.PASS)
-        (folder / "gate.toml").write_text('[[gate.check]]\nmetric = "kl_k3"\nmax = 1.0\n')
+        shutil.copytree(given, folder)
         path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         kept = {"TORCHINDUCTOR_CACHE_DIR": default_cache_dir()}  # torch's own, for later runs: no scratch folder
         environment = {MARK: self._mark, "TMPDIR": str(self._temporary), "PYTHONPATH": path, **kept}
@@ -133,7 +153,7 @@ class Killed:
 
     def _begin(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | WarmProcess:
         words, folder, errors = ("mismatch_probe", *self._command.words), self._folder, self._folder / "stderr"
-        if self._command.imported:
+        if self._number not in self._command.imports:
             return self._stack.enter_context(
                 warm_process(*words, folder=folder, errors=errors, environment=environment, every_core=True)
             )
@@ -180,7 +200,7 @@ class Killed:
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._stack.close()
-        rmtree(self._temporary)
+        shutil.rmtree(self._temporary)
 
     def _is_heeding(self) -> bool:
         """Whether it catches SIGTERM by now, as the very start of Python does not."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.records.tables import read_table
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.processes import wait_until_gone
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_process
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = (
     "--prompts", "sums:easy", "--num-prompts", "6", "--max-new-tokens", "32", "--dtype", "bf16",
-    "--vllm.enforce_eager", "true",
+    "--vllm.enforce_eager", "true", "--config", FEW,
 )  # fmt: skip
 LAYERS = 12
 REFERENCE = "score-ref-fp32"

@@ -11,13 +11,18 @@ from tests.tiny_models import VOCAB_SIZE, make_checkpoint
 
 pytestmark = pytest.mark.slow
 
+LOOKED_AT = 4
+"""Of the responses, one by one."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("close")
     model = make_checkpoint(folder / "llama", "llama")
     dtypes = ("--dtype", "bf16", "--dtype", "fp32", "--dtype", "fp16")
-    compare("--model", model, *dtypes, "--vllm.kv_cache_dtype", "auto", "--out", folder / "run", *SMALL)
+    (folder / "closer.toml").write_text(f"[floors]\nnum_sequences = {LOOKED_AT}\n")
+    closer = ("--config", folder / "closer.toml", "--vllm.kv_cache_dtype", "auto")
+    compare("--model", model, *dtypes, *closer, "--out", folder / "run", *SMALL)
     return RunDirectory(folder / "run")
 
 
@@ -45,7 +50,7 @@ def test_the_engine_decodes_alone_as_among_many(pair: PairSummary) -> None:
     assert pair.blame is not None
     assert pair.blame.floors["mu_decoded_alone"].value <= pair.blame.rms_difference.value
     assert pair.metrics["decoded_alike"].value > 0.5
-    assert pair.metrics["decoded_alike"].num_sequences == 8
+    assert pair.metrics["decoded_alike"].num_sequences == LOOKED_AT
 
 
 def test_another_attention_changes_something_and_no_more_than_rounding(pair: PairSummary) -> None:

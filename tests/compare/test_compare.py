@@ -16,7 +16,7 @@ import pytest
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.tables import read_table, write_table
-from tests.command_line import Answer, probe
+from tests.command_line import FEW, Answer, probe
 from tests.processes import processes_of, wait_until_gone
 from tests.tiny_models import make_checkpoint
 from tests.warm_python import WarmProcess, warm_process
@@ -49,7 +49,7 @@ def recorded(run: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def four_batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "four.toml"
-    path.write_text("[engine]\nbatch_sequences = 2\n[training]\nbatch_tokens = 512\n")
+    path.write_text("[engine]\nbatch_sequences = 2\n[training]\nbatch_tokens = 512\n" + FEW.read_text())
     return path
 
 
@@ -64,7 +64,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, llama: Path, four_batche
 @pytest.mark.parametrize("family", ["qwen2", "mistral-sliding", "qwen3-moe"])
 def test_every_family_agrees_in_fp32_and_differs_in_bf16_by_precision(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(tmp_path / "model", family)
-    compare("--model", model, "--dtype", "bf16", "--dtype", "fp32", "--out", tmp_path / "run", *SMALL)
+    compare("--model", model, "--dtype", "bf16", "--dtype", "fp32", "--config", FEW, "--out", tmp_path / "run", *SMALL)
     summary = summary_of(tmp_path / "run")
     bf16, fp32 = summary["pairs"]
     assert fp32["verdict"]["code"] == "clean"
@@ -78,7 +78,7 @@ def test_an_engine_with_another_rope_base_is_a_bug_and_not_precision(tmp_path: P
     overrides = '{"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}'
     compare(
         "--model", llama, "--dtype", "bf16", "--dtype", "fp32", "--out", tmp_path / "run", *SMALL,
-        "--vllm.hf_overrides", overrides,
+        "--config", FEW, "--vllm.hf_overrides", overrides,
     )  # fmt: skip
     summary = summary_of(tmp_path / "run")
     assert {pair["verdict"]["kind"] for pair in summary["pairs"]} == {"bug"}

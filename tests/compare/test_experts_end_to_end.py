@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,9 @@ infer = [
     {{ name = "turned", dtype = "fp32", checkpoint = "{folder / "turned"}" }},
     {{ name = "compiled", dtype = "bf16", args = {{ enforce_eager = false }} }},
 ]
-""")
+[experts]
+num_sequences = 12
+{FEW.read_text()}""")
     out = folder / "run"
     config = folder / "sides.toml"
     probe("compare", "--model", folder / "moe", *SMALL, "--config", config, "--out", out, code=ExitCode.PASS)
@@ -93,7 +95,7 @@ def test_an_engine_that_cannot_be_looked_into_is_told_of_and_nothing_fails(run: 
 def test_of_a_dense_checkpoint_nothing_is_said(folder: Path) -> None:
     out = folder / "dense-run"
     model = make_checkpoint(folder / "dense", "llama")
-    probe("compare", "--model", model, "--dtype", "fp32", *SMALL, "--out", out, code=ExitCode.PASS)
+    probe("compare", "--model", model, "--dtype", "fp32", *SMALL, "--config", FEW, "--out", out, code=ExitCode.PASS)
     run = RunDirectory(out)
     assert not [name for name in run.read_manifest().stages if "routing" in name]
     assert pair(run, "fp32", "fp32").routing is None

@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
 
 SMALL = Simulation(num_prompts=8, mean_length=20, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
@@ -111,7 +111,7 @@ def test_compare_with_a_gate_extends_the_run_while_the_answer_is_open(
 ) -> None:
     """A limit far away is kept at the first look; one right at the value stays open until the last look."""
     config = tmp_path / "mismatch.toml"
-    words = ["compare", "--model", "demo", "--dtype", "bf16", "--out", "run"]
+    words = ["compare", "--model", "demo", "--dtype", "bf16", "--config", FEW, "--out", "run"]
     words += ["--prompts", "sums:easy", "--max-new-tokens", "8", "--num-prompts", "4", "--gate", str(config)]
     config.write_text(_gate(1.0))
     monkeypatch.chdir(tmp_path)

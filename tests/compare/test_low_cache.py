@@ -8,7 +8,7 @@ import torch
 
 from mismatch_probe.engines.vllm.limits import require_cpu_cache
 from mismatch_probe.errors import ExitCode, UsageError
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.compare.test_compare import summary_of
 
 FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
@@ -57,7 +57,8 @@ def test_the_cache_of_a_gpu_is_refused_on_a_cpu_before_anything_is_sampled(
 def test_a_cache_in_fp8_is_named_in_fp32_and_in_sixteen_bits(llama: Path, tmp_path: Path) -> None:
     """`test_closer_measurements_end_to_end` has the same with an ordinary cache."""
     dtypes = ("--dtype", "bf16", "--dtype", "fp16", "--dtype", "fp32")
-    probe("compare", "--model", llama, *SMALL, *dtypes, "--vllm.kv_cache_dtype", "fp8", "--out", tmp_path / "run")
+    cache = ("--vllm.kv_cache_dtype", "fp8")
+    probe("compare", "--model", llama, *SMALL, *dtypes, *cache, "--config", FEW, "--out", tmp_path / "run")
     pairs: dict[str, Any] = {pair["train_dtype"]: pair["verdict"] for pair in summary_of(tmp_path / "run")["pairs"]}
     assert {verdict["code"] for verdict in pairs.values()} == {"one_sided_dtype"}
     assert "keeps keys and values in fp8" in pairs["fp32"]["sentence"]

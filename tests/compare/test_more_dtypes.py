@@ -18,7 +18,10 @@ from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24")
+SMALL = (
+    *("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24"),
+    *("--config", str(command_line.FEW)),
+)
 
 
 def probe(words: list[str], folder: Path) -> str:

@@ -29,6 +29,10 @@ infer = [
     {{ name = "rounds", dtype = "bf16", args = {{ quantization = "fp8_per_channel" }} }},
     {{ name = "stored", dtype = "bf16", checkpoint = "{stored}" }},
 ]
+[floors]
+num_sequences = 1
+[full_vocabulary]
+positions = 4
 """)
     out = folder / "run"
     probe("compare", "--model", model, *SMALL, "--config", folder / "sides.toml", "--out", out, code=ExitCode.PASS)

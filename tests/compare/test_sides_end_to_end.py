@@ -13,7 +13,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.stats.contrast import contrast
 from mismatch_probe.tasks import resolve_model
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ infer = [
     {{ name = "fp8kv", dtype = "bf16", args = {{ kv_cache_dtype = "fp8" }} }},
     {{ name = "stale", dtype = "bf16", checkpoint = "{stale}" }},
 ]
-""")
+{FEW.read_text()}""")
     probe("compare", "--model", "demo", *SMALL, "--config", config, "--out", out, code=ExitCode.PASS)
     return RunDirectory(out)
 
@@ -130,7 +130,7 @@ def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path:
 
 def test_without_a_reference_the_page_says_what_it_cannot_say(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ("--dtype", "bf16", "--dtype", "fp32", "--reference", "none")
+    words = ("--config", FEW, "--dtype", "bf16", "--dtype", "fp32", "--reference", "none")
     probe("compare", "--model", "demo", *SMALL, *words, "--out", out, code=ExitCode.PASS)
     summary = RunDirectory(out).read_summary()
     assert summary.verdict.kind in ("precision", "clean")

@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.compare.estimates import DryRun
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -24,6 +24,7 @@ def test_a_checkpoint_without_a_tokenizer_is_compared_and_the_page_says_what_lac
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": [257, 40, 50 + number]}) + "\n" for number in range(4)))
     words = ["compare", "--model", model, "--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", "16"]
+    words += ["--config", FEW]
     answer = probe(*words, "--dry-run", "--json", code=ExitCode.PASS)
     ahead = DryRun.model_validate_json(answer.stdout).outlook
     assert ahead is not None

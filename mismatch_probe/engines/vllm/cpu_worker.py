@@ -1,4 +1,4 @@
-"""What the worker of a CPU has changed in vLLM: seeds that survive chunked prefill, and ranks that are not compiled.
+"""What the worker of a CPU has changed in vLLM: seeds that survive chunked prefill, and nothing that is compiled.
 
 At each chunk of a prompt but the last, vLLM's V1 runner samples a token, throws it away and rewinds the request's
 seeded generator through the Philox offset, which only CUDA's generators have: on a CPU it raises "CPU Generator does
@@ -43,17 +43,11 @@ def spare_discarded_draws(runner: Any) -> None:
     runner._sample = sample_sparing_generators
 
 
-def rank_eagerly(sampler: Any) -> None:
-    """Make `sampler` gather log-probs and ranks without compiling anything.
+def compute_eagerly(runner: Any) -> None:
+    """Make the model runner `runner` compile nothing: not how ranks are counted, not how a shared vocabulary is read.
 
-    vLLM compiles the function that ranks tokens by probability in eager engines too. It counts how many tokens are more
-    probable, so compiled or not it gives the same integers; compiling it costs each process on a CPU about 2 s of
-    processor.
+    vLLM compiles single functions in eager engines too. They compute with integers and masks, so compiled or not they
+    give the same; compiling one costs each process on a CPU 2 to 4 s of processor.
     """
-    gather = sampler.gather_logprobs
-
-    def gather_eagerly(*args: Any, **kwargs: Any) -> Any:
-        with torch.compiler.set_stance("force_eager"):
-            return gather(*args, **kwargs)
-
-    sampler.gather_logprobs = gather_eagerly
+    for name in ("execute_model", "sample_tokens"):
+        setattr(runner, name, torch.compiler.set_stance("force_eager")(getattr(runner, name)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from mismatch_probe.engines.vllm.adapters import ServedAdapter
-from mismatch_probe.engines.vllm.cpu_worker import rank_eagerly, spare_discarded_draws
+from mismatch_probe.engines.vllm.cpu_worker import compute_eagerly, spare_discarded_draws
 from mismatch_probe.engines.vllm.fp32_hooks import Fp32Hooks
 from mismatch_probe.engines.vllm.held_weights import HeldWeights
 from mismatch_probe.engines.vllm.hooks import ActivationHooks
@@ -34,7 +34,7 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedA
         if torch.device(self.device).type == "cpu" and not self.use_v2_model_runner:
             spare_discarded_draws(self.model_runner)
             if self.vllm_config.model_config.enforce_eager:
-                rank_eagerly(self.model_runner.sampler)
+                compute_eagerly(self.model_runner)
 
     def probe_scale_logits(self, temperature: float) -> None:
         """Divide every logit by `temperature` before anything reads it; 1 restores the model.
