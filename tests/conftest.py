@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import hypothesis
 import pytest
@@ -18,6 +18,9 @@ from mismatch_probe.host import prepare_process
 from tests.cores import keep_to_own_cores
 from tests.environment import environment_as_it_was
 from tests.gate.cli import CommandLine
+
+if TYPE_CHECKING:
+    from tests.report.browser import Tab
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +71,24 @@ def adapter(llama: Path) -> Path:
     from tests.adapters import make_adapter
 
     return make_adapter(llama.parent / "adapter", llama)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[str]:
+    """The address of the page of a real browser, which knows plotly.js compiled once it has drawn with it."""
+    from tests.report.browser import running_browser
+
+    with running_browser() as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def tab(browser: str) -> Iterator["Tab"]:
+    """The browser's page, empty."""
+    from tests.report.browser import steered
+
+    with steered(browser) as tab:
+        yield tab
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ from mismatch_probe.difference.result import Difference
 from mismatch_probe.difference.runs import difference_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.report.browser import browser_tab, needs_browser
+from tests.report.browser import Tab, needs_browser
 from tests.report.pages import drawings, traces
 from tests.report.test_browser import IMAGE, PROBE
 from tests.report.test_hostile import PAYLOADS
@@ -107,18 +107,21 @@ def test_the_command_writes_the_page_only_where_it_is_asked_for(
     assert 1_000_000 < page.stat().st_size < 2_500_000
 
 
+@pytest.fixture(scope="module")
+def hostile_page(difference: Difference) -> str:
+    return render_difference_page(attacked(difference, PROBE + IMAGE + "".join(PAYLOADS.values()) + "x" * 300))
+
+
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
-def test_the_page_is_drawn_and_runs_nothing(difference: Difference, width: int, tmp_path: Path) -> None:
+def test_the_page_is_drawn_and_runs_nothing(tab: Tab, hostile_page: str, width: int, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    hostile = PROBE + IMAGE + "".join(PAYLOADS.values()) + "x" * 300
-    text = render_difference_page(attacked(difference, hostile))
-    page.write_text(text, encoding="utf-8", errors="backslashreplace")
-    with browser_tab() as tab:
-        tab.open(page, width)
-        tab.draw_all()
-        assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-        assert tab.run("document.documentElement.dataset.ran") is None
-        assert tab.run("document.title") != "pwned"
-        assert tab.console == []
+    page.write_text(hostile_page, encoding="utf-8", errors="backslashreplace")
+    tab.console.clear()
+    tab.open(page, width)
+    tab.draw_all()
+    assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    assert tab.run("document.documentElement.dataset.ran") is None
+    assert tab.run("document.title") != "pwned"
+    assert tab.console == []

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 import mismatch_probe
 from tests.docs.pages import DOCS, ROOT, Page
-from tests.report.browser import browser_tab, needs_browser
+from tests.report.browser import Tab, needs_browser
 
 
 def pins(lock: str) -> dict[str, str]:
@@ -45,16 +45,15 @@ def without_network(page: str) -> str:
 
 @pytest.mark.slow
 @needs_browser
-def test_an_example_page_draws_without_the_network(tmp_path: Path) -> None:
+def test_an_example_page_draws_without_the_network(tab: Tab, tmp_path: Path) -> None:
     page = (ROOT / "reports" / "demo" / "report.html").read_text(encoding="utf-8")
     assert '<script src="http' in page
     offline = tmp_path / "report.html"
     offline.write_text(without_network(page), encoding="utf-8")
     assert '<script src="http' not in offline.read_text(encoding="utf-8")
-    with browser_tab() as tab:
-        tab.open(offline)
-        tab.draw_all()
-        assert tab.console == []
+    tab.open(offline)
+    tab.draw_all()
+    assert tab.console == []
 
 
 def test_a_page_of_another_plotly_is_refused() -> None:

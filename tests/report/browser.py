@@ -120,7 +120,23 @@ class Tab:
 
 @contextmanager
 def browser_tab() -> Iterator[Tab]:
-    """A fresh browser with one empty page, gone with its profile at the end."""
+    """The one page of a fresh browser."""
+    with running_browser() as page, steered(page) as tab:
+        yield tab
+
+
+@contextmanager
+def steered(page: str) -> Iterator[Tab]:
+    """The page at this address; it is left empty."""
+    with connect(page, max_size=None) as connection:
+        tab = Tab(connection)
+        yield tab
+        tab.call("Page.navigate", url="about:blank")
+
+
+@contextmanager
+def running_browser() -> Iterator[str]:
+    """The address of the one empty page of a fresh browser, which is gone with its profile at the end."""
     assert BROWSER is not None
     with TemporaryDirectory(prefix="mismatch-probe-browser-", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
@@ -135,8 +151,7 @@ def browser_tab() -> Iterator[Tab]:
                     target for target in browser.call("Target.getTargets")["targetInfos"] if target["type"] == "page"
                 ]
                 port = connection.remote_address[1]
-            with connect(f"ws://127.0.0.1:{port}/devtools/page/{page['targetId']}", max_size=None) as connection:
-                yield Tab(connection)
+            yield f"ws://127.0.0.1:{port}/devtools/page/{page['targetId']}"
         finally:
             process.terminate()
             process.wait(timeout=_PATIENCE_SECONDS)

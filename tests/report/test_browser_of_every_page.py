@@ -1,6 +1,7 @@
 """In a real browser: pages of findings, evaluations and gates are drawn, fit a phone, and run nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from mismatch_probe.report.filed import Filed
 from mismatch_probe.report.findings import render_document
 from mismatch_probe.report.page import render_html
 from tests.report import samples
-from tests.report.browser import Tab, browser_tab, needs_browser
+from tests.report.browser import Tab, needs_browser
 from tests.report.documents import headroom, localization
 from tests.report.test_browser import IMAGE, PROBE
 from tests.report.test_evaluation_page import evaluation, pair
@@ -25,12 +26,6 @@ PAIR: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
 pytestmark = [pytest.mark.slow, needs_browser]
 
 
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with browser_tab() as tab:
-        yield tab
-
-
 def judged() -> str:
     """An evaluation that a gate judged."""
     filed = Filed(
@@ -41,9 +36,9 @@ def judged() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "headroom": lambda: render_document(attacked(headroom(1e5), HOSTILE)),
-    "localize": lambda: render_document(attacked(localization(suspect_layer=5), HOSTILE)),
-    "evaluation and gate": judged,
+    "headroom": cache(lambda: render_document(attacked(headroom(1e5), HOSTILE))),
+    "localize": cache(lambda: render_document(attacked(localization(suspect_layer=5), HOSTILE))),
+    "evaluation and gate": cache(judged),
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.report.training import write_training_report
-from tests.report.browser import browser_tab, needs_browser
+from tests.report.browser import Tab, needs_browser
 from tests.report.test_browser import PROBE
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 
@@ -20,28 +20,28 @@ def write_page(folder: Path, hostile: str) -> Path:
     return path
 
 
-def test_the_page_is_drawn_at_every_width_and_runs_nothing_that_a_stranger_wrote(tmp_path: Path) -> None:
+def test_the_page_is_drawn_at_every_width_and_runs_nothing_that_a_stranger_wrote(tab: Tab, tmp_path: Path) -> None:
     path = write_page(tmp_path, PROBE + "x" * 300)
-    with browser_tab() as tab:
-        for width in (400, 1280):
-            tab.open(path, width)
-            tab.draw_all()
-            assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-            assert tab.run("document.documentElement.dataset.ran") is None
-        assert tab.console == []
+    tab.console.clear()
+    for width in (400, 1280):
+        tab.open(path, width)
+        tab.draw_all()
+        assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        assert tab.run("document.documentElement.dataset.ran") is None
+    assert tab.console == []
 
 
-def test_a_firing_that_is_pointed_at_says_what_a_stranger_wrote_as_text(tmp_path: Path) -> None:
+def test_a_firing_that_is_pointed_at_says_what_a_stranger_wrote_as_text(tab: Tab, tmp_path: Path) -> None:
     path = write_page(tmp_path, f"<b>bold</b>{PROBE}")
     drawing = "document.querySelector('#plot-guards-run-1 .drawing')"
-    with browser_tab() as tab:
-        tab.open(path)
-        tab.draw_all()
-        tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: 0, pointNumber: 0}}])")
-        tab.wait(f"{drawing}.querySelector('.hovertext')")
-        said = tab.run(f"{drawing}.querySelector('.hovertext').textContent")
-        assert "<b>bold</b><script>" in said
-        assert "go back to the last good checkpoint" in said
-        assert tab.run(f"{drawing}.querySelector('.hovertext b, .hovertext script, .hovertext [style*=bold]')") is None
-        assert tab.run("document.documentElement.dataset.ran") is None
-        assert tab.console == []
+    tab.console.clear()
+    tab.open(path)
+    tab.draw_all()
+    tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: 0, pointNumber: 0}}])")
+    tab.wait(f"{drawing}.querySelector('.hovertext')")
+    said = tab.run(f"{drawing}.querySelector('.hovertext').textContent")
+    assert "<b>bold</b><script>" in said
+    assert "go back to the last good checkpoint" in said
+    assert tab.run(f"{drawing}.querySelector('.hovertext b, .hovertext script, .hovertext [style*=bold]')") is None
+    assert tab.run("document.documentElement.dataset.ran") is None
+    assert tab.console == []
