@@ -50,7 +50,7 @@ def report(tab: Tab, page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab
 
 def hostile_page(payload: str) -> str:
     simulation = samples.Simulation(num_responses=16, longest=64, hostile=payload)
-    return render_html(samples.summary(PAIRS, simulation), samples.manifest(PAIRS, payload))
+    return render_html(samples.summary(PAIRS[:2], simulation), samples.manifest(PAIRS[:2], payload))
 
 
 def plot(anchor: str) -> str:

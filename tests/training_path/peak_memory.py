@@ -1,6 +1,6 @@
 """`python -m tests.training_path.peak_memory FOLDER DTYPE SIDE`: MiB that scoring a long sequence takes at most.
 
-SIDE is pi or reference. The sequence has 8k tokens over a vocabulary of 152k, 2k of them its response.
+SIDE is pi or reference. The sequence has 8k tokens over a vocabulary of 152k, 1k of them its response.
 """
 
 import sys
@@ -26,7 +26,7 @@ def main(folder: Path, dtype: Dtype, reference: bool) -> None:
         before = resident_mib("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
         ids = [index * 37 % 152_000 for index in range(8192)]
-        scorer.score_batch([TokenSequence("long", ids[:6144], ids[6144:])])
+        scorer.score_batch([TokenSequence("long", ids[:7168], ids[7168:])])
         print(resident_mib("VmHWM") - before)
 
 

@@ -9,22 +9,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.warm_python import warm_python
 
-LIMIT_MIB = 288
+LIMIT_MIB = 140
 LAYERS = 24
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """620 MiB in FP32, stored in BF16 in shards of 40 MB."""
+    """288 MiB in FP32, stored in BF16 in shards of 20 MB."""
     folder = tmp_path_factory.mktemp("large")
     config = LlamaConfig(
-        vocab_size=320, hidden_size=512, intermediate_size=3840, num_hidden_layers=LAYERS, num_attention_heads=4,
+        vocab_size=320, hidden_size=256, intermediate_size=3840, num_hidden_layers=LAYERS, num_attention_heads=4,
         num_key_value_heads=2, initializer_range=0.05, tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) * 4 > 2 * LIMIT_MIB * 2**20
-    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="40MB")
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="20MB")
     return folder
 
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_larger_than_the_limit_is_scored_by_layers_with_the_same_bi
 
     assert said("whole", 0).strip() == "None"
     chosen, failure = said("whole", LIMIT_MIB).splitlines()
-    assert chosen.startswith("its weights in fp32 take 6")
+    assert chosen.startswith("its weights in fp32 take 288 MiB")
     assert failure.startswith(f"out of memory while loading {large}; hold one layer of the reference at a time")
     assert "--reference-by-layer" in failure
     assert said("by-layer", LIMIT_MIB).splitlines() == [chosen]

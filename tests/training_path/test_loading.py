@@ -1,8 +1,6 @@
 """Each checkpoint, device or setting that cannot be used ends in one sentence."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ from mismatch_probe.errors import EngineError, MismatchProbeError, MissingExtra,
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.loading import choose_attention, choose_device
 from tests.tiny_models import make_checkpoint
+from tests.warm_python import warm_python
 
 
 def load(folder: Path, **settings: Any) -> Scorer:
@@ -138,26 +137,7 @@ def test_a_device_map_is_accepted(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_running_out_of_host_memory_names_the_setting_to_halve(checkpoint: Callable[[str], Path]) -> None:
-    script = """
-import resource, sys
-from mismatch_probe.config.model import TrainingPathSettings
-from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import OutOfMemory
-from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path import Scorer
-
-settings = TrainingPathSettings(attention="eager", batch_tokens=8192)
-with Scorer.load(sys.argv[1], Dtype.FP32, settings) as scorer:
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
-    try:
-        scorer.score_batch([TokenSequence("long", [1], [2] * 8000)])
-    except OutOfMemory as error:
-        print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(checkpoint("llama"))], capture_output=True, text=True, check=True
-    )
+    done = warm_python("tests.training_path.limited_addresses", checkpoint("llama"))
     assert "out of memory while scoring 1 sequences" in done.stdout
     assert "halve training.batch_tokens (now 8192)" in done.stdout
 

@@ -9,7 +9,7 @@ from tests.tiny_models import make_checkpoint
 from tests.warm_python import warm_python
 
 LIMIT_MIB = 512
-"""Less than half of the response's logits in FP32, and an eighth of the sequence's."""
+"""Less than the logits of the response in FP32, which a log-softmax copies twice, and an eighth of the sequence's."""
 
 
 @pytest.mark.slow

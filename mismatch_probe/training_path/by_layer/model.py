@@ -73,6 +73,7 @@ class LayeredModel:
         self.model: PreTrainedModel = model.eval()
         layers = layers_of(self.model)
         self._name = next(name for name, module in self.model.named_modules() if module is layers)
+        self._parameter_names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         self._proven: set[int] = set()
         self._input_ids = torch.empty(0)
         forget_lengths(self.model)
@@ -128,10 +129,9 @@ class LayeredModel:
         return copied
 
     def _fill(self, tensors: Tensors) -> None:
-        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         for name in list(tensors):
             tensor = tensors.pop(name)
-            is_computed_with = name in parameters or is_16_bit(tensor)
+            is_computed_with = name in self._parameter_names or is_16_bit(tensor)
             put(self.model, name, tensor.to(self._dtype) if is_computed_with else tensor)
 
     def _note_ids(self) -> None:

@@ -64,7 +64,9 @@ class StoredParts:
             self._shell: PreTrainedModel = maker.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
         self._folder = folder
         self._dtype = dtype
-        self.num_layers = len(layers_of(self._shell))
+        layers = layers_of(self._shell)
+        self.num_layers = len(layers)
+        self._layers_name = next(f"{name}." for name, module in self._shell.named_modules() if module is layers)
         self._held: set[str] = set()
         self._where = self._places()
 
@@ -146,11 +148,6 @@ class StoredParts:
         behind = name.removeprefix(self._layers_name)
         number = behind.partition(".")[0]
         return int(number) if behind != name and number.isdigit() else OUTSIDE
-
-    @property
-    def _layers_name(self) -> str:
-        layers = layers_of(self._shell)
-        return next(f"{name}." for name, module in self._shell.named_modules() if module is layers)
 
 
 def put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
