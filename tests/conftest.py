@@ -15,6 +15,7 @@ import pytest
 
 from mismatch_probe.children import preloads
 from mismatch_probe.host import prepare_process
+from tests import unsynced
 from tests.cores import keep_to_own_cores
 from tests.environment import environment_as_it_was
 from tests.gate.cli import CommandLine
@@ -31,8 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 """nohup and a job in the background have them ignored, and what commands do at them is tested."""
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
-os.fsync = lambda fd: None
-"""No test cuts the power, and thousands of small files are written."""
+preloads.STAGES["training"].insert(0, unsynced.__name__)
 gc.disable()
 atexit.register(gc.unfreeze)
 """Or nanobind complains of what was never freed; thawed sooner, pytest's last collections would look at all of it."""

@@ -1,10 +1,12 @@
 """What a fork needs to be the process that an interpreter of its own would be."""
 
+import json
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterable
-from typing import Final, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -12,6 +14,8 @@ from mismatch_probe.children import server
 from mismatch_probe.children.servers import Stages
 from tests.cores import num_own_cores
 
+THIS_MACHINE: Final = "MISMATCH_PROBE_TEST_MACHINE"
+"""The variable that names the file in which servers of vLLM keep what they say of this machine."""
 _REQUESTS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -68,13 +72,34 @@ def close_all_but(kept: Iterable[int]) -> None:
         last = descriptor
 
 
-def fork_what_is_spawned() -> None:
-    """Have the processes of vLLM's server forked from this one, which has imported what they import.
+def as_server_of_vllm() -> None:
+    """Have vLLM's server start and answer for the first time in seconds less of processor, and compute as ever.
 
-    Of our own commands they are spawned as ever: what these leave behind is tested.
+    Its processes are forked from this one, which has imported what they import. Of our own commands they are spawned as
+    ever: what these leave behind is tested. The function that ranks tokens, which vLLM compiles in eager servers too,
+    runs as Python: it counts, so it gives the same integers.
     """
     forking = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
+    torch.compiler.set_stance("force_eager")
+    if (path := os.environ.get(THIS_MACHINE)) is not None:
+        _describe_the_machine_once(Path(path))
+
+
+def _describe_the_machine_once(path: Path) -> None:
+    """What a server says of its machine, for which it runs pip and its like, is told by those after the first too."""
+    from vllm import collect_env
+
+    collect = collect_env.get_env_info
+
+    def collected() -> Any:
+        if path.exists():
+            return collect_env.SystemEnv(**json.loads(path.read_text()))
+        described = collect()
+        path.write_text(json.dumps(described._asdict()))
+        return described
+
+    collect_env.get_env_info = collected
 
 
 def take_threads() -> None:

@@ -25,7 +25,7 @@ from mismatch_probe.children.start import Job, Process, running, started
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
-from tests.forks import ForkedServers, close_all_but, fork_what_is_spawned, take_threads
+from tests.forks import ForkedServers, as_server_of_vllm, close_all_but, take_threads
 
 ROOT = Path(__file__).parents[1]
 OnStart = Callable[[int], None]
@@ -174,7 +174,7 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
         close_all_but(())
         _prepare(environment)
         if words[0].startswith("vllm."):
-            fork_what_is_spawned()
+            as_server_of_vllm()
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mismatch_probe.engines.server import connection
 from tests.servers.real_server import TAKES_WEIGHTS, RealServer, WarmServer, demo_checkpoint
 
 
@@ -17,6 +18,12 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     log = tmp_path_factory.mktemp("server") / "log"
     with WarmServer(log, "--enable-scale-out", *TAKES_WEIGHTS) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _tried_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server here needs no time to recover."""
+    monkeypatch.setattr(connection, "_FIRST_WAIT_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Final, Self
 
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.tasks import resolve_model
+from tests.forks import THIS_MACHINE
 from tests.warm_python import WarmProcess, warm_process
 
 CONTEXT: Final = 2048
@@ -25,6 +26,8 @@ TAKES_WEIGHTS: Final = (
 """As docs/servers.md has it."""
 SEQUENCES: Final = 16
 """At once, each prefilled whole: a CPU's server ends at a seeded request whose prefill is cut in two."""
+_CACHE_BYTES: Final = 2**27
+"""Twice of what that many sequences fill."""
 _START_SECONDS: Final = 300.0
 
 
@@ -65,9 +68,11 @@ class RealServer:
             *("--port", str(self.port), "--model", str(self._checkpoint), "--served-model-name", "demo"),
             *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(CONTEXT)),
             *("--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(SEQUENCES * CONTEXT)),
+            *("--kv-cache-memory-bytes", str(_CACHE_BYTES)),
         ]
         own = {
-            **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"},
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine computes in one process: a second one would spin
         }
         self._process = self._begun([*words, *self._words], own)
@@ -121,7 +126,7 @@ class RealServer:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
-                time.sleep(0.2)
+                time.sleep(0.05)
         raise AssertionError(f"the server did not start: {self.log.read_text(errors='replace')[-3000:]}")
 
 
@@ -130,6 +135,7 @@ class WarmServer(RealServer):
 
     def _begun(self, words: list[str], environment: dict[str, str]) -> WarmProcess:
         self._stack = ExitStack()
+        environment |= {THIS_MACHINE: str(self.log.parents[1] / "machine.json")}
         started = warm_process(*words, folder=Path.cwd(), errors=self.log, environment=environment, every_core=True)
         return self._stack.enter_context(started)
 

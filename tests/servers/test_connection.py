@@ -1,13 +1,15 @@
 """Requests to a server that keeps a TCP connection in words, and is gone from it when the next request comes."""
 
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import certifi
 import pytest
 
 from mismatch_probe.engines.server.arguments import ServerArguments
-from mismatch_probe.engines.server.connection import Connection, Request
+from mismatch_probe.engines.server.connection import Connection, Request, certificates
 from mismatch_probe.errors import EngineError
 
 REQUEST = Request("/finish_weight_update", {})
@@ -46,6 +48,16 @@ def connection(request: pytest.FixtureRequest) -> Iterator[Connection]:
         with Connection(ServerArguments(url=f"http://127.0.0.1:{server.server_address[1]}")) as connection:
             yield connection
         server.shutdown()
+
+
+def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none are read nobody is believed."""
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    encrypted, plain = (certificates(f"{scheme}://localhost") for scheme in ("https", "http"))
+    assert encrypted.cert_store_stats()["x509_ca"] > 0
+    assert plain.cert_store_stats()["x509_ca"] == 0
+    for context in (encrypted, plain):
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
 @pytest.mark.parametrize("tries_before", [1, 2])

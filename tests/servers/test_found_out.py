@@ -35,6 +35,20 @@ def openai(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def alone(vllm: RealServer) -> Iterator[Engine]:
+    """Of one request at a time, so that one question has one answer to the bit."""
+    with started(vllm.url, concurrency=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def warm(vllm: RealServer) -> Iterator[Engine]:
+    """The same at a temperature."""
+    with started(vllm.url, WARM, concurrency=1) as engine:
+        yield engine
+
+
 def findings(engine: Engine) -> dict[str, Any]:
     asked: dict[str, Any] = engine.effective_settings()["asked"]
     return asked
@@ -68,14 +82,13 @@ def test_what_an_honest_server_says_of_itself(vllm: RealServer) -> None:
         assert levels == {"weight_version": "note", "prefill": "note"}
 
 
-def test_log_probs_before_temperature_are_an_error_where_one_applies(vllm: RealServer) -> None:
-    with started(vllm.url, WARM) as engine:
-        assert engine.effective_settings()["logprobs_mode"] == "raw_logprobs"
-        assert said(engine)["logprobs_mode"] == "error"
+def test_log_probs_before_temperature_are_an_error_where_one_applies(warm: Engine) -> None:
+    assert warm.effective_settings()["logprobs_mode"] == "raw_logprobs"
+    assert said(warm)["logprobs_mode"] == "error"
 
 
 def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
-    openai: RealServer, vllm: RealServer, monkeypatch: pytest.MonkeyPatch
+    openai: RealServer, warm: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(
@@ -87,13 +100,13 @@ def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
         started(openai.url, key_variable="OTHER_KEY")
     assert "sk-other" not in str(refused.value)
     monkeypatch.setenv(KEY_VARIABLE, f"{KEY}\n")
-    with started(openai.url, WARM, concurrency=1) as completions, started(vllm.url, WARM, concurrency=1) as generate:
+    with started(openai.url, WARM, concurrency=1) as completions:
         applied = completions.effective_settings()
         assert applied["protocol"] == "/v1/completions"
         assert (applied["logprobs_mode"], applied["weight_version"]) == ("processed_logprobs", None)
         assert findings(completions)["log_probs"] == "after temperature"
         assert "logprobs_mode" not in said(completions)
-        ours, theirs = (engine.sample(requests(), WARM) for engine in (completions, generate))
+        ours, theirs = (engine.sample(requests(), WARM) for engine in (completions, warm))
         assert [one.sequence for one in ours] == [one.sequence for one in theirs]
         assert all(np.isfinite(one.scores.logprobs).all() for one in ours)
     settings = TrainingPathSettings(device="cpu")
@@ -106,12 +119,11 @@ def test_a_server_of_openais_kind_wants_its_key_and_gives_the_same_tokens(
     assert raw > 3 * processed, "those of before temperature are not"
 
 
-def test_log_probs_are_those_of_both_endpoints_to_the_bit(vllm: RealServer) -> None:
+def test_log_probs_are_those_of_both_endpoints_to_the_bit(vllm: RealServer, alone: Engine) -> None:
     plain = SamplingSettings(max_new_tokens=MOST_TOKENS)
-    alone = {"concurrency": 1}
-    with started(vllm.url, **alone) as generate, started(vllm.url, protocol="completions", **alone) as completions:
-        assert findings(generate)["in_a_crowd"] is None, "there is no crowd"
-        for one, other in zip(*(engine.sample(requests(), plain) for engine in (generate, completions)), strict=True):
+    assert findings(alone)["in_a_crowd"] is None, "there is no crowd"
+    with started(vllm.url, protocol="completions", concurrency=1) as completions:
+        for one, other in zip(*(engine.sample(requests(), plain) for engine in (alone, completions)), strict=True):
             assert one.sequence == other.sequence
             assert np.array_equal(one.scores.logprobs, other.scores.logprobs)
             assert one.scores.top1_ids is not None
@@ -201,24 +213,23 @@ def test_nothing_at_the_address_and_something_else_at_it_are_told_apart(vllm: Re
             started(proxy.url)
 
 
-def test_weights_that_change_without_a_label_are_seen_between_batches(vllm: RealServer, other_weights: Path) -> None:
+def test_weights_that_change_without_a_label_are_seen_between_batches(
+    vllm: RealServer, alone: Engine, other_weights: Path
+) -> None:
     plain = SamplingSettings(max_new_tokens=MOST_TOKENS)
-    with started(vllm.url, concurrency=1) as engine:
-        before = engine.sample(requests(3), plain)
-        recorded = engine.effective_settings()
-        vllm.load(other_weights)
-        try:
-            with pytest.raises(EngineError, match="answers the same question otherwise than when it was first asked"):
-                engine.sample(requests(3), plain)
-            with (
-                started(vllm.url) as later,
-                pytest.raises(
-                    EngineError, match=r"otherwise than the run was begun with .*: it holds other weights now"
-                ),
-            ):
-                later.require_same_policy(recorded)
-        finally:
-            vllm.load(demo_checkpoint())
+    before = alone.sample(requests(3), plain)
+    recorded = alone.effective_settings()
+    vllm.load(other_weights)
+    try:
+        with pytest.raises(EngineError, match="answers the same question otherwise than when it was first asked"):
+            alone.sample(requests(3), plain)
+        with (
+            started(vllm.url) as later,
+            pytest.raises(EngineError, match=r"otherwise than the run was begun with .*: it holds other weights now"),
+        ):
+            later.require_same_policy(recorded)
+    finally:
+        vllm.load(demo_checkpoint())
     with started(vllm.url, concurrency=1) as again:
         again.require_same_policy(recorded)
         assert [one.sequence for one in again.sample(requests(3), plain)] == [one.sequence for one in before]

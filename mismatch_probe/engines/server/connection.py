@@ -58,7 +58,7 @@ class Connection(Closing):
         self._arguments = arguments
         self._key = _key(arguments.key_variable)
         self._runner = asyncio.Runner()
-        verify = ssl.create_default_context()
+        verify = certificates(arguments.url)
         self._repeated = self._client(verify, kept=arguments.concurrency)
         self._once = self._client(verify, kept=0)
 
@@ -212,6 +212,12 @@ class Connection(Closing):
 
     def _struck_out(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, "[key]")
+
+
+def certificates(url: str) -> ssl.SSLContext:
+    """Those of this machine, for https; none for http, which shows none: reading them takes longer than to be answered.
+    """
+    return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _key(variable: str) -> str | None:
