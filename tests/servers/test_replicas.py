@@ -16,7 +16,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
 from mismatch_probe.verdict.preflight import preflight
 from mismatch_probe.verdict.preflight.sides import Sides
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.servers.asking import started
 from tests.servers.proxy import Proxy, Reply
 from tests.servers.real_server import TAKES_WEIGHTS, RealServer, WarmServer, demo_checkpoint
@@ -56,7 +56,7 @@ def holding(server: RealServer, weights: Path) -> Iterator[None]:
 def compared(out: Path, *servers: RealServer) -> Summary:
     """bf16 here against each server, one request at a time, so that equal servers give equal bits."""
     urls = json.dumps([server.url for server in servers])
-    sides = ("--train", "bf16", "--infer", f"prod:url={urls},concurrency=1,tries=2")
+    sides = ("--config", FEW, "--train", "bf16", "--infer", f"prod:url={urls},concurrency=1,tries=2")
     probe("compare", *SMALL, *sides, "--out", out, code=ExitCode.PASS)
     return RunDirectory(out).read_summary()
 

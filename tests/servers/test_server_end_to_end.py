@@ -20,7 +20,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import read_table
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint, free_port
 from tests.warm_python import WarmProcess, warm_process
@@ -29,12 +29,7 @@ pytestmark = pytest.mark.slow
 
 TOKENS = 24
 SMALL = ("--model", "demo", "--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", str(TOKENS))
-IN_FOUR_BATCHES = """
-[engine]
-batch_sequences = 3
-[floors]
-num_sequences = 4
-"""
+IN_FOUR_BATCHES = "[engine]\nbatch_sequences = 3\n" + FEW.read_text()
 KEY = "sk-not-to-be-seen-51423"
 FIRST_BATCH_SECONDS = 240.0
 ERRORS = "stderr"
@@ -53,7 +48,7 @@ def run(vllm: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         config.write_text(f"""
 pairs = [["bf16", "bf16"], ["fp32", "fp32"], ["bf16", "prod"]]
 infer = [{{ name = "prod", url = "{proxy.url}" }}]
-""")
+{FEW.read_text()}""")
         probe("compare", *SMALL, "--samples-per-prompt", "2", "--config", config, "--out", out, code=ExitCode.PASS)
         yield RunDirectory(out), proxy
 
@@ -117,7 +112,8 @@ def test_with_prefill_the_server_scores_one_response_after_the_other(vllm: RealS
 
     with Proxy(vllm.url, begins, ends) as proxy:
         side = of_server(proxy.url, "prefill=true")
-        probe("compare", *SMALL, "--train", "bf16", "--infer", side, "--out", tmp_path / "run", code=ExitCode.PASS)
+        words = ("--config", FEW, "--train", "bf16", "--infer", side, "--out", tmp_path / "run")
+        probe("compare", *SMALL, *words, code=ExitCode.PASS)
         assert at_once == [0, 1]
     summary = pair(RunDirectory(tmp_path / "run"), "bf16/prod")
     assert summary.blame is not None
@@ -326,9 +322,9 @@ def test_no_vllm_is_needed_where_the_server_is_elsewhere(vllm: RealServer, tmp_p
     paths = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
 
     def compare(infer: str, *more: object) -> subprocess.CompletedProcess[str]:
-        words = [*SMALL, "--num-prompts", "4", "--train", "bf16", "--infer", infer, *map(str, more)]
+        words = [*SMALL, "--config", str(FEW), "--num-prompts", "4", "--train", "bf16", "--infer", infer]
         return subprocess.run(
-            [sys.executable, "-m", "mismatch_probe", "compare", *words],
+            [sys.executable, "-m", "mismatch_probe", "compare", *words, *map(str, more)],
             env=os.environ | {"PYTHONPATH": paths},
             capture_output=True,
             text=True,
@@ -346,7 +342,7 @@ def test_no_vllm_is_needed_where_the_server_is_elsewhere(vllm: RealServer, tmp_p
 def test_another_model_of_the_same_vocabulary_is_no_precision(
     vllm: RealServer, other_weights: Path, tmp_path: Path
 ) -> None:
-    words = ("--model", other_weights, *SMALL[2:], "--train", "bf16", "--infer", of_server(vllm.url))
+    words = ("--model", other_weights, *SMALL[2:], "--config", FEW, "--train", "bf16", "--infer", of_server(vllm.url))
     probe("compare", *words, "--out", tmp_path / "run", code=ExitCode.PASS)
     verdict = pair(RunDirectory(tmp_path / "run"), "bf16/prod").verdict
     assert verdict.kind == "undecided"
@@ -363,7 +359,7 @@ def test_a_temperature_that_no_log_prob_shows_is_a_bug(vllm: RealServer, tmp_pat
         return {**body, "sampling_params": {**body["sampling_params"], "temperature": 0.3}}
 
     with Proxy(vllm.url, before=colder) as proxy:
-        words = ("--train", "bf16", "--infer", of_server(proxy.url), "--out", tmp_path / "run")
+        words = ("--config", FEW, "--train", "bf16", "--infer", of_server(proxy.url), "--out", tmp_path / "run")
         said = probe("compare", *SMALL, *words, code=ExitCode.PASS)
     verdict = pair(RunDirectory(tmp_path / "run"), "bf16/prod").verdict
     assert (verdict.kind, verdict.code) == ("bug", "temperature")
