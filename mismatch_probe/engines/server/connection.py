@@ -215,7 +215,8 @@ class Connection(Closing):
 
 
 def certificates(url: str) -> ssl.SSLContext:
-    """Those of this machine, for https; none for http, which shows none: reading them takes longer than to be answered.
+    """Those that this machine trusts, for https. For http none, which nobody shows there: reading them takes longer
+    than an answer.
     """
     return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
