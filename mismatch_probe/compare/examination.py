@@ -14,6 +14,15 @@ from mismatch_probe.provenance.pins import pin_conflicts
 from mismatch_probe.records.examination import Examination, Import
 
 _PACKAGES = ("torch", "transformers", "vllm")
+_IMPORTS = """
+import importlib, sys
+told, *packages = sys.argv[1:]
+for package in packages:
+    importlib.import_module(package)
+    with open(told, "a") as file:
+        print(package, file=file)
+"""
+"""What is told goes to a file: packages print what they like."""
 _IMPORT_SECONDS = 900
 """A slow disk takes minutes over the first import of vLLM; this long, nothing is to be hoped for."""
 
@@ -29,7 +38,7 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
     settings = None if model is None else _settings(model, dtype, infer)
     is_remote = settings is not None and not any(side.is_computed_here for side in settings.infer_sides)
     packages = [package for package in _PACKAGES if not (is_remote and package == "vllm")]
-    imports = [_import(package) for package in packages]
+    imports = _imports(packages)
     hardware = environment.hardware()
     versions = environment.versions()
     return Examination(
@@ -42,21 +51,38 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
     )
 
 
-def _import(package: str) -> Import:
-    words = [sys.executable, "-c", f"import {package}"]
-    try:
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return Import(
-            package=package,
-            ok=False,
-            problem=f"still importing after {_IMPORT_SECONDS} s: it hangs, or the machine is very busy; see where with "
-            f"python -X importtime -c 'import {package}'",
+def _imports(packages: list[str]) -> list[Import]:
+    """Each in its turn, in one interpreter for all; where one fails, those behind it are imported by another."""
+    left, imports = packages, []
+    while left:
+        num_imported, problem = _imported_together(left)
+        imports += [Import(package=package, ok=True) for package in left[:num_imported]]
+        if num_imported < len(left):
+            imports.append(Import(package=left[num_imported], ok=False, problem=problem))
+        left = left[num_imported + 1 :]
+    return imports
+
+
+def _imported_together(packages: list[str]) -> tuple[int, str]:
+    """How many of them one interpreter imports, and what is wrong with the next."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "imported"
+        told.touch()
+        words = [sys.executable, "-c", _IMPORTS, str(told), *packages]
+        try:
+            answer = subprocess.run(words, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            answer = None
+        num_imported = len(told.read_text().split())
+    if num_imported == len(packages):
+        return num_imported, ""
+    if answer is None:
+        return num_imported, (
+            f"still importing after {_IMPORT_SECONDS} s: it hangs, or the machine is very busy; see where with "
+            f"python -X importtime -c 'import {packages[num_imported]}'"
         )
-    if answer.returncode == 0:
-        return Import(package=package, ok=True)
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    return Import(package=package, ok=False, problem=lines[-1] if lines else f"it ended with {answer.returncode}")
+    return num_imported, lines[-1] if lines else f"it ended with {answer.returncode}"
 
 
 def _remarks(packages: list[str], versions: dict[str, str], hardware: dict[str, Any]) -> list[str]:

@@ -4,12 +4,10 @@ The process is a copy of this one, so it starts in no time and renders with the 
 """
 
 import json
-import math
 import multiprocessing
 import os
 import resource
 import signal
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from mismatch_probe.tasks.prompt import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_SECONDS: Final = 5
+MOST_SECONDS: Final = 5.0
 """Of processor time, for one conversation."""
 MOST_CHARACTERS: Final = 10_000_000
 _MOST_BYTES: Final = 2**30
@@ -75,12 +73,12 @@ def _start(process: BaseProcess) -> None:
 
 
 def _received(label: str, reading: Connection, process: BaseProcess, mend: str) -> str:
-    endless = {"error": f"it came to no end within {MOST_SECONDS} s"}
+    endless = {"error": f"it came to no end within {MOST_SECONDS:g} s"}
     try:
         answer = json.loads(reading.recv_bytes()) if reading.poll(_MOST_WAITING_SECONDS) else endless
     except EOFError:
         process.join()
-        killed = process.exitcode == -signal.SIGXCPU
+        killed = process.exitcode == -signal.SIGPROF
         answer = endless if killed else {"error": f"its process ended with {process.exitcode}"}
     if "error" in answer:
         raise UsageError(f"the chat template failed on {label} ({answer['error']}); {mend}")
@@ -94,10 +92,11 @@ def _render(
     writing: Connection,
 ) -> None:
     reading.close()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, _own_bytes() + _MOST_BYTES)
     for _, messages in conversations:
-        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + MOST_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
         writing.send_bytes(json.dumps(_answer(tokenizer, messages)).encode())
 
 

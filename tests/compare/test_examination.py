@@ -31,20 +31,33 @@ def test_packages_that_do_not_import_are_named_with_what_they_say(
     assert examination.exit_code == ExitCode.ENVIRONMENT
 
 
+def test_packages_that_import_share_one_interpreter_and_one_behind_a_failure_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = "import os; open({!r}, 'a').write(f'{{os.getpid()}}\\n'); print('noise')\n".format(str(tmp_path / "said"))
+    stand_in_for_engines(tmp_path, monkeypatch, says)
+    assert all(tried.ok for tried in examine(None, "bf16").imports)
+    (tmp_path / "transformers.py").write_text(says + "raise OSError('cut off')")
+    assert [tried.problem for tried in examine(None, "bf16").imports] == ["", "OSError: cut off", ""]
+    first, *others = (tmp_path / "said").read_text().split()
+    assert others[:2] == [first] * 2
+    assert (others[2] == others[3], others[3] == others[4]) == (True, False)
+
+
 @pytest.mark.slow
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in_for_engines(tmp_path, monkeypatch, "import time; time.sleep(0 if __name__ == 'vllm' else 600)")
-    monkeypatch.setattr(examination, "_IMPORT_SECONDS", 2)
+    monkeypatch.setattr(examination, "_IMPORT_SECONDS", 1)
     found = examine(None, "bf16")
     assert [tried.ok for tried in found.imports] == [False, False, True]
-    assert found.imports[0].problem.startswith("still importing after 2 s: it hangs, or the machine is very busy")
+    assert found.imports[0].problem.startswith("still importing after 1 s: it hangs, or the machine is very busy")
     assert found.exit_code == ExitCode.ENVIRONMENT
 
 
 def test_a_dtype_that_is_none_is_refused_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "_import", pytest.fail)
+    monkeypatch.setattr(examination, "_imports", pytest.fail)
     with pytest.raises(UsageError, match="dtype 'float12' cannot be used"):
         examine("demo", "float12")
 

@@ -10,13 +10,13 @@ from tests.tasks.test_encoding import CHAT, HI_MESSAGES, make_tokenizer
 
 LOOP = "{% for _ in range(99999) %}"
 ATTACKS = {
-    "loops": (3 * LOOP + 3 * "{% endfor %}", "it came to no end within 1 s"),
-    "loops in the library": ("{{ (10 ** 9) ** (10 ** 9) }}", "it came to no end within 1 s|GiB of memory"),
+    "loops": (3 * LOOP + 3 * "{% endfor %}", "it came to no end within 0.2 s"),
+    "loops in the library": ("{{ (10 ** 9) ** (10 ** 9) }}", "it came to no end within 0.2 s|GiB of memory"),
     "writes 30 MB": ("{{ 'x' * 30000000 }}", "it made 30,000,000 characters, more than the 10,000,000"),
     "takes memory": ("{{ ('x' * 3000000000) | length }}", "it needs more than 1 GiB of memory"),
     "doubles": (
         "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-        "it came to no end within 1 s|GiB of memory",
+        "it came to no end within 0.2 s|GiB of memory",
     ),
     "half a character": ("{{ '\\ud800' }}", "surrogates not allowed"),
     "raises endlessly": ("{{ raise_exception('x' * 100000000) }}", "x…"),
@@ -26,7 +26,8 @@ ATTACKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("template", "sentence"), ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, template: str, sentence: str) -> None:
-    monkeypatch.setattr(chat_template, "MOST_SECONDS", 1)
+    if "no end" in sentence:
+        monkeypatch.setattr(chat_template, "MOST_SECONDS", 0.2)
     with pytest.raises(
         UsageError, match=rf"chat template failed on prompt row-0 \(.*({sentence}).*chat-template"
     ) as caught:
@@ -37,10 +38,10 @@ def test_an_attack_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, templat
 
 @pytest.mark.slow
 def test_the_bound_is_for_each_conversation_and_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MOST_SECONDS", 1)
+    monkeypatch.setattr(chat_template, "MOST_SECONDS", 0.2)
     work = "{% for a in range(1000) %}{% for b in range(700) %}{% endfor %}{% endfor %}"
-    prompts = [Prompt(f"row-{index}", text="Hi") for index in range(80)]
-    assert len(encode_prompts(prompts, make_tokenizer(work + CHAT), "auto")) == 80
+    prompts = [Prompt(f"row-{index}", text="Hi") for index in range(20)]
+    assert len(encode_prompts(prompts, make_tokenizer(work + CHAT), "auto")) == 20
 
 
 def test_a_text_has_the_ids_that_the_library_gives_it() -> None:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from mismatch_probe.records.sequences import SampleRequest
 from mismatch_probe.tasks import check_lengths, encode_prompts, load_prompts, load_tokenizer, verify
 
 TOKENIZER = load_tokenizer(DEMO_CHECKPOINT)
+Responses = tuple[list[bool], list[int], list[bool]]
 CONFIG = json.loads((DEMO_CHECKPOINT / "config.json").read_text())
 
 
@@ -65,27 +67,33 @@ def test_the_longest_sum_fits_with_1024_new_tokens():
     check_lengths(prompts, 1024, CONFIG["max_position_embeddings"])
 
 
-def respond(source: str, num_prompts: int, max_new_tokens: int) -> tuple[list[bool], list[int], list[bool]]:
+@pytest.fixture(scope="module")
+def respond() -> Iterator[Callable[[str, int, int], Responses]]:
     """Sampled by the engine at T=1: which responses are right, their tokens, and which of them end by themselves."""
-    prompts = load_prompts(PromptSettings(source=source, num_prompts=num_prompts))
-    encoded = encode_prompts(prompts, TOKENIZER, "auto")
-    asked = [SampleRequest(str(seed), prompt, seed) for seed, prompt in enumerate(encoded)]
-    sampling = SamplingSettings(max_new_tokens=max_new_tokens)
     context = CONFIG["max_position_embeddings"]
-    with start_engine(str(DEMO_CHECKPOINT), Dtype.FP32, EngineSettings(), sampling, max_model_len=context) as engine:
-        sampled = engine.sample(asked, sampling)
-    ended = [one.finish_reason == "stop" for one in sampled]
-    right = [
-        end and verify("sums", prompt.answer or "", TOKENIZER.decode(one.sequence.token_ids, skip_special_tokens=True))
-        for prompt, one, end in zip(prompts, sampled, ended, strict=True)
-    ]
-    return right, [len(one.sequence.token_ids) for one in sampled], ended
+    load = (str(DEMO_CHECKPOINT), Dtype.FP32, EngineSettings(), SamplingSettings())
+    with start_engine(*load, max_model_len=context) as engine:
+
+        def respond(source: str, num_prompts: int, max_new_tokens: int) -> Responses:
+            prompts = load_prompts(PromptSettings(source=source, num_prompts=num_prompts))
+            encoded = encode_prompts(prompts, TOKENIZER, "auto")
+            asked = [SampleRequest(str(seed), prompt, seed) for seed, prompt in enumerate(encoded)]
+            sampled = engine.sample(asked, SamplingSettings(max_new_tokens=max_new_tokens))
+            ended = [one.finish_reason == "stop" for one in sampled]
+            said = [TOKENIZER.decode(one.sequence.token_ids, skip_special_tokens=True) for one in sampled]
+            right = [
+                end and verify("sums", prompt.answer or "", text)
+                for prompt, text, end in zip(prompts, said, ended, strict=True)
+            ]
+            return right, [len(one.sequence.token_ids) for one in sampled], ended
+
+        yield respond
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
-    right, lengths, ended = respond("sums:medium", 128, 96)
+def test_the_medium_split_leaves_reinforcement_learning_something_to_learn(respond):
+    right, lengths, ended = respond("sums:medium", 64, 96)
     assert 0.3 <= sum(right) / len(right) <= 0.6
     assert 40 <= sorted(lengths)[len(lengths) // 2] <= 70
     assert sum(ended) >= 0.95 * len(ended)
@@ -93,7 +101,7 @@ def test_the_medium_split_leaves_reinforcement_learning_something_to_learn():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_long_sums_give_long_responses_that_end_by_themselves():
+def test_long_sums_give_long_responses_that_end_by_themselves(respond):
     _, lengths, ended = respond("sums:long", 8, 1300)
     assert sum(ended) >= 0.8 * len(ended)
     assert sorted(lengths)[len(lengths) // 4] > 500
