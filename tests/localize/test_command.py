@@ -24,7 +24,7 @@ def run(*words: str) -> Answer:
 def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     monkeypatch.setattr(progress_line, "LINE_EVERY_SECONDS", 0.0)
-    shape = ("--num-prompts", "4", "--max-new-tokens", "48")
+    shape = ("--num-prompts", "4", "--max-new-tokens", "16")
     done = run("--model", "demo", "--dtype", "bf16", "--modules", *shape, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -50,7 +50,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize(("train", "infer"), [("bf16", "fp32"), ("fp16", "bf16")])
 def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
-    shape = ("--num-prompts", "4", "--max-new-tokens", "48", "--modules", "--no-interventions", "--json")
+    shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--modules", "--no-interventions", "--json")
     done = run("--model", "demo", "--train-dtype", train, "--infer-dtype", infer, *shape)
     assert done.returncode == 0, done.stderr
     assert Localization.model_validate_json(done.stdout).suspects == []

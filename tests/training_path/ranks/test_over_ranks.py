@@ -99,7 +99,7 @@ def test_large_products_have_the_bits_of_one_process_with_as_many_threads(
 ) -> None:
     """A rank's share of the cores, or as many as it is told, whatever its share is."""
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "head_dim": 128}
-    folder = make_checkpoint(tmp_path, "llama", init_std=0.03, **wide)
+    folder = make_checkpoint(tmp_path, "llama", init_std=0.03, num_hidden_layers=1, **wide)
     threads = torch.get_num_threads()
     torch.set_num_threads(num_threads or max(1, len(os.sched_getaffinity(0)) // 2))
     try:
