@@ -59,7 +59,7 @@ class Bench:
         self.dtype = dtype
         self.modules = modules
         self.store = ActivationStore(scratch)
-        self.batches = plan_activation_batches(some_sequences(), batch_tokens=256, logit_rows=10_000)
+        self.batches = plan_activation_batches(some_sequences(), batch_tokens=400, logit_rows=10_000)
         self.model, self.arithmetic = load_training_model(
             folder, dtype, TrainingPathSettings(), CPU, trust_remote_code=False
         )
