@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.command_line import Answer, probe
+from tests.command_line import FEW, Answer, probe
 from tests.gate.cli import CommandLine
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 from tests.tiny_models import make_checkpoint
@@ -20,7 +20,7 @@ from tests.tiny_models import make_checkpoint
 SMALL = Simulation(num_prompts=8)
 COMPARED = (
     *("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "48"),
-    *("--vllm.enforce_eager", "true", "--dtype", "bf16"),
+    *("--vllm.enforce_eager", "true", "--dtype", "bf16", "--config", FEW),
 )
 
 

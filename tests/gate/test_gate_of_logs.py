@@ -1,5 +1,8 @@
 """Imported logs under a gate: what they lack is said beside the answer, and a baseline of another model is refused."""
 
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.explanation import Explanation, SideExplanation, Trial
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.summary import Verdict
+from tests.command_line import probe
 from tests.gate.cli import CommandLine, Ended
 from tests.importing.logs import row, write
 
@@ -36,6 +40,26 @@ def imported(command_line: CommandLine, folder: Path, written: list[Any], *words
 
 def of_steps(seed: int = 0, **others: Any) -> list[Any]:
     return [row(seed + number, step=number // 24, **others) for number in range(72)]
+
+
+Copied = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def imported_once(tmp_path_factory: pytest.TempPathFactory) -> Copied:
+    """A log of three steps that names a model, or none: imported once for each name of a run, and copied for a test."""
+
+    @cache
+    def run_of(name: str, model: str | None) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        log = write(folder / "log.jsonl", of_steps(**({} if model is None else {"model": model})))
+        probe("import", log, "--out", folder / "run", code=ExitCode.PASS)
+        return folder / "run"
+
+    def copied(folder: Path, model: str | None = None) -> Path:
+        return Path(shutil.copytree(run_of(folder.name, model), folder))
+
+    return copied
 
 
 def explained(run: Path, fingerprint: str, *, fits: bool) -> None:
@@ -87,9 +111,9 @@ def test_steps_of_which_chance_took_no_response_are_named_too(
 
 
 def test_a_baseline_whose_checkpoint_nobody_knows_is_said_not_to_be_checked(
-    command_line: CommandLine, gated: Any, tmp_path: Path
+    imported_once: Copied, gated: Any, tmp_path: Path
 ) -> None:
-    runs = [imported(command_line, tmp_path / name, of_steps()) for name in ("old", "new")]
+    runs = [imported_once(tmp_path / name) for name in ("old", "new")]
     answer = gated(runs[1], "--baseline", runs[0])
     assert answer.code == ExitCode.PASS, answer.stderr
     assert any("the log of the run and of the baseline does not say which" in note for note in answer.document["notes"])
@@ -104,10 +128,10 @@ def test_a_baseline_whose_checkpoint_nobody_knows_is_said_not_to_be_checked(
     ],
 )
 def test_the_checkpoints_that_explained_two_logs_are_compared(
-    command_line: CommandLine, gated: Any, tmp_path: Path, fingerprints: Any, fits: bool, code: ExitCode
+    imported_once: Copied, gated: Any, tmp_path: Path, fingerprints: Any, fits: bool, code: ExitCode
 ) -> None:
     """One that did not fit says nothing of the log."""
-    runs = [imported(command_line, tmp_path / name, of_steps()) for name in ("old", "new")]
+    runs = [imported_once(tmp_path / name) for name in ("old", "new")]
     for run, fingerprint in zip(runs, fingerprints, strict=True):
         explained(run, fingerprint, fits=fits)
     answer = gated(runs[1], "--baseline", runs[0])
@@ -119,10 +143,9 @@ def test_the_checkpoints_that_explained_two_logs_are_compared(
 
 @pytest.mark.parametrize(("name", "code"), [("theirs", ExitCode.USAGE), ("ours", ExitCode.PASS)])
 def test_logs_that_name_two_models_are_not_compared(
-    command_line: CommandLine, gated: Any, tmp_path: Path, name: str, code: ExitCode
+    imported_once: Copied, gated: Any, tmp_path: Path, name: str, code: ExitCode
 ) -> None:
-    old = imported(command_line, tmp_path / "old", of_steps(model="ours"))
-    new = imported(command_line, tmp_path / "new", of_steps(model=name))
+    old, new = imported_once(tmp_path / "old", "ours"), imported_once(tmp_path / "new", name)
     answer = gated(new, "--baseline", old)
     assert answer.code == code, answer.stderr
     assert ("is of another model (ours" in answer.stderr) == (code == ExitCode.USAGE)

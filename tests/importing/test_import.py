@@ -1,7 +1,7 @@
 """`import`: the numbers of a log arrive as they were written, and what it lacks is said."""
 
-import subprocess
-import sys
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import NOISE, mean_abs, row, rows, write
 from tests.simulated_run import Simulation, simulated_run
+from tests.warm_python import warm_process
 
 
 @pytest.mark.slow
@@ -242,17 +243,15 @@ def test_a_comparison_takes_no_logged_side(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_import_that_was_killed_is_begun_again_by_the_same_command(tmp_path: Path) -> None:
-    log = write(tmp_path / "log.jsonl", rows(4000))
-    words = [sys.executable, "-m", "mismatch_probe", "import", log, "--out", tmp_path / "run"]
-    process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    log = write(tmp_path / "log.jsonl", rows(2000))
+    words = ("import", log, "--out", tmp_path / "run")
+    with warm_process("mismatch_probe", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
         while not list((tmp_path / "run").glob(".writing-*")) and process.poll() is None:
             time.sleep(0.01)
-    finally:
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "run" / "manifest.json").exists(), "it was killed too late"
-    assert pair_of(imported(tmp_path, log)).counts.num_sequences == 4000
+    assert pair_of(imported(tmp_path, log)).counts.num_sequences == 2000
     assert not list((tmp_path / "run").glob(".writing-*"))
 
 

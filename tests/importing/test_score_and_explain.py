@@ -11,7 +11,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.explanation import Explanation
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence
-from tests.command_line import probe
+from tests.command_line import FEW, probe
 from tests.explain.logs import scored
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
@@ -30,16 +30,23 @@ def compared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirect
     """A comparison in BF16, whose records the logs are made of."""
     folder = tmp_path_factory.mktemp("compared")
     prompts = write(folder / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(24)])
-    words = ["--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", 48, "--out", folder / "run"]
+    words = ["--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", 48, "--out", folder / "run", "--config", FEW]
     probe("compare", "--model", model, *words, code=ExitCode.PASS)
     return RunDirectory(folder / "run")
 
 
-@pytest.fixture
-def imported(compared: RunDirectory, tmp_path: Path) -> Path:
-    log = write(tmp_path / "log.jsonl", log_of_run(compared, "bf16"))
-    probe("import", log, "--out", tmp_path / "imported", code=ExitCode.PASS)
-    return tmp_path / "imported"
+@pytest.fixture(scope="module")
+def imported(compared: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imported")
+    log = write(folder / "log.jsonl", log_of_run(compared, "bf16"))
+    probe("import", log, "--out", folder / "run", code=ExitCode.PASS)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def explained(imported: Path, model: Path) -> Explanation:
+    """What `explain` made of it, which it files there."""
+    return _explained(imported, model)
 
 
 def test_scoring_a_log_gives_the_numbers_of_the_run_that_it_was_written_by(
@@ -62,10 +69,9 @@ def test_scoring_a_log_gives_the_numbers_of_the_run_that_it_was_written_by(
     assert pairs["bf16", "bf16"].verdict.kind == "precision"
 
 
-def test_a_log_as_declared_is_explained_by_rounding_alone(imported: Path, model: Path) -> None:
-    found = _explained(imported, model)
-    assert found.verdict.kind == "clean"
-    assert [side.side for side in found.sides] == ["mu", "pi"]
+def test_a_log_as_declared_is_explained_by_rounding_alone(imported: Path, explained: Explanation) -> None:
+    assert explained.verdict.kind == "clean"
+    assert [side.side for side in explained.sides] == ["mu", "pi"]
     assert "What explains the log" in (imported / "report.html").read_text()
 
 
@@ -104,8 +110,8 @@ def test_a_header_and_a_cut_that_are_given_by_flags_are_tried(
     assert len(departures) == 2
 
 
+@pytest.mark.usefixtures("explained")
 def test_a_log_that_was_explained_once_is_not_silently_explained_again(imported: Path, model: Path) -> None:
-    _explained(imported, model)
     answer = probe("explain", imported, "--model", model, code=ExitCode.USAGE)
     assert "explain.json is there already" in answer.stderr
 
