@@ -28,6 +28,7 @@ from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import make_checkpoint
 
 STEPS: Final = 18
+PROMPTS: Final = 8
 RESIDUAL_TIMES: Final = 2.0**12
 """Takes the demo model's residual stream past 65,504 behind layer 1 and leaves it below that behind layer 0."""
 WRITES_TO_RESIDUAL: Final = ("embed_tokens", "o_proj", "down_proj")
@@ -114,22 +115,24 @@ class Trained:
     overflows: int
 
 
-def examined(folder: Path) -> Headroom:
+def examined(folder: Path, num_prompts: int = 4) -> Headroom:
     """What `headroom` says, with few prompts."""
     settings = HeadroomSettings(
         model=ModelSettings(path=str(folder)),
-        prompts=HeadroomPrompts(source="sums:easy", num_prompts=4),
+        prompts=HeadroomPrompts(source="sums:easy", num_prompts=num_prompts),
         sampling=HeadroomSampling(samples_per_prompt=4, max_new_tokens=24),
     )
     return measure_headroom(settings, lambda *_: None)
 
 
-def trained(folder: Path, model: Model, dtype: Dtype, scratch: Path, steps: int = STEPS) -> Trained:
-    """A run of `train` in a dtype on both sides, with its default guards."""
+def trained(
+    folder: Path, model: Model, dtype: Dtype, scratch: Path, *, steps: int = STEPS, prompts: int = PROMPTS
+) -> Trained:
+    """A run of `train` in a dtype on both sides, with its default guards and `prompts` a step."""
     asked: dict[str, Any] = {
         "model": {"path": str(folder)},
         "task": {"source": "sums:terms=3", "num_problems": 32},
-        "rollout": {"prompts": 8, "samples": 4, "max_new_tokens": model.max_new_tokens},
+        "rollout": {"prompts": prompts, "samples": 4, "max_new_tokens": model.max_new_tokens},
         "objective": {"name": "pg-seq-is"},
         "optimizer": {"learning_rate": 1e-5},
         "train_dtype": dtype,

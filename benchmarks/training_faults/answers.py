@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced
 from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.reward_faults import reward_nan
-from benchmarks.training_faults.runs import LabRun, digest_of, run_with, small_settings, weights_digest
+from benchmarks.training_faults.runs import LabRun, run_with, small_settings
 from benchmarks.training_faults.sampling_faults import sampling_changed
 from benchmarks.training_faults.sync_faults import first_sync_skipped
 from benchmarks.training_faults.update_faults import applied_rate
+from benchmarks.training_faults.watching import Starts, Updates, digest_of, weights_digest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
 from mismatch_probe.guards.load import parse_guards
@@ -23,7 +24,6 @@ from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.objectives.choices import CORRECTIONS
-from mismatch_probe.train.objectives.losses import Update
 from mismatch_probe.train.parts import TrainingParts
 
 STEP: Final = 3
@@ -43,8 +43,10 @@ class Proof:
         return all(self.checks.values())
 
 
-def skip_update(scratch: Path) -> Proof:
-    seen = run_with(scratch, small_settings(Dtype.FP16, seed=0, steps=STEPS), guards=asking("skip_update")).seen
+def skip_update(scratch: Path, **changes: Any) -> Proof:
+    seen = Starts()
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, **changes)
+    run_with(scratch, settings, seen.record, guards=asking("skip_update"))
     return Proof(
         "skip_update",
         {
@@ -57,7 +59,7 @@ def skip_update(scratch: Path) -> Proof:
     )
 
 
-def lower_learning_rate(scratch: Path) -> Proof:
+def lower_learning_rate(scratch: Path, **changes: Any) -> Proof:
     rates: dict[int, float] = {}
 
     def record(parts: TrainingParts, now: Now) -> None:
@@ -70,7 +72,7 @@ def lower_learning_rate(scratch: Path) -> Proof:
 
         replaced(optimizer_of(parts), "step", make)
 
-    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, **changes)
     run = run_with(scratch, settings, record, guards=asking("lower_learning_rate(0.5)"))
     logged = [metrics["optim/learning_rate"] for metrics in run.metrics.values()]
     return Proof(
@@ -84,9 +86,9 @@ def lower_learning_rate(scratch: Path) -> Proof:
     )
 
 
-def switch_correction(scratch: Path) -> Proof:
-    updates = _Updates()
-    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, objective={"name": "grpo"})
+def switch_correction(scratch: Path, **changes: Any) -> Proof:
+    updates = Updates()
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, objective={"name": "grpo"}, **changes)
     inject = _both(partial(sampling_changed, temperature=1.7), updates.record)
     run_with(scratch, settings, inject, Now(STEP), guards=asking("switch_correction(seq-mis)"))
     first, again = updates.of(STEP)
@@ -104,9 +106,9 @@ def switch_correction(scratch: Path) -> Proof:
     )
 
 
-def tighten_sequences(scratch: Path) -> Proof:
-    updates = _Updates()
-    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
+def tighten_sequences(scratch: Path, **changes: Any) -> Proof:
+    updates = Updates()
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, **changes)
     run = run_with(scratch, settings, updates.record, guards=asking("tighten_sequences(0.5)"))
     first, again = (int(update.plan.batch.included_N.sum()) for update in updates.of(STEP))
     bound = Checkpoints(run.directory.checkpoints_path, keep=2).adjustments(STEPS).sequence_bound
@@ -120,7 +122,7 @@ def tighten_sequences(scratch: Path) -> Proof:
     )
 
 
-def resync(scratch: Path) -> Proof:
+def resync(scratch: Path, **changes: Any) -> Proof:
     answers: dict[int, list[str]] = {}
 
     def record(parts: TrainingParts, now: Now) -> None:
@@ -134,7 +136,7 @@ def resync(scratch: Path) -> Proof:
 
         replaced(parts.engine, "replay", make)
 
-    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, **changes)
     inject = _both(first_sync_skipped, record)
     run = run_with(scratch, settings, inject, Now(STEP), guards=asking(["skip_update", "resync"]))
     before, (stale, fresh), after = answers[STEP - 1][-1], answers[STEP], answers[STEP + 1][0]
@@ -151,11 +153,13 @@ def resync(scratch: Path) -> Proof:
     )
 
 
-def raise_precision(scratch: Path) -> Proof:
+def raise_precision(scratch: Path, **changes: Any) -> Proof:
     steps = 3 * STEPS // 2
     guards = asking("raise_precision(infer)", "log", "log", "raise_precision(train)")
-    run = run_with(scratch, small_settings(Dtype.BF16, seed=0, steps=steps, checkpoint={"keep": 20}), guards=guards)
-    metrics, seen, second = run.metrics, run.seen, STEP + 3
+    settings = small_settings(Dtype.BF16, seed=0, steps=steps, checkpoint={"keep": 20}, **changes)
+    seen = Starts()
+    run = run_with(scratch, settings, seen.record, guards=guards)
+    metrics, second = run.metrics, STEP + 3
     spans = {"bf16/bf16": (1, STEP), "bf16/fp32": (STEP + 1, second), "fp32/fp32": (second + 1, steps)}
     k3 = {
         name: median(metrics[step]["mismatch/kl_k3"] for step in range(start, end + 1))
@@ -166,7 +170,7 @@ def raise_precision(scratch: Path) -> Proof:
     return Proof(
         "raise_precision(infer), raise_precision(train)",
         {
-            "the run was assembled three times and ended": len(seen.assembled) == 3 and len(metrics) == steps,
+            "the run was assembled three times and ended": len(run.assembled) == 3 and len(metrics) == steps,
             "each time it went on with the same weights, bit for bit": all(
                 seen.weights[step + 1] == digest for step, digest in kept.items()
             ),
@@ -177,20 +181,20 @@ def raise_precision(scratch: Path) -> Proof:
     )
 
 
-def rollback(scratch: Path) -> Proof:
+def rollback(scratch: Path, **changes: Any) -> Proof:
     """The default guards and one update at a hundred times the rate, unseen, whose weights are in a checkpoint."""
     bad = STEP + 1
-    settings = small_settings(Dtype.FP16, seed=0, steps=2 * STEPS, checkpoint={"every": 2, "keep": 20})
-    run = run_with(scratch, settings, partial(applied_rate, factor=100.0), Now(bad, bad + 1))
-    seen, metrics = run.seen, run.metrics
+    settings = small_settings(Dtype.FP16, seed=0, steps=2 * STEPS, checkpoint={"every": 2, "keep": 20}, **changes)
+    seen = Starts()
+    run = run_with(scratch, settings, _both(seen.record, partial(applied_rate, factor=100.0)), Now(bad, bad + 1))
+    metrics, decided = run.metrics, run.decisions[bad + 1]
     kept = Checkpoints(run.directory.checkpoints_path, keep=20).steps()
     good = bad - 2
-    fired = [event.guard for event in seen.decisions[bad + 1].events]
+    fired = [event.guard for event in decided.events]
     return Proof(
         "rollback",
         {
-            "a guard asked for it one step after the update": "rollback"
-            in [str(action) for action in seen.decisions[bad + 1].actions],
+            "a guard asked for it one step after the update": "rollback" in [str(action) for action in decided.actions],
             "weights are those of the checkpoint before, bit for bit": seen.weights[bad + 2]
             == seen.weights[good + 1]
             == _digest_of_checkpoint(run, good),
@@ -204,9 +208,9 @@ def rollback(scratch: Path) -> Proof:
     )
 
 
-def stop(scratch: Path) -> Proof:
+def stop(scratch: Path, **changes: Any) -> Proof:
     """The default guards and a reward that is NaN; then the same run continued with a sound reward."""
-    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS)
+    settings = small_settings(Dtype.FP16, seed=0, steps=STEPS, **changes)
     stopped = run_with(scratch, settings, reward_nan, Now(STEP))
     steps = len(stopped.metrics)
     newest = Checkpoints(stopped.directory.checkpoints_path, keep=2).steps()[-1]
@@ -223,7 +227,10 @@ def stop(scratch: Path) -> Proof:
     )
 
 
-PROOFS: Final[tuple[Callable[[Path], Proof], ...]] = (
+Prove = Callable[..., Proof]
+"""Called with a folder for the run, and with what its settings have otherwise."""
+
+PROOFS: Final[tuple[Prove, ...]] = (
     skip_update,
     lower_learning_rate,
     switch_correction,
@@ -235,7 +242,7 @@ PROOFS: Final[tuple[Callable[[Path], Proof], ...]] = (
 )
 
 
-def proof(make: Callable[[Path], Proof], scratch: Path, until: float = float("inf")) -> Proof:
+def proof(make: Prove, scratch: Path, until: float = float("inf")) -> Proof:
     """Run it, or read what came of it before. Raises as `kept_or_made`."""
     name = f"answer-{make.__name__}"
     path = scratch / "outcomes" / f"{name}.json"
@@ -253,26 +260,6 @@ def asking(*firings: str | list[str]) -> tuple[GuardSettings, ...]:
         "actions": [*firings, "log"],
     }
     return parse_guards({"defaults": False, "guard": [guard]}, "the proof")
-
-
-class _Updates:
-    """Every update that gradients were computed for, by step."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, list[Update]] = {}
-
-    def of(self, step: int) -> list[Update]:
-        return self._found[step]
-
-    def record(self, parts: TrainingParts, now: Now) -> None:
-        def make(accumulate: Callable[..., Any]) -> Callable[..., Any]:
-            def recorded(update: Update, *rest: Any) -> Any:
-                self._found.setdefault(now.step, []).append(update)
-                return accumulate(update, *rest)
-
-            return recorded
-
-        replaced(parts.updater, "accumulate", make)
 
 
 def _both(*injections: Inject) -> Inject:

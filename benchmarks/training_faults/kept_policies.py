@@ -1,4 +1,4 @@
-"""What the policy of a checkpoint earns on all problems: one step of a run of its own, from which nothing is learnt."""
+"""What the policy of a checkpoint earns on all problems: the responses of a step that learns nothing from them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,17 +8,16 @@ from typing import Any, Final
 from safetensors.torch import load_file
 
 from benchmarks.training_faults.kept_outcomes import kept_or_made
-from benchmarks.training_faults.runs import SMALL, digest_of, run_with, small_settings
+from benchmarks.training_faults.runs import SMALL, small_settings
+from benchmarks.training_faults.watching import weights_digest
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.batch import Batch
+from mismatch_probe.train.distributed import join_process_group
+from mismatch_probe.train.parts import assembled
+from mismatch_probe.train.preparation import prepare_training
+from mismatch_probe.train.state import Adjustments
+from mismatch_probe.training_path.loading import choose_device
 
-_NOTHING: Final = parse_guards(
-    {
-        "defaults": False,
-        "guard": [{"name": "none", "rule": "limit", "metric": "optim/learning_rate", "above": 1.0, "actions": ["log"]}],
-    },
-    "the measurement",
-)
 _WEIGHTS: Final = Path("model") / "model.safetensors"
 
 
@@ -35,15 +34,19 @@ def measured_policy(checkpoint: Path, dtype: Dtype, scratch: Path) -> Measured:
     digest = hashlib.sha256(f"{dtype}{_digest(checkpoint)}".encode()).hexdigest()[:16]
 
     def measure() -> dict[str, Any]:
-        whole = {
-            "model": {"path": str(checkpoint / "model")},
-            "rollout": {"prompts": SMALL["task"]["num_problems"]},
-            "optimizer": {"learning_rate": 1e-12},
-        }
-        run = run_with(
-            scratch / "runs" / f"policy-{digest}", small_settings(dtype, seed=1, steps=1, **whole), guards=_NOTHING
+        whole = {"model": {"path": str(checkpoint / "model")}, "rollout": {"prompts": SMALL["task"]["num_problems"]}}
+        preparation = prepare_training(small_settings(dtype, seed=1, steps=1, **whole))
+        join_process_group(choose_device(preparation.settings.policy.device))
+        with assembled(preparation, Adjustments()) as parts:
+            parts.sync.send()
+            rollouts = parts.rollouts.sample(0)
+        batch = Batch(
+            log_mu=[rollout.mu_logprobs for rollout in rollouts],
+            prompt_ids=[rollout.prompt_id for rollout in rollouts],
+            rewards=[rollout.reward for rollout in rollouts],
         )
-        return {"reward": run.metrics[1]["reward/mean"], "error": run.metrics[1]["reward/mean_error"]}
+        earned = batch.measure().metrics()
+        return {"reward": earned["reward/mean"], "error": earned["reward/mean_error"]}
 
     return Measured(**kept_or_made(scratch / "outcomes" / f"policy-{digest}.json", measure))
 
@@ -54,5 +57,4 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def _digest(checkpoint: Path) -> str:
-    weights = load_file(checkpoint / _WEIGHTS)
-    return digest_of(part for name in sorted(weights) for part in (name, weights[name]))
+    return weights_digest(load_file(checkpoint / _WEIGHTS))

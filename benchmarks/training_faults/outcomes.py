@@ -10,7 +10,14 @@ from benchmarks.training_faults.faults import ONSET, Fault
 from benchmarks.training_faults.injection import Now
 from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.kept_policies import Measured, measured_policy, same_weights
-from benchmarks.training_faults.runs import LabRun, checkpoint_path, checkpoint_steps, run_with, small_settings
+from benchmarks.training_faults.runs import (
+    LabRun,
+    branched,
+    checkpoint_path,
+    checkpoint_steps,
+    run_with,
+    small_settings,
+)
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnose import diagnose
@@ -93,14 +100,17 @@ def fault_outcome(
 
 def _run(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> FaultOutcome:
     twin = clean_twin(fault, dtype, scratch, steps)
+    path = scratch / "runs" / f"{dtype}-{fault.slug}"
     now = Now(fault.onset, None if fault.lasts is None else fault.onset + fault.lasts)
     settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **fault.settings)
-    run = run_with(scratch / "runs" / f"{dtype}-{fault.slug}", settings, fault.inject, now)
+    if is_twin_until_its_onset := fault.onset >= ONSET:
+        now.step = 1 + branched(twin, path, fault.onset)
+    run = run_with(path, settings, fault.inject, now, resume=is_twin_until_its_onset)
     return _judged(fault, dtype, run, twin, scratch)
 
 
 def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> Path:
-    """The run of these settings without the fault, made once: its directory."""
+    """The run of these settings without the fault, made once: its directory. The fault's own run begins as its copy."""
     own: dict[str, Any] = {} if fault.onset < ONSET else dict(fault.settings)
     name = f"{dtype}-twin" + (f"-{fault.slug}" if own else "")
     path = scratch / "runs" / name

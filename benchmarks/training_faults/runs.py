@@ -1,18 +1,13 @@
 """One real run of `train`, small, with or without a fault, and what is kept of it."""
 
-import hashlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy.typing as npt
-import torch
-from torch.distributed.tensor import DTensor
-
-from benchmarks.training_faults.injection import Inject, Now, optimizer_of, replaced, swapped
+from benchmarks.training_faults.injection import Inject, Now, swapped
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.config.train import TrainSettings
@@ -38,24 +33,18 @@ SMALL: Final[dict[str, Any]] = {
 }
 
 
-@dataclass
-class Seen:
-    """What each step started with: digests of the weights and of AdamW's moments; and what it decided."""
-
-    weights: dict[int, str] = field(default_factory=dict)
-    moments: dict[int, str] = field(default_factory=dict)
-    decisions: dict[int, StepFirings] = field(default_factory=dict)
-    assembled: list[Adjustments] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class LabRun:
-    """A run's files, what was seen while it ran, and the sentence a guard stopped it with, or it failed with."""
+    """A run's files, and the sentence a guard stopped it with, or it failed with.
+
+    decisions: of each step. assembled: what guards had changed each time that its parts were put together.
+    """
 
     directory: TrainingDirectory
-    seen: Seen
     stopped: str | None
-    failed: str | None = None
+    failed: str | None
+    decisions: dict[int, StepFirings]
+    assembled: list[Adjustments]
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
@@ -89,17 +78,18 @@ def run_with(
     preparation = prepare_training(settings)
     if guards is not None:
         preparation = replace(preparation, guards=tuple(guards))
-    now, seen = now or Now(settings.steps + 1), Seen()
+    now = now or Now(settings.steps + 1)
+    decisions: dict[int, StepFirings] = {}
+    assembled: list[Adjustments] = []
 
     def watch(step: int, metrics: Mapping[str, float], decision: StepFirings) -> None:
-        seen.decisions[step] = decision
+        decisions[step] = decision
         now.step = step + 1
 
     @contextmanager
-    def watched_parts(assembled: Any, preparation: Any, adjustments: Adjustments) -> Iterator[TrainingParts]:
-        seen.assembled.append(adjustments)
-        with assembled(preparation, adjustments) as parts:
-            _watch_starts(parts, now, seen)
+    def faulty_parts(real: Any, preparation: Any, adjustments: Adjustments) -> Iterator[TrainingParts]:
+        assembled.append(adjustments)
+        with real(preparation, adjustments) as parts:
             if inject is not None:
                 inject(parts, now)
             yield parts
@@ -108,50 +98,25 @@ def run_with(
         shutil.rmtree(path, ignore_errors=True)
     directory = (resume_training if resume else start_training)(path, preparation)
     stopped = failed = None
-    with swapped(run_module, "assembled", lambda real: lambda *given: watched_parts(real, *given)):
+    with swapped(run_module, "assembled", lambda real: lambda *given: faulty_parts(real, *given)):
         try:
             execute_training(directory, preparation, watch)
         except TrainingStopped as stop:
             stopped = str(stop)
         except (UsageError, EngineError) as error:
             failed = str(error)
-    return LabRun(directory, seen, stopped, failed)
+    return LabRun(directory, stopped, failed, decisions, assembled)
 
 
-def _watch_starts(parts: TrainingParts, now: Now, seen: Seen) -> None:
-    """A step starts by sending weights; what it sends first is what it holds."""
+def branched(run: Path, path: Path, step: int) -> int:
+    """Copy a run to `path` as it was at its newest checkpoint before `step`, which is returned.
 
-    def make(send: Any) -> Any:
-        def after_a_look() -> None:
-            if now.step not in seen.weights:
-                seen.weights[now.step] = weights_digest(dict(parts.policy.weights()))
-                seen.moments[now.step] = moments_digest(optimizer_of(parts).adamw)
-            send()
-
-        return after_a_look
-
-    replaced(parts.sync, "send", make)
-
-
-def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
-    """Of names and bits."""
-    return digest_of(part for name in sorted(weights) for part in (name, weights[name]))
-
-
-def moments_digest(adamw: torch.optim.AdamW) -> str:
-    states = [adamw.state.get(parameter, {}) for parameter in adamw.param_groups[0]["params"]]
-    return digest_of(part for state in states for name in sorted(state) for part in (name, _local(state[name])))
-
-
-def digest_of(parts: Iterable[str | torch.Tensor | npt.NDArray[Any]]) -> str:
-    """SHA-256 of texts and of numbers' bits."""
-    digest = hashlib.sha256()
-    for part in parts:
-        array = part.detach().contiguous().numpy() if isinstance(part, torch.Tensor) else part
-        digest.update(array.encode() if isinstance(array, str) else array.tobytes())
-    return digest.hexdigest()
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local
+    Resumed, the copy goes on as the run did, bit for bit.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(run, path)
+    newest = max(kept for kept in checkpoint_steps(path) if kept < step)
+    for later in checkpoint_steps(path):
+        if later > newest:
+            shutil.rmtree(checkpoint_path(path, later))
+    return newest

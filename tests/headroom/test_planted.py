@@ -189,7 +189,7 @@ def test_stand_in_rewards_are_said_to_be(tmp_path: Path) -> None:
 
 
 def test_the_demo_checkpoint_fits_with_its_own_rewards() -> None:
-    headroom = examined("demo", prompts=HeadroomPrompts(num_prompts=4), sampling=HeadroomSampling())
+    headroom = examined("demo", prompts=HeadroomPrompts(num_prompts=2), sampling=HeadroomSampling())
     assert headroom.verdict.code in FITS
     assert headroom.gradients is not None
     assert not headroom.gradients.stand_in_rewards
