@@ -33,6 +33,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 preloads.STAGES["training"].insert(0, unsynced.__name__)
+preloads.STAGES["engine"].append("tests.ready_commands")
+"""Whole commands are forked from that server too (`tests/warm_python.py`)."""
 gc.disable()
 atexit.register(gc.unfreeze)
 """Or nanobind complains of what was never freed; thawed sooner, pytest's last collections would look at all of it."""
