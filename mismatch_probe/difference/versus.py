@@ -6,6 +6,7 @@ covariance, and samples without a common prompt are compared as independent ones
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -15,12 +16,15 @@ from mismatch_probe.stats.intervals import Scale, interval, jackknife
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
 
+AtLevel = Callable[[float], Estimate | None]
+"""An estimate with its interval at a level."""
+
 
 def second_minus_first(first: Estimate, second: Estimate, level: float) -> Estimate | None:
     """second - first; None for extremes and quantiles, whose difference has no interval here."""
     if not (isinstance(first, Traced) and isinstance(second, Traced) and first.totals and second.totals):
         return None
-    return _joint(first, second, first.totals, second.totals, np.subtract, Scale.SIGNED, level)
+    return _joint(first, second, first.totals, second.totals, np.subtract, Scale.SIGNED)(level)
 
 
 def second_over_first(first: Estimate, second: Estimate, level: float) -> Estimate | None:
@@ -28,12 +32,22 @@ def second_over_first(first: Estimate, second: Estimate, level: float) -> Estima
 
     Quantiles are compared as independent ones (MOVER), which errs on the wide side.
     """
+    ratio = ratio_at(first, second)
+    return None if ratio is None else ratio(level)
+
+
+def ratio_at(first: Estimate, second: Estimate) -> AtLevel | None:
+    """`second_over_first` at any level."""
     if not (isinstance(first, Traced) and isinstance(second, Traced) and first.positive and second.positive):
         return None
     if min(first.value, second.value) <= 0:
         return None
     if first.totals and second.totals:
-        return _joint(first, second, first.totals, second.totals, np.divide, Scale.RATIO, level)
+        return _joint(first, second, first.totals, second.totals, np.divide, Scale.RATIO)
+    return partial(_independent, first, second)
+
+
+def _independent(first: Traced, second: Traced, level: float) -> Estimate | None:
     old, new = first.at(level), second.at(level)
     return None if old is None or new is None else contrast(new, old)
 
@@ -45,8 +59,7 @@ def _joint(
     new: Totals,
     combine: Callable[[Floats, Floats], Floats],
     scale: Scale,
-    level: float,
-) -> Estimate | None:
+) -> AtLevel:
     clusters = np.union1d(old.clusters, new.clusters)
     width = len(old.columns)
     columns = np.zeros((width + len(new.columns), clusters.size))
@@ -59,17 +72,21 @@ def _joint(
     def of_both(*sums: Floats) -> Floats:
         return combine(new.function(*sums[width:]), old.function(*sums[:width]))
 
-    estimate = jackknife(of_both, columns, units)
-    if estimate is None:
-        return None
-    bounds = interval(estimate, scale, level)
-    return Estimate(
-        value=bounds.value,
-        low=bounds.low,
-        high=bounds.high,
-        level=level,
-        num_sequences=first.num_sequences + second.num_sequences,
-        num_tokens=first.num_tokens + second.num_tokens,
-        by=first.by,
-        num_prompts=fewer_prompts(first, second),
-    )
+    jackknifed = jackknife(of_both, columns, units)
+
+    def at(level: float) -> Estimate | None:
+        if jackknifed is None:
+            return None
+        bounds = interval(jackknifed, scale, level)
+        return Estimate(
+            value=bounds.value,
+            low=bounds.low,
+            high=bounds.high,
+            level=level,
+            num_sequences=first.num_sequences + second.num_sequences,
+            num_tokens=first.num_tokens + second.num_tokens,
+            by=first.by,
+            num_prompts=fewer_prompts(first, second),
+        )
+
+    return at

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mismatch_probe.difference.traced import Traced
-from mismatch_probe.difference.versus import second_over_first
+from mismatch_probe.difference.versus import ratio_at
 from mismatch_probe.stats.results import Estimate
 
 SMALLEST_P = 1e-9
@@ -63,12 +63,13 @@ def regression(baseline: Estimate, run: Estimate, *, higher_is_better: bool) -> 
     is better (a non-inferiority test with a ratio margin [Rothmann, Wiens and Chan 2012, Design and Analysis of
     Non-Inferiority Trials, chapter 11]).
     """
-    worse_by = second_over_first(baseline, run, level=0.9)
-    if worse_by is None:
+    ratio = ratio_at(baseline, run)
+    worse_by = None if ratio is None else ratio(0.9)
+    if ratio is None or worse_by is None:
         return None
 
     def bounds(alpha: float) -> Bounds:
-        bounded = second_over_first(baseline, run, level=1 - 2 * alpha)
+        bounded = ratio(1 - 2 * alpha)
         if bounded is None or bounded.low is None or bounded.high is None:
             return None, None
         return _worse(bounded.low, bounded.high, higher_is_better)

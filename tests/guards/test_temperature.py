@@ -31,10 +31,10 @@ def batches(num_tokens: int, sharpness: float, temperature: float, number: int) 
 
 
 @pytest.mark.parametrize("sharpness", [2, 6, 12, 40])
-@pytest.mark.parametrize("num_tokens", [16, 64, 512])
-def test_one_temperature_is_almost_never_beyond_the_limits(num_tokens: int, sharpness: float) -> None:
-    """The guard asks for two steps in a row."""
-    fits = [TemperatureTotals.of(*batch).ratio for batch in batches(num_tokens, sharpness, 1.0, 400)]
+@pytest.mark.parametrize(("num_tokens", "number"), [(16, 400), (64, 400), (512, 200)])
+def test_one_temperature_is_almost_never_beyond_the_limits(num_tokens: int, number: int, sharpness: float) -> None:
+    """The guard asks for two steps in a row. Of many tokens hardly any fit comes near the limits."""
+    fits = [TemperatureTotals.of(*batch).ratio for batch in batches(num_tokens, sharpness, 1.0, number)]
     assert np.mean([not LIMITS[0] <= fit <= LIMITS[1] for fit in fits]) <= 0.02
 
 

@@ -6,9 +6,12 @@ import pytest
 from scipy.linalg import toeplitz
 
 from mismatch_probe.difference.slices import part_of
+from mismatch_probe.stats.bins import PositionGrid, log_ends
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.stats.spread import fit_spread
 from tests.stats.pairs import clustered_pair, gaussian_pair, pair_with
 
 
@@ -39,6 +42,13 @@ def first_tokens(pair: TokenPair, num_tokens: int) -> TokenPair:
     part = part_of(pair, position=(0, num_tokens))
     assert part is not None
     return part
+
+
+def budget_of(pair: TokenPair, ess: float) -> Estimate | None:
+    """The law's budget, without the rest of the law."""
+    grid = PositionGrid(pair.sequences, np.array(log_ends(int(pair.sequences.lengths.max()))))
+    sums = grid.sums(pair.diff)
+    return fit_spread(Estimator(pair.sequences), grid, sums, grid.sums(pair.diff**2), ess).budget
 
 
 def test_a_planted_drift_is_recovered():
@@ -81,10 +91,11 @@ SIZES = {
 def test_the_start_of_the_responses_foretells_the_budget_of_long_ones(sizes: npt.NDArray[np.float64]):
     pair = pair_of_sizes(600, sizes)
     for num_tokens in (256, 512, 1024):
+        start = first_tokens(pair, num_tokens)
         for ess in (0.95, 0.9, 0.85):
             truth = int(np.searchsorted(np.cumsum(sizes**2), -math.log(ess))) + 1
             if truth < 2048:
-                assert holds(length_law(first_tokens(pair, num_tokens), ess=ess).budget_tokens, truth)
+                assert holds(budget_of(start, ess), truth)
 
 
 def test_a_budget_within_the_data_is_where_the_effective_sample_is_measured():
@@ -113,9 +124,11 @@ def test_a_bias_of_each_sequence_spreads_with_the_square_of_length():
 
 def test_the_budget_of_independent_errors_is_the_closed_form_and_keeps_half_the_sample():
     sigma = 0.05
-    law = length_law(gaussian_pair(2000, 512, sigma))
+    pair = gaussian_pair(2000, 512, sigma)
+    law = length_law(pair)
     truth = math.log(2) / sigma**2
     assert holds(law.budget_tokens, truth)
+    assert law.budget_tokens == budget_of(pair, 0.5)
     assert law.budget_closed_form is not None
     assert law.budget_closed_form.value == pytest.approx(truth, rel=0.05)
     assert law.ess_at_budget is not None
