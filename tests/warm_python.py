@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from mismatch_probe.children import servers, shared_memory
 from mismatch_probe.children.messages import Send
+from mismatch_probe.children.preloads import Preload
 from mismatch_probe.children.start import Job, Process, running, started
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
@@ -38,12 +39,14 @@ def warm_python(
     on_start: OnStart = lambda pid: None,
     code: int | None = ExitCode.PASS,
     every_core: bool = False,
+    preload: Preload = "engine",
 ) -> Answer:
     """What `python -m MODULE WORDS` said and how it ended, which must be with `code` unless that is None.
 
-    on_start: called with the process's id once it runs. A code below zero is the signal that ended it.
+    on_start: called with the process's id once it runs. A code below zero is the signal that ended it. preload: what
+    the process that it is forked from has imported; `training` has no vLLM in it.
     """
-    with _running(module, words, environment or {}, every_core=every_core) as ended:
+    with _running(module, words, environment or {}, every_core=every_core, preload=preload) as ended:
         answer = ended(on_start)
     assert code is None or answer.returncode == code, answer.stderr
     return answer
@@ -85,12 +88,18 @@ def _on_ranks(
 
 @contextmanager
 def _running(
-    module: str, words: tuple[object, ...], environment: Mapping[str, str], *, every_core: bool = False
+    module: str,
+    words: tuple[object, ...],
+    environment: Mapping[str, str],
+    *,
+    every_core: bool = False,
+    preload: Preload = "engine",
 ) -> Iterator[Callable[[OnStart], Answer]]:
     with TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
         every_core = every_core or "WORLD_SIZE" in environment or module == "torch.distributed.run"
-        with started(_job((module, *words), environment, Path.cwd(), streams, every_core=every_core)) as result:
+        job = _job((module, *words), environment, Path.cwd(), streams, every_core=every_core, preload=preload)
+        with started(job) as result:
 
             def ended(on_start: OnStart) -> Answer:
                 code = result(on_start)
@@ -139,10 +148,16 @@ class WarmProcess:
 
 
 def _job(
-    words: Sequence[object], environment: Mapping[str, str], folder: Path, streams: Sequence[Path], *, every_core: bool
+    words: Sequence[object],
+    environment: Mapping[str, str],
+    folder: Path,
+    streams: Sequence[Path],
+    *,
+    every_core: bool,
+    preload: Preload = "engine",
 ) -> Job:
     arguments = (list(map(str, words)), dict(environment), str(folder), list(map(str, streams)), every_core)
-    return Job(str(words[0]), "tests.warm_python:fork_and_wait", arguments, "engine", "")
+    return Job(str(words[0]), "tests.warm_python:fork_and_wait", arguments, preload, "")
 
 
 def fork_and_wait(

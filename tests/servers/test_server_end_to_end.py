@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,10 +18,10 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.tables import read_table
-from tests.command_line import FEW, probe
+from tests.command_line import FEW, Answer, probe
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint, free_port
-from tests.warm_python import WarmProcess, warm_process
+from tests.warm_python import WarmProcess, warm_process, warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -302,40 +300,16 @@ def test_a_key_is_sent_and_stands_nowhere(
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-WITHOUT_VLLM = """
-import importlib.machinery as machinery
-
-real = machinery.PathFinder.find_spec
-
-
-def find_spec(cls, name, path=None, target=None):
-    return None if name.partition(".")[0] == "vllm" else real(name, path, target)
-
-
-machinery.PathFinder.find_spec = classmethod(find_spec)
-"""
-
-
 def test_no_vllm_is_needed_where_the_server_is_elsewhere(vllm: RealServer, tmp_path: Path) -> None:
-    """Every process of the command finds no package of that name."""
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_VLLM)
-    paths = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    """Every process of the command finds no package of that name, and what its jobs are forked from has not asked."""
+    words = ("compare", *SMALL, "--config", FEW, "--num-prompts", "4", "--train", "bf16")
 
-    def compare(infer: str, *more: object) -> subprocess.CompletedProcess[str]:
-        words = [*SMALL, "--config", str(FEW), "--num-prompts", "4", "--train", "bf16", "--infer", infer]
-        return subprocess.run(
-            [sys.executable, "-m", "mismatch_probe", "compare", *words, *map(str, more)],
-            env=os.environ | {"PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def compare(*more: object, code: ExitCode) -> Answer:
+        return warm_python("tests.servers.without_vllm", *words, *more, preload="training", code=code)
 
-    absent = compare("bf16")
-    assert absent.returncode == ExitCode.ENVIRONMENT
+    absent = compare("--infer", "bf16", code=ExitCode.ENVIRONMENT)
     assert "vllm cannot be found here; run pip install 'mismatch-probe[vllm-cuda]'" in absent.stderr
-    done = compare(of_server(vllm.url), "--out", tmp_path / "run")
-    assert done.returncode == ExitCode.PASS, done.stderr
+    compare("--infer", of_server(vllm.url), "--out", tmp_path / "run", code=ExitCode.PASS)
     assert pair(RunDirectory(tmp_path / "run"), "bf16/prod").counts.num_sequences == 4
 
 
