@@ -96,7 +96,9 @@ def _describe_the_machine_once(path: Path) -> None:
         if path.exists():
             return collect_env.SystemEnv(**json.loads(path.read_text()))
         described = collect()
-        path.write_text(json.dumps(described._asdict()))
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps(described._asdict()))
+        written.replace(path)
         return described
 
     collect_env.get_env_info = collected

@@ -118,12 +118,8 @@ def test_an_update_that_the_server_refuses_is_one_sentence(vllm: RealServer, tmp
 
 
 def test_a_killed_server_ends_the_run_in_one_sentence_and_the_next_goes_on(vllm: RealServer, tmp_path: Path) -> None:
-    def slowly(path: str, body: Json, reply: Reply) -> Reply:
-        time.sleep(0.1 if path == GENERATE else 0)
-        return reply
-
     out = tmp_path / "run"
-    with Proxy(vllm.url, after=slowly) as proxy:
+    with Proxy(vllm.url) as proxy:
         words = [*SMALL, "--infer", of(proxy.url), "--steps", "40", "--checkpoint-every", "1", "--out", str(out)]
         errors = tmp_path / "stderr"
         with warm_process("mismatch_probe", "train", *words, folder=tmp_path, errors=errors) as command:
@@ -138,7 +134,6 @@ def test_a_killed_server_ends_the_run_in_one_sentence_and_the_next_goes_on(vllm:
         told = [line for line in errors.read_text().splitlines() if "the server at" in line]
         assert len(told) == 1
         before = lines(out, "metrics")
-        proxy.after = lambda path, body, reply: reply
         again = ("train", *SMALL, "--infer", of(proxy.url), "--checkpoint-every", "1", "--out", out, "--resume")
         probe(*again, "--steps", len(before) + 1, code=ExitCode.PASS)
     after = lines(out, "metrics")
