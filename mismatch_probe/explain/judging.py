@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.stats import rankdata
 
 from mismatch_probe.explain.tokens import Bools, Floats, Ints
 from mismatch_probe.stats.rounding_floor import Floor, trimmed_mean
@@ -100,5 +99,6 @@ class Judge:
 
 def _of_ranks(gains: Floats) -> float:
     """Standard score of the sum of the signed ranks of some gains."""
-    ranks = rankdata(np.abs(gains))
+    _, places, counts = np.unique(np.abs(gains), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return float(np.sum(np.sign(gains) * ranks) / np.sqrt(np.sum(ranks**2)))

@@ -3,7 +3,6 @@
 from typing import Final
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 
 from mismatch_probe.explain.tokens import Bools, Floats
 
@@ -34,4 +33,6 @@ def _mean_nothing(at_zeros: Floats, others: Floats, at_others: Floats) -> bool:
         return bool(len(at_zeros))
     num_next = min(max(len(at_zeros), _FEWEST_COMPARED), max(1, len(others) // 2))
     comes_next = at_others[np.argpartition(-others, num_next - 1)[:num_next]]
+    from scipy.stats import mannwhitneyu
+
     return bool(mannwhitneyu(at_zeros, comes_next, alternative="less").pvalue <= _WRONG_AT_MOST)

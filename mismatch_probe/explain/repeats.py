@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.stats import chi2
-from scipy.stats import f as f_distribution
+from scipy import special
 
 from mismatch_probe.explain.judging import Account, Judge
 from mismatch_probe.explain.tokens import LoggedTokens
@@ -41,7 +40,7 @@ class Repeats:
         if self.degrees < _LEAST_DEGREES:
             return False
         of_rounding = self.degrees * (self.spread_floors / _ROUNDING_FLOORS) ** 2
-        return bool(chi2.sf(of_rounding, self.degrees) <= _WRONG_AT_MOST) and not self.agree
+        return bool(special.chdtrc(self.degrees, of_rounding) <= _WRONG_AT_MOST) and not self.agree
 
     @property
     def agree(self) -> bool:
@@ -49,7 +48,7 @@ class Repeats:
         if self.degrees < _LEAST_DEGREES:
             return False
         of_residual = (self.spread_floors / max(_SHARE_OF_RESIDUAL * self.residual_floors, _ROUNDING_FLOORS)) ** 2
-        return bool(f_distribution.cdf(of_residual, self.degrees, self.num_tokens) <= _LESS_BY_CHANCE)
+        return bool(special.fdtr(self.degrees, self.num_tokens, of_residual) <= _LESS_BY_CHANCE)
 
 
 def repeats(tokens: LoggedTokens, judge: Judge, null: Account) -> Repeats:
