@@ -6,6 +6,8 @@ import mismatch_probe.cli.commands
 import mismatch_probe.cli.compare_command
 import mismatch_probe.cli.gate_command
 import mismatch_probe.cli.report_command
+import mismatch_probe.cli.sanity_command
+import mismatch_probe.cli.train_command
 import mismatch_probe.difference.console
 import mismatch_probe.difference.runs
 from mismatch_probe.report.interactive import PlotlyJs, scripts
