@@ -2,10 +2,10 @@
 
     python -m benchmarks.training_faults [--what faults clean edge answers cost] [--only WORD ...] [--publish reports]
 
-Every fault is a run of its own in this process: vLLM and the training path, small steps, the fault from a step on; its
-policy is measured at the end beside that of a clean twin. Clean runs have many shapes. Each action of the guards is
-proven in a run, and the cost of metrics and guards is read off the clock of a larger one. What came of a run is kept in
-the scratch folder, where a second call reads it; `--seconds` ends a call early, so that the next one goes on.
+Every fault is a run of its own in this process: vLLM and the training path, small steps, those before the fault copied
+from a clean twin; its policy is measured at the end beside the twin's. Clean runs have many shapes. Each action of the
+guards is proven in a run, and the cost of metrics and guards is read off the clock of a larger one. What came of a run
+is kept in the scratch folder, where a second call reads it; `--seconds` ends a call early, and the next one goes on.
 """
 
 import argparse
