@@ -33,7 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 """A server that is started in another folder finds the tests' own jobs."""
 preloads.STAGES["training"].insert(0, unsynced.__name__)
-preloads.STAGES["engine"].append("tests.ready_commands")
+preloads.STAGES["engine"] += ["tests.ready_commands", "tests.ready_to_train"]
 """Whole commands are forked from that server too (`tests/warm_python.py`)."""
 gc.disable()
 atexit.register(gc.unfreeze)

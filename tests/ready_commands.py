@@ -1,4 +1,4 @@
-"""Imported once by a process that commands are forked from: what each of them would import and make anew."""
+"""Imported once by a process that commands are forked from: what each would import and make anew, but for training."""
 
 import pyarrow as pa
 
@@ -6,8 +6,6 @@ import mismatch_probe.cli.commands
 import mismatch_probe.cli.compare_command
 import mismatch_probe.cli.gate_command
 import mismatch_probe.cli.report_command
-import mismatch_probe.cli.sanity_command
-import mismatch_probe.cli.train_command
 import mismatch_probe.difference.console
 import mismatch_probe.difference.runs
 from mismatch_probe.report.interactive import PlotlyJs, scripts
