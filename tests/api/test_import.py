@@ -27,12 +27,14 @@ def test_the_import_alone_loads_nothing() -> None:
     assert third_party("import mismatch_probe") == {"mismatch_probe"}
 
 
+@pytest.mark.slow
 def test_guards_load_numbers_and_settings_only() -> None:
     loaded = third_party("import mismatch_probe as mp; mp.Guards, mp.Batch, mp.Sums, mp.Probe, mp.Decision")
     assert not loaded & set(HEAVY)
     assert "mismatch_probe" in loaded
 
 
+@pytest.mark.slow
 def test_a_comparison_loads_neither_an_engine_nor_figures() -> None:
     loaded = third_party("import mismatch_probe as mp; mp.compare_logprobs, mp.Comparison")
     assert not loaded & {"torch", "transformers", "vllm", "plotly", "typer"}

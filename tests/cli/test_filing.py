@@ -84,6 +84,7 @@ def test_a_folder_of_its_own_has_a_page_that_can_be_made_again(tmp_path: Path, c
     validate("headroom", again.document)
 
 
+@pytest.mark.slow
 def test_a_localization_is_rendered_again_from_its_file(tmp_path: Path, command_line: CommandLine) -> None:
     Findings(tmp_path).write(localization(suspect_layer=5))
     ended = command_line("report", tmp_path, "--json")

@@ -149,6 +149,7 @@ def test_a_table_that_a_full_disk_does_not_take_is_a_sentence(
     assert ended.stderr.startswith("mismatch-probe: what was asked for on standard output could not be written")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
 def test_without_a_standard_output_the_result_is_on_stderr(run: Path, tmp_path: Path, probe: Words, words: str) -> None:
     gate_file(tmp_path, GATE + GOOD)
@@ -158,6 +159,7 @@ def test_without_a_standard_output_the_result_is_on_stderr(run: Path, tmp_path: 
     assert (ended.returncode, ended.stderr) == (0, wanted.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["gate RUN", "report RUN", "diff RUN RUN"])
 def test_a_result_is_on_standard_output_whole_and_without_colours_and_beside_a_document_on_stderr(
     run: Path, tmp_path: Path, probe: Words, words: str

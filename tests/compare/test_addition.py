@@ -73,6 +73,7 @@ def _rows(run: RunDirectory, whole: RunDirectory, stage: LegStage, output: str) 
     return table.filter(pc.is_in(pc.list_element(pc.split_pattern(table["id"], "@"), 1), pa.array(samplers)))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_given_dtypes_is_the_run_that_was_made_in_one_go(run: RunDirectory, whole: RunDirectory) -> None:
     asked_for(run, ADDED)
     computed(run, whole)

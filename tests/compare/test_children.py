@@ -14,6 +14,7 @@ from tests.children.conftest import light_servers
 __all__ = ["light_servers"]
 
 
+@pytest.mark.slow
 def test_the_jobs_failure_comes_back_as_the_same_error_and_its_log_is_in_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         run_planned_job(RunDirectory(tmp_path), PlannedJob(TRAINING_PATH, ()), lambda event: None)

@@ -32,6 +32,7 @@ def logprobs(run: RunDirectory, leg: str) -> dict[str, list[float]]:
     return dict(zip(table["id"].to_pylist(), table["logprobs"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 def test_an_extended_run_is_the_run_that_was_made_in_one_go(tmp_path: Path) -> None:
     run, whole = simulated_run(tmp_path / "run", SMALL), simulated_run(tmp_path / "whole", LARGE, with_summary=True)
     extended(run, LARGE)

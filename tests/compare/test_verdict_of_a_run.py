@@ -121,6 +121,7 @@ def test_vllms_floor_is_a_missing_log_prob_and_never_averaged(
         assert f"{lost} log-probs are missing" in pair.verdict.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["train-fp32", "train-bf16"])
 def test_no_ratio_stands_beside_a_pair_that_is_broken(tmp_path: Path, lost: str) -> None:
     pairs: tuple[tuple[Dtype, Dtype], ...] = (

@@ -167,6 +167,7 @@ def test_the_lines_of_a_page_work_one_after_the_other(page: str, reader: Reader)
             reader.types(line)
 
 
+@pytest.mark.slow
 def test_a_line_that_does_not_work_is_seen(reader: Reader) -> None:
     with pytest.raises(AssertionError, match="runs/never"):
         reader.types(CommandLine("docs/recipes.md", "mismatch-probe diff runs/before runs/never"))

@@ -24,6 +24,7 @@ def flat(*positions):
     return logprobs
 
 
+@pytest.mark.slow
 def test_each_token_keeps_its_log_prob_and_the_arg_max_beside_it():
     scored = scores("a", [5, 6], flat((5, -1.5, 9), (6, -0.1, 6)), first=0)
     np.testing.assert_array_equal(scored.logprobs, np.float32([-1.5, -0.1]))

@@ -13,6 +13,7 @@ from tests.explain.conftest import Explained
 from tests.explain.logs import scored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 0.97, 1.3])
 def test_a_hidden_temperature_is_named_with_its_value(
     llama: Path, responses: list[TokenSequence], explained: Explained, temperature: float
@@ -23,6 +24,7 @@ def test_a_hidden_temperature_is_named_with_its_value(
     assert side.explained_by.departures[0].value == pytest.approx(temperature, rel=0.01)
 
 
+@pytest.mark.slow
 def test_raw_log_probs_are_not_called_a_fitted_temperature(
     llama: Path, responses: list[TokenSequence], explained: Explained
 ) -> None:

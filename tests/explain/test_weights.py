@@ -47,6 +47,7 @@ def test_weights_older_than_the_named_version_are_told_by_how_many(
     assert side.explained_by is not None
 
 
+@pytest.mark.slow
 def test_weights_that_nobody_gives_are_unexplained_and_repeatable(
     responses: list[TokenSequence], explained: Explained, stale: Path
 ) -> None:

@@ -329,6 +329,7 @@ def test_the_answer_stands_on_the_page_of_a_run_that_has_one(
         assert words in baseline.report_path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_keeps_where_it_has_plotly_from(
     command_line: CommandLine, small: RunDirectory, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_steps_and_responses_that_were_left_out_stand_beside_the_answer(
     assert any("are all 0 in step 1" in note for note in answer.document["notes"])
 
 
+@pytest.mark.slow
 def test_steps_of_which_chance_took_no_response_are_named_too(
     command_line: CommandLine, gated: Any, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_steps_of_which_chance_took_no_response_are_named_too(
     assert note.count(",") >= 10
 
 
+@pytest.mark.slow
 def test_a_baseline_whose_checkpoint_nobody_knows_is_said_not_to_be_checked(
     imported_once: Copied, gated: Any, tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_the_checkpoints_that_explained_two_logs_are_compared(
         assert any("not checked" in note for note in answer.document["notes"]) != fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("theirs", ExitCode.USAGE), ("ours", ExitCode.PASS)])
 def test_logs_that_name_two_models_are_not_compared(
     imported_once: Copied, gated: Any, tmp_path: Path, name: str, code: ExitCode

@@ -318,6 +318,7 @@ def test_a_mean_is_judged_by_the_standard_error_of_the_steps_that_it_is_taken_ov
     assert means([math.nan], errors=5) == [True]
 
 
+@pytest.mark.slow
 def test_a_mean_that_is_as_expected_is_hardly_ever_broken() -> None:
     random = np.random.default_rng(0)
     runs = [means(list(random.standard_normal(100))) for _ in range(100)]

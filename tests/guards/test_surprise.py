@@ -70,5 +70,6 @@ def test_the_guard_adds_up_what_one_step_does_not_show() -> None:
     assert fired > 2
 
 
+@pytest.mark.slow
 def test_many_tokens_of_a_sure_policy_show_a_hidden_temperature_at_once() -> None:
     assert first_firing(100_000, 40, 0.8, 2) == 2

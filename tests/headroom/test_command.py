@@ -27,6 +27,7 @@ def test_one_document_on_stdout_and_the_same_in_the_folder(tmp_path: Path, comma
     assert document.sampled_by in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit_ends_with_1(tmp_path: Path, command_line: CommandLine) -> None:
     changes = {"gate_proj": 2.0**8, "up_proj": 2.0**8, "mlp.down_proj": 2.0**-14, "embed_tokens": 2.0**17}
     ended = command_line("headroom", "--model", planted(tmp_path / "m", changes=changes), *SMALL)

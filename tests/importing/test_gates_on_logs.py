@@ -37,6 +37,7 @@ def test_a_gate_judges_single_steps_of_a_log(tmp_path: Path) -> None:
     assert "steps 0 to 1" in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None:
     """Each number of a shifted column is a log-prob that could be, and the limit is far above the deviation."""
     written = rows(600)
@@ -50,6 +51,7 @@ def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None
     assert "mend the log and import it again" in answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("responses", [24, 600])
 def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Path, responses: int) -> None:
     """The first has too few responses for a look, the second too few prompts for a pass."""

@@ -40,6 +40,7 @@ def turns(groups: int, of_each: int, *, named: bool) -> list[Any]:
     return written
 
 
+@pytest.mark.slow
 def test_prompts_of_one_group_are_one_cluster_of_an_interval(tmp_path: Path) -> None:
     alone, together = (
         pair_of(imported(tmp_path / str(named), turns(12, 8, named=named))).metrics["abs_logprob_diff"]
@@ -82,6 +83,7 @@ def test_a_prompt_has_the_same_name_in_every_log(tmp_path: Path) -> None:
     assert answer.returncode == ExitCode.PASS, answer.stderr
 
 
+@pytest.mark.slow
 def test_of_one_prompt_with_very_many_responses_some_are_analysed(tmp_path: Path) -> None:
     written = [one | {"prompt_token_ids": [1, 2]} for one in rows(600)]
     run = imported(tmp_path, written, "--max-tokens", 3000)

@@ -54,6 +54,7 @@ def reference(folder: Path) -> FloatArray:
         return flat(scorer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_part_changes_something_and_nothing_is_left_behind(checkpoint: Checkpoint, family: str) -> None:
     loaded = Loaded(checkpoint(family))

@@ -64,6 +64,7 @@ def test_every_operation_of_every_layer_is_a_place(twice: Callable[[str], Held],
     assert {error.place for error in held.errors if error.layer is None} == {"embed_tokens", "norm", HEAD}
 
 
+@pytest.mark.slow
 def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Checkpoint, tmp_path: Path) -> None:
     one, other = some_sequences(2)
     twin = replace(one, id="twin", token_ids=[*one.token_ids[:-2], 7, 7])

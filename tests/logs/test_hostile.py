@@ -288,6 +288,7 @@ def test_a_saved_step_that_is_cut_off_anywhere_is_refused(name, tmp_path):
         assert "cannot be read" in refused(cut, name)
 
 
+@pytest.mark.slow
 def test_a_compressed_archive_is_refused(tmp_path):
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

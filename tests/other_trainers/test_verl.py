@@ -115,6 +115,7 @@ def test_guards_of_a_file(tmp_path: Path) -> None:
     assert (trainer.learned, logged[0]["guards/firings"]) == ([], 1)
 
 
+@pytest.mark.slow
 def test_the_module_needs_neither_torch_nor_verl() -> None:
     code = "import sys; import mismatch_probe.adapters.verl; assert not {'torch', 'verl'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -173,6 +173,7 @@ def assert_same(first: dict[str, Estimate], second: dict[str, Estimate]) -> None
             assert ours is None or ours == pytest.approx(theirs, rel=1e-6, abs=1e-9), (name, field)
 
 
+@pytest.mark.slow
 @given(small_pairs(), st.randoms(use_true_random=False))
 @settings(max_examples=50, deadline=None)
 def test_the_order_of_sequences_changes_nothing(pair: TokenPair, random: object):
@@ -180,6 +181,7 @@ def test_the_order_of_sequences_changes_nothing(pair: TokenPair, random: object)
     assert_same(pair_metrics(pair)[0], pair_metrics(shuffled(pair, order))[0])
 
 
+@pytest.mark.slow
 @given(small_pairs())
 @settings(max_examples=50, deadline=None)
 def test_cutting_sequences_in_two_changes_no_token_metric(pair: TokenPair):

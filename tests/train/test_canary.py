@@ -49,6 +49,7 @@ def test_a_model_is_looked_at_without_a_run(llama: Path, home: Path, capsys: pyt
     assert found["metrics"]["mismatch/kl_k3"] < 1e-9
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_measured_as_the_next_step_would(
     llama: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,6 +180,7 @@ def learnt(critic: Critic, rollouts: list[Rollout], updates: int) -> list[LossPl
     return plans
 
 
+@pytest.mark.slow
 def test_a_critic_comes_to_expect_a_constant_reward(llama: Path, rollouts: list[Rollout]) -> None:
     plans = learnt(make_critic(llama), [replace(rollout, reward=1.0) for rollout in rollouts], 30)
     errors = [float((plan.batch.values_T - 1).abs().max()) for plan in plans if plan.batch.values_T is not None]

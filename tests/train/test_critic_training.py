@@ -28,6 +28,7 @@ def settings(llama: Path, home: Path, steps: int, **changes: Any) -> TrainSettin
     return quick_settings(llama, home, steps, **{**own, **changes})
 
 
+@pytest.mark.slow
 def test_a_critic_learns_beside_the_policy(llama: Path, home: Path) -> None:
     steps = train(home / "run", settings(llama, home, 3))
     assert steps[0]["critic/value_mean"] == pytest.approx(steps[0]["reward/mean"])

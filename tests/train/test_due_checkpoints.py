@@ -28,6 +28,7 @@ def checkpoints_of(actions: str, llama: Path, home: Path, monkeypatch: pytest.Mo
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "actions", ['["log"]', '["switch_correction(seq-mis)"]', '["resync"]', '["tighten_sequences(0.9)"]']
 )
@@ -37,6 +38,7 @@ def test_a_guard_that_fires_at_every_step_and_lets_it_learn_keeps_no_checkpoint_
     assert checkpoints_of(actions, llama, tmp_path, monkeypatch) == [0, 2, 4, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_put_off_is_taken_at_the_next_step_that_nothing_is_held_against(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

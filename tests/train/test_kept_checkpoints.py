@@ -25,12 +25,14 @@ def run(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home / "run"
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_stays_beside_the_newest(run: Path) -> None:
     checkpoints = Checkpoints(run / "checkpoints", keep=2)
     assert checkpoints.steps() == [2, 6, 8]
     assert checkpoints.best() == 2
 
 
+@pytest.mark.slow
 def test_a_killed_run_still_knows_its_best_checkpoint(run: Path) -> None:
     kept = Checkpoints(run / "checkpoints", keep=2)
     assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{step:06d}" for step in kept.steps()}
@@ -40,6 +42,7 @@ def test_a_killed_run_still_knows_its_best_checkpoint(run: Path) -> None:
     assert kept.best() == 8
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_of_a_checkpoint_is_removed_with_the_next_one(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +55,7 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed_with_the_next_one(
     assert [path.name for path in folder.glob(".*")] == []
 
 
+@pytest.mark.slow
 def test_a_copy_that_the_user_made_beside_the_checkpoints_is_none_of_them(run: Path) -> None:
     folder = run / "checkpoints"
     for name in ("step-000006-mine", "step-", "step-000004.tar"):

@@ -39,6 +39,7 @@ def checkpoints_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("actions", "loaded_steps"),
     [

@@ -110,6 +110,7 @@ def test_guards_without_their_input_are_recorded_and_told(
     assert said in directory.report_path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:guards that are off here")
 def test_a_run_that_goes_on_without_an_input_of_its_guards_says_so(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

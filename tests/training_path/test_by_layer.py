@@ -79,6 +79,7 @@ def test_it_gives_the_bits_of_a_reference_loaded_whole(
     assert settings == expected_settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rounded_to"), [(Dtype.FP64, None), (Dtype.FP32, Dtype.BF16), (Dtype.FP32, Dtype.FP16)]
 )
@@ -125,6 +126,7 @@ def test_shards_stored_in_bf16_and_attention_sinks_give_the_same_bits(
         assert_same_bits(scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=True)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_killed_one_goes_on_from_the_layer_it_had_reached(
     in_memory: bool, sequences: list[TokenSequence], tmp_path: Path

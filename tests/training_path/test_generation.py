@@ -69,6 +69,7 @@ def test_tokens_are_as_surprising_as_the_scorers_entropy_says(endless: Path, tem
     assert (abs(surprises.mean()) < 4 * error) == fits
 
 
+@pytest.mark.slow
 def test_a_response_ends_with_its_end_token_or_is_cut(checkpoint: Callable[[str], Path]) -> None:
     prompts = PROMPTS * 64
     responses = sampled(checkpoint("llama"), prompts=prompts, max_new_tokens=40)

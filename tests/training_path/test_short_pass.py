@@ -24,6 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     return load_training_model(folder, Dtype.FP32, settings, torch.device("cpu"), trust_remote_code=False)[0]
 
 
+@pytest.mark.slow
 def test_a_head_that_adds_up_in_another_order_for_fewer_rows_is_the_models_own(model: PreTrainedModel) -> None:
     def one_product_after_another(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros(())

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import pytest
+
 from mismatch_probe.training_path.timing import measure
 
 SMALL = {"hidden": 64, "queries": 64, "keys": 32, "intermediate": 128, "heads": 2, "head_dim": 32}
@@ -15,6 +17,7 @@ PER_SECOND = (
 )
 
 
+@pytest.mark.slow
 def test_every_format_has_its_rates(llama: Path) -> None:
     file = str(llama / "model.safetensors")
     measured = measure(lambda message: None, SMALL, ASKED, "cpu", file)  # type: ignore[arg-type]

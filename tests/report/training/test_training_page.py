@@ -354,6 +354,7 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
         write_training_report([TrainingDirectory(tmp_path)], tmp_path / "page.html")
 
 
+@pytest.mark.slow
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
     assert len(page.encode()) < 2_500_000
