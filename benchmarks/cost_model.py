@@ -179,8 +179,8 @@ def introduction(results: Sequence[Result]) -> str:
 Predicted over measured, with the bounds of the interval; below 1 it took longer than predicted. "By rates alone" is
 what `compare --dry-run` says in a folder without other runs, "beside earlier runs" in one with the cases above.
 
-Made by `python -m benchmarks.cost_model FOLDER {cases}` and then `--publish`, on two x86 cores that others used as
-well, without a GPU. The cases are described there.
+Made by `python -m benchmarks.cost_model FOLDER {cases}` and then `--publish`, on two x86 cores that nobody else used,
+without a GPU. The cases are described there.
 """
 
 

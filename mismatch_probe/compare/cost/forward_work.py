@@ -6,7 +6,7 @@ from mismatch_probe.compare.cost.architecture import Architecture, Lengths
 from mismatch_probe.compare.cost.rates import Work
 from mismatch_probe.dtypes import Dtype
 
-_STEP_OPERATIONS: Final = 6000
+_STEP_OPERATIONS: Final = 1250
 _STEP_LAYER_OPERATIONS: Final = 60
 PASS_OPERATIONS: Final = 2000
 _PASS_LAYER_OPERATIONS: Final = 150
