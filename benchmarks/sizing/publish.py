@@ -130,7 +130,7 @@ def page(measured: Sequence[Measurement], task: Task) -> str:
             f"{_passes(_TASK)}: more ranks",
             "are no faster. Times are from a process that has imported everything until its last batch, with the",
             "checkpoint read from disk once (layer by layer four times). What ranks send each other is not in",
-            "them, nor what vLLM takes to compile. Its steps are counted without CUDA graphs: mu's times are an eager engine's.",
+            "them, nor what vLLM takes to compile. Its steps are an eager engine's, without CUDA graphs.",
             "Cost is GPUs x hours x price. How far off these times are is not known.",
             "",
             *_large_table(),
