@@ -109,9 +109,19 @@ def children_of(pid: str) -> list[str]:
 
 
 def rendering() -> list[str]:
-    """The processes that render a template for jobs of this process's servers."""
+    """The processes that render a template for jobs of this process's servers: their memory is limited."""
     servers = children_of(str(os.getpid()))
-    return [child for server in servers for job in children_of(server) for child in children_of(job)]
+    theirs = [child for server in servers for job in children_of(server) for child in children_of(job)]
+    return [child for child in theirs if has_limited_memory(child)]
+
+
+def has_limited_memory(pid: str) -> bool:
+    try:
+        limits = Path(f"/proc/{pid}/limits").read_text()
+    except OSError:
+        return False
+    [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    return "unlimited" not in line.split()[3]
 
 
 def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
