@@ -218,7 +218,8 @@ def certificates(url: str) -> ssl.SSLContext:
     """Those that this machine trusts, for https. For http none, which nobody shows there: reading them takes longer
     than an answer.
     """
-    return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    is_encrypted = httpx.URL(url).scheme == "https"
+    return ssl.create_default_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _key(variable: str) -> str | None:
