@@ -10,7 +10,7 @@ from mismatch_probe.config.model import Count
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.metric_words import metric_words
 from mismatch_probe.guards.rules.base import Breach, Guard, MetricGuardSettings, Values, not_a_number, write_value
-from mismatch_probe.guards.rules.mean import newest_means
+from mismatch_probe.guards.rules.mean import newest_means, write_mean
 
 _STEPS_OF_A_FLOOR = 16
 """At most, the canary included: what comes later may be a fault."""
@@ -114,9 +114,8 @@ class CanaryFloor(Guard):
             return None
         for steps, mean, error_of_mean in newest_means(self.recent):
             if mean - settings.errors * error_of_mean > threshold:
-                over = "" if steps == 1 else f" on average over {steps} steps"
                 sentence = (
-                    f"{metric_words(settings.metric)} is {write_value(mean)}{over}, above {write_value(threshold)}, "
+                    f"{metric_words(settings.metric)} is {write_mean(mean, steps)}, above {write_value(threshold)}, "
                     f"the most allowed after a canary of {write_value(self.floor)}"
                 )
                 return Breach(settings.metric, mean, threshold, sentence, steps=steps)

@@ -68,9 +68,8 @@ class Mean(Guard):
         for steps, mean, error_of_mean in newest_means(self.recent):
             allowed = settings.allowed(error_of_mean)
             if abs(mean - settings.expected) > allowed:
-                over = "" if steps == 1 else f" on average over {steps} steps"
                 sentence = (
-                    f"{metric_words(settings.metric)} is {write_value(mean)}{over}, more than {write_value(allowed)} "
+                    f"{metric_words(settings.metric)} is {write_mean(mean, steps)}, more than {write_value(allowed)} "
                     f"from the {write_value(settings.expected)} that it is in expectation"
                 )
                 return Breach(settings.metric, mean, allowed, sentence, steps=steps)
@@ -83,3 +82,8 @@ def newest_means(recent: Sequence[Sequence[float]]) -> Iterator[tuple[int, float
     for steps in sorted({int(2 ** (power / _A_DOUBLING)) for power in range(most + 1)}):
         values, errors = zip(*recent[-steps:], strict=True)
         yield steps, math.fsum(values) / steps, math.sqrt(math.fsum(error**2 for error in errors)) / steps
+
+
+def write_mean(mean: float, steps: int) -> str:
+    """A mean over so many of the newest steps, in words."""
+    return write_value(mean) if steps == 1 else f"{write_value(mean)} on average over {steps} steps"
