@@ -56,6 +56,13 @@ def test_plotly_knows_all_of_the_theme() -> None:
     go.layout.Template(theme())
 
 
+def test_a_theme_that_plotly_does_not_know_is_refused() -> None:
+    spoilt = theme()
+    spoilt["layout"]["hovermod"] = "closest"
+    with pytest.raises(ValueError, match="Invalid property"):
+        go.layout.Template(spoilt)
+
+
 def trace(drawing: dict[str, Any]) -> dict[str, Any]:
     return drawing["data"][0]  # type: ignore[no-any-return]
 
