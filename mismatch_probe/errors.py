@@ -5,7 +5,8 @@ environment, engine or memory, 129 hung up, 130 interrupted, 143 terminated. A m
 which flag or edit mends it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
 from typing import Final
@@ -32,6 +33,16 @@ def did_you_mean(given: object, known: Iterable[str], otherwise: str = "") -> st
     """The end of a sentence on a name that is not known: the nearest one that is, or `otherwise`."""
     near = get_close_matches(str(given), list(map(str, known)), n=1)
     return f"; did you mean {near[0]!r}?" if near else otherwise
+
+
+@contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Whatever is raised inside goes on with a note of what was being done, the innermost first."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
 
 
 class ExitCode(IntEnum):
@@ -105,6 +116,10 @@ class Terminated(Interrupted):
 
 class BrokenRecord(MismatchProbeError):
     """Recorded data that must not be trusted: missing or non-finite log-probs, other token ids."""
+
+
+class SummaryFailed(MismatchProbeError):
+    """A defect of the tool itself met a run whose stages are all recorded: its statistics can be computed again."""
 
 
 class TrainingStopped(MismatchProbeError):

@@ -1,7 +1,7 @@
 """Run directories made by the real writers from simulated log-probs, for tests that need a run and no engine."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from shutil import copytree
@@ -20,6 +20,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.provenance.adapter import adapter_key
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.rows import leg_table, prompts_table, rollouts_table
@@ -45,13 +46,19 @@ ERROR_NATS: dict[Dtype, float] = {Dtype.BF16: 1e-2, Dtype.FP16: 1.2e-3, Dtype.FP
 class Simulation:
     """What is simulated; `worse` multiplies the training side's error, `token_seed` decides the sampled ids.
 
-    first_prompt: only the prompts from this number on have responses, as in an extension.
+    first_prompt: only the prompts from this number on have responses, as in an extension. train, infer: sides with
+    settings of their own, as a file declares them; applied: what stages read back, by their names, where it is more
+    than the dtype; adapters: folders and fingerprints of those that sides compute with.
     """
 
     num_prompts: int = 64
     first_prompt: int = 0
     samples_per_prompt: int = 1
-    pairs: tuple[tuple[Dtype, Dtype], ...] = ((Dtype.BF16, Dtype.BF16),)
+    pairs: tuple[tuple[str, str], ...] = ((Dtype.BF16, Dtype.BF16),)
+    train: tuple[dict[str, Any], ...] = ()
+    infer: tuple[dict[str, Any], ...] = ()
+    applied: dict[str, dict[str, Any]] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
     mean_length: int = 60
     worse: float = 1.0
     token_seed: int = 0
@@ -127,6 +134,8 @@ def _settings(simulation: Simulation) -> CompareSettings:
     values: dict[str, Any] = {
         "model": {"path": "simulated"},
         "pairs": simulation.pairs,
+        "train": simulation.train,
+        "infer": simulation.infer,
         "prompts": {"num_prompts": simulation.num_prompts},
         "sampling": {"samples_per_prompt": simulation.samples_per_prompt},
         "engine": {"prefill": False, "batch_sequences": 64},
@@ -158,6 +167,7 @@ def simulated_manifest(simulation: Simulation) -> Manifest:
             "model": simulation.fingerprint,
             "prompts": str(simulation.num_prompts),
             "versions": simulation.vllm,
+            **{adapter_key(folder): fingerprint for folder, fingerprint in simulation.adapters.items()},
         },
         versions={"vllm": simulation.vllm, "torch": "2.13.0"},
         hardware={"gpus": []},
@@ -165,7 +175,10 @@ def simulated_manifest(simulation: Simulation) -> Manifest:
         run_key=simulation.run_key,
         stages={
             stage.name: StageRecord(
-                state="done", batches=1, batches_done=1, effective_settings={"dtype": stage.side.dtype}
+                state="done",
+                batches=1,
+                batches_done=1,
+                effective_settings=simulation.applied.get(stage.name, {"dtype": stage.side.dtype}),
             )
             for stage in make_plan(settings).stages
         },

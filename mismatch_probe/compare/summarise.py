@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import permutations
 
 from mismatch_probe import __version__
+from mismatch_probe.command_line import command_line
 from mismatch_probe.compare.closer_measurements import full_vocabulary_of, share_decoded_alike
 from mismatch_probe.compare.departures import departures
 from mismatch_probe.compare.over_steps import over_steps
@@ -15,6 +16,7 @@ from mismatch_probe.compare.verdict_input import disagreements, exact_of, sides_
 from mismatch_probe.compare.worst import worst_in_context, worst_with_tokens
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.side_text import write_side
+from mismatch_probe.errors import MismatchProbeError, SummaryFailed, noted, said
 from mismatch_probe.provenance.keys import RESPONSES
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest
@@ -44,12 +46,30 @@ def summarise(run: RunDirectory, manifest: Manifest) -> Summary:
 
     Raises:
         BrokenRecord: a file of the run is missing or damaged.
+        SummaryFailed: a rule or a statistic raised what it should not.
     """
+    try:
+        return _summarised(run, manifest)
+    except (MismatchProbeError, MemoryError):
+        raise
+    except Exception as error:
+        where = " on ".join(getattr(error, "__notes__", ())) or "a statistic"
+        again = command_line("report", run.path, "--recompute")
+        raise SummaryFailed(
+            f"{where} failed ({type(error).__name__}: {said(error)}), which is a defect of mismatch-probe; all that "
+            f"was computed is recorded, and a version without the defect summarises it: `{again}`"
+        ) from error
+
+
+def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
     reader, legs = RunReader(run, manifest), Legs(run, manifest.run_key)
     data = {pair: reader.pair(pair) for pair in manifest.settings.pairs}
     routings = {name: routing_of_pair(legs, manifest, name, pair_data) for name, pair_data in data.items()}
     deviations = disagreements(manifest, data, routings)
-    pairs = [_pair_summary(legs, manifest, name, data, routings[name], deviations) for name in data]
+    pairs = []
+    for name in data:
+        with noted(f"the pair {'/'.join(name)}"):
+            pairs.append(_pair_summary(legs, manifest, name, data, routings[name], deviations))
     pairs = _with_settings(manifest.settings, pairs, data)
     contrasts = _contrasts(pairs)
     findings = preflight_of_run(sides_of(manifest, name, pair_data) for name, pair_data in data.items())

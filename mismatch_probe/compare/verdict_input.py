@@ -7,6 +7,7 @@ from typing import Any
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import BrokenRecord
+from mismatch_probe.provenance.adapter import adapter_key
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.verdict.floors import exact_pair_agrees, rounding_floor
@@ -32,11 +33,17 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
 def _effective_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
     """
     Raises:
-        BrokenRecord: the manifest knows no such stage.
+        BrokenRecord: the manifest knows no such stage, or not the adapter that one names.
     """
     if stage not in manifest.stages:
         raise BrokenRecord(f"the manifest says nothing of the stage {stage}, so it is damaged: compare again")
-    return manifest.stages[stage].effective_settings
+    settings = manifest.stages[stage].effective_settings
+    adapter = settings.get("adapter")
+    if isinstance(adapter, str):  # a server's side records the folder that it was said to serve
+        if adapter_key(adapter) not in manifest.content_keys:
+            raise BrokenRecord(f"the manifest says nothing of the adapter {adapter}, so it is damaged: compare again")
+        return {**settings, "adapter": {"folder": adapter, "fingerprint": manifest.content_keys[adapter_key(adapter)]}}
+    return settings
 
 
 def disagreements(

@@ -95,7 +95,12 @@ def read_adapter(folder: Path) -> Adapter:
 
 def adapter_keys(folders: Iterable[str | None]) -> dict[str, str]:
     """Content keys of the adapters that a run's sides compute with, by their folders. Raises as above."""
-    return {f"adapter {folder}": read_adapter(Path(folder)).fingerprint for folder in folders if folder is not None}
+    return {adapter_key(folder): read_adapter(Path(folder)).fingerprint for folder in folders if folder is not None}
+
+
+def adapter_key(folder: str) -> str:
+    """The name of the content key of the adapter in `folder`."""
+    return f"adapter {folder}"
 
 
 def _config(folder: Path) -> dict[str, Any]:

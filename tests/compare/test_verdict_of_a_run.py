@@ -1,5 +1,6 @@
 """From files to a verdict: what legs recorded of their ids and what stages read back reaches the judgement."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from mismatch_probe.compare.prompt_starts import START_TOKENS, scored_with_starts
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import SummaryFailed
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.rows import ids_key
 from mismatch_probe.records.run_directory import RunDirectory
@@ -17,6 +19,7 @@ from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table
 from mismatch_probe.report.pairs import contrast_sentences
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
+from mismatch_probe.verdict import preflight
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
 TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
@@ -191,3 +194,47 @@ def test_the_start_of_each_prompt_is_scored_beside_its_response() -> None:
     assert scored[1].start_logprobs is None, "nothing predicts a prompt's only token"
     assert scored[1].logprobs.tolist() == [0]
     assert seen[0] == TokenSequence("a", [0], [*range(1, 100), 1, 2]), "one pass scores both"
+
+
+def with_adapters(tmp_path: Path, of_server: str) -> Summary:
+    """The trainer computes with the adapter `a`; the server is said to serve another folder, or the same."""
+    held = {"folder": "a", "fingerprint": "f1", "rank": 4, "alpha": 8.0, "merged": False, "change_norm": 2.0}
+    server = {"dtype": "bf16", "engine": "server", "adapter": of_server, "prefill": False, "asked": {}}
+    simulation = Simulation(
+        num_prompts=4,
+        pairs=(("adapted", "prod"),),
+        train=({"name": "adapted", "dtype": "bf16", "adapter": "a"},),
+        infer=({"name": "prod", "url": "http://127.0.0.1:8000", "adapter": of_server},),
+        applied={"score-train-adapted": {"dtype": "bf16", "adapter": held}, "sample-prod": server},
+        adapters={"a": "f1", "copy-of-a": "f1", "b": "f2"},
+    )
+    return judged(simulated_run(tmp_path / "run", simulation))
+
+
+@pytest.mark.parametrize("folder", ["a", "copy-of-a"])
+def test_a_server_with_the_trainers_adapter_is_not_accused_of_another(tmp_path: Path, folder: str) -> None:
+    assert not [finding for finding in with_adapters(tmp_path, folder).preflight if finding.setting == "adapter"]
+
+
+def test_a_server_with_another_adapter_is_found(tmp_path: Path) -> None:
+    [finding] = [finding for finding in with_adapters(tmp_path, "b").preflight if finding.setting == "adapter"]
+    assert (finding.level, finding.code) == ("error", "adapter")
+    assert "a (rank 4, alpha 8) on the training path, b in the engine" in finding.what
+
+
+def test_a_rule_that_raises_is_named_and_the_run_is_summarised_without_the_defect(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defective(sides: object) -> Iterator[Any]:
+        raise TypeError("string indices must be integers")
+        yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(preflight, "RULES", (*preflight.RULES, defective))
+        with pytest.raises(SummaryFailed) as failed:
+            judged(run)
+    assert str(failed.value).startswith(
+        "the rule defective on the pair bf16/bf16 failed (TypeError: string indices must be integers)"
+    )
+    assert f"mismatch-probe report {run.path} --recompute" in str(failed.value)
+    assert codes(run) == ["precision", "clean"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.preflight.adapters import adapters
 from mismatch_probe.verdict.preflight.architecture import (
@@ -53,7 +54,12 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
 
 def preflight(sides: Sides) -> list[SettingFinding]:
     """What the settings of one pair make of it, most serious first."""
-    return most_serious_findings_first(finding for rule in RULES for finding in rule(sides))
+    return most_serious_findings_first(finding for rule in RULES for finding in _found_by(rule, sides))
+
+
+def _found_by(rule: Callable[[Sides], Iterator[SettingFinding]], sides: Sides) -> list[SettingFinding]:
+    with noted(f"the rule {rule.__name__}"):
+        return list(rule(sides))
 
 
 def preflight_of_run(pairs: Iterable[Sides]) -> list[SettingFinding]:

@@ -12,7 +12,10 @@ _LARGEST_ERROR: Final = 0.02
 
 
 def adapters(sides: Sides) -> Iterator[SettingFinding]:
-    """An adapter on one side alone, another one on the other, or one that is applied at another scale."""
+    """An adapter on one side alone, another one on the other, or one that is applied at another scale.
+
+    Of a server's only the folder and the fingerprint are on record: nobody has read what it holds.
+    """
     train, infer = sides.train.get("adapter"), sides.infer.get("adapter")
     if train is None or infer is None:
         if infer is not None:
@@ -25,13 +28,13 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
             "engine",
             "Give engine.adapter and training.adapter the same folder.",
         )
-    elif not _alike(train["change_norm"], infer["change_norm"]):
+    elif not _alike(train.get("change_norm"), infer.get("change_norm")):
         yield _error(
             f"the same adapter adds {train['change_norm']:.4g} to the training path's weights and "
             f"{infer['change_norm']:.4g} to the engine's (Frobenius norm)",
             "One side scales it otherwise than alpha / rank of its file, or leaves layers out; look for an override.",
         )
-    elif train["merged"] != infer["merged"]:
+    elif "merged" in infer and train["merged"] != infer["merged"]:
         yield SettingFinding(
             level="note",
             setting="adapter",
@@ -63,7 +66,7 @@ def _error(what: str, advice: str, side: Literal["pi", "mu"] | None = None) -> S
 
 
 def _told(facts: Mapping[str, Any]) -> str:
-    return f"{facts['folder']} (rank {facts['rank']}, alpha {facts['alpha']:g})"
+    return f"{facts['folder']} (rank {facts['rank']}, alpha {facts['alpha']:g})" if "rank" in facts else facts["folder"]
 
 
 def _alike(train: float | None, infer: float | None) -> bool:

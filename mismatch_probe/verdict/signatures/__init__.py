@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from mismatch_probe.errors import noted
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.label_offset import label_offset
@@ -15,6 +16,7 @@ from mismatch_probe.verdict.signatures.temperature import temperature
 from mismatch_probe.verdict.signatures.truncated_support import truncated_support
 
 Signature = Callable[[Disagreement], Cause | None]
+"""Raises nothing on data that `compare` hands over; what it raises nonetheless names it (`errors.noted`)."""
 
 DISTINCT: tuple[Signature, ...] = (
     label_offset,
@@ -33,7 +35,8 @@ SHAPED: tuple[Signature, ...] = (positions, prompt_prefix, stale_weights)
 def signatures(disagreement: Disagreement) -> list[Cause]:
     """The foremost cause that this pair's data shows, or none."""
     for test in (*DISTINCT, *SHAPED):
-        cause = test(disagreement)
+        with noted(f"the rule {test.__name__}"):
+            cause = test(disagreement)
         if cause is not None:
             return [cause]
     return []
