@@ -3,7 +3,7 @@
 import os
 import pickle
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from mismatch_probe.errors import said
 from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, next_line, parse_line
 from mismatch_probe.logs.pickles import first_words
-from mismatch_probe.logs.torch_files import words_of_torch_file
+from mismatch_probe.logs.torch_files import words_in_torch_file
 from mismatch_probe.reading import Unreadable, as_object, opened
 
 
@@ -32,12 +32,29 @@ class Kind(StrEnum):
 _MAGIC: Final = {b"PAR1": Kind.PARQUET, b"PK\x03\x04": Kind.TORCH, b"\x80": Kind.PICKLE}
 _MAGIC_BYTES: Final = 64
 _START_BYTES: Final = 2**16
+_FIRST_OBJECTS: Final = 16
+"""A field may be absent from the first of them: a call that failed has no samples."""
+WORDS: Final = frozenset(
+    {
+        "format_version",
+        "rank",
+        "responses",
+        "rollout_data",
+        "rollout_id",
+        "rollout_log_probs",
+        "samples",
+        "tensordict",
+        "weight_versions",
+    }
+)
+"""Names of fields by which formats of `torch.save` are told apart, in whichever order a writer puts them."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """keys: of the first object, or the columns of the table. inside: keys of the objects that stand in these.
-    words: the first texts and names in a pickle. why_other: why nothing of it could be seen."""
+    """keys: of the first objects, or the columns of the table. inside: keys of the objects that stand in these.
+    words: those of `WORDS` that a file of `torch.save` has anywhere, or the first texts and names in another pickle.
+    why_other: why nothing of it could be seen."""
 
     kind: Kind
     keys: frozenset[str] = frozenset()
@@ -46,11 +63,12 @@ class Look:
     why_other: str | None = None
 
     def lines_with(self, *keys: str) -> bool:
-        """Whether the file is JSON lines whose first object has all of `keys`."""
+        """Whether the file is JSON lines whose first objects have all of `keys`."""
         return self.kind == Kind.LINES and self.keys.issuperset(keys)
 
     def saved_with(self, *words: str) -> bool:
-        """Whether it is a file of `torch.save` that starts with all of `words`."""
+        """Whether it is a file of `torch.save` that has all of `words`, which are of `WORDS`, wherever they stand."""
+        assert WORDS.issuperset(words)
         return self.kind == Kind.TORCH and self.words.issuperset(words)
 
     def table_with(self, *columns: str) -> bool:
@@ -96,8 +114,25 @@ def _lines(file: IO[bytes]) -> Look:
         if line.strip() != b"{" or len(document) > LONGEST_LINE_BYTES:
             raise
         kind, first = Kind.DOCUMENT, parse_line(document)
-    first = as_object(first)
-    return Look(kind, frozenset(first), {key: _keys(value) for key, value in first.items()})
+    keys: set[str] = set()
+    inside: dict[str, frozenset[str]] = {}
+    for item in (as_object(first), *(_next_objects(file) if kind is Kind.LINES else ())):
+        keys.update(item)
+        inside |= {key: inside.get(key, frozenset()) | _keys(value) for key, value in item.items()}
+    return Look(kind, frozenset(keys), inside)
+
+
+def _next_objects(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """A few more objects of JSON lines, up to the first line that is none."""
+    for _ in range(_FIRST_OBJECTS - 1):
+        if file.tell() > _START_BYTES:
+            return
+        try:
+            line = next_line(file)
+            if line.strip():
+                yield as_object(parse_line(line))
+        except Unreadable:  # told when the line is read
+            return
 
 
 def _keys(value: Any) -> frozenset[str]:
@@ -110,7 +145,7 @@ def _table(file: IO[bytes]) -> Look:
 
 
 def _torch(file: IO[bytes]) -> Look:
-    return Look(Kind.TORCH, words=words_of_torch_file(file))
+    return Look(Kind.TORCH, words=words_in_torch_file(file, WORDS))
 
 
 def _pickle(file: IO[bytes]) -> Look:

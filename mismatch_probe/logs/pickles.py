@@ -8,7 +8,7 @@ import pickle
 import pickletools
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn, Self
 
 from mismatch_probe.inert import plain, shortened
 from mismatch_probe.reading import Unreadable
@@ -54,6 +54,9 @@ class Unread:
 
     __slots__ = ()
 
+    def __new__(cls, *_: Any) -> Self:
+        return super().__new__(cls)
+
     def __setstate__(self, state: Any) -> None:
         pass
 
@@ -92,6 +95,15 @@ def first_words(start: bytes) -> frozenset[str]:
     except (ValueError, AttributeError, DeprecationWarning):  # the start was cut, or it is no pickle
         pass
     return frozenset(words)
+
+
+def texts_of(word: str) -> tuple[bytes, ...]:
+    """A short text as the instructions of each protocol from 2 on write it."""
+    encoded = word.encode()
+    return (
+        pickle.BINUNICODE + len(encoded).to_bytes(4, "little") + encoded,
+        pickle.SHORT_BINUNICODE + len(encoded).to_bytes(1) + encoded,
+    )
 
 
 def load(pickled: bytes, names: Names, stored: Callable[[Any], Any] | None = None) -> Any:

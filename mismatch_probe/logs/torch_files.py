@@ -7,7 +7,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -15,11 +15,12 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.pickles import NUMPY_NAMES, Names, StandIn, first_words, load
+from mismatch_probe.logs.pickles import NUMPY_NAMES, Names, StandIn, load, texts_of
 from mismatch_probe.reading import Unreadable, opened
 
 _LARGEST_PICKLE_BYTES: Final = 2**31
-_START_BYTES: Final = 2**16
+_SEARCHED_BYTES: Final = 2**20
+_LONGEST_WORD_BYTES: Final = 64
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
 _DTYPES: Final = {
     "Double": "<f8",
@@ -120,11 +121,18 @@ def torch_file(path: Path, names: Names = TENSOR_NAMES) -> Iterator[TorchFile]:
         yield TorchFile(file, names)
 
 
-def words_of_torch_file(file: IO[bytes]) -> frozenset[str]:
-    """The first words of what was saved, as `first_words`. Raises as `torch_file`."""
+def words_in_torch_file(file: IO[bytes], words: Iterable[str]) -> frozenset[str]:
+    """Those of `words` that are texts anywhere in what was saved. Nothing of it is loaded. Raises as `torch_file`."""
     entries = _entries(file)
     length = entries["data.pkl"].file_size if "data.pkl" in entries else 0
-    return first_words(_bytes(file, entries, "data.pkl", 0, min(length, _START_BYTES)))
+    absent, seen = {word: texts_of(word) for word in words}, b""
+    for start in range(0, max(1, length), _SEARCHED_BYTES):
+        seen = seen[-_LONGEST_WORD_BYTES:]
+        seen += _bytes(file, entries, "data.pkl", start, min(_SEARCHED_BYTES, length - start))
+        absent = {word: texts for word, texts in absent.items() if not any(text in seen for text in texts)}
+        if not absent:
+            break
+    return frozenset(words).difference(absent)
 
 
 def _entries(file: IO[bytes]) -> dict[str, zipfile.ZipInfo]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import Kind, Look
-from mismatch_probe.logs.pickles import Names, StandIn, Unread
+from mismatch_probe.logs.pickles import UNREAD, Names, StandIn, Unread
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.saved import refusal, saved_file
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile
@@ -54,10 +54,12 @@ NAMES: Final[Names] = {
     "tensordict._td.TensorDict": "TensorDict",
     "tensordict.tensorclass.NonTensorData": Unread,
     "tensordict.tensorclass.NonTensorStack": Unread,
+    "tensordict.utils._LockedSchema": Unread,
     "torch.Size": StandIn(lambda *_: Unread()),
     "torch.Tensor": "Tensor",
     "torch._dynamo.decorators._DimRange": Unread,
     "torch._tensor._rebuild_from_type_v2": StandIn(_of_type),
+    "torch._utils._rebuild_nested_tensor": UNREAD,
     "torch.nested._internal.nested_tensor.NestedTensor": "NestedTensor",
     "torch.nested._internal.nested_tensor._rebuild_njt": StandIn(_jagged),
 }
