@@ -2,13 +2,16 @@
 
     python -m benchmarks.training_faults [--what faults clean edge answers cost] [--only WORD ...] [--publish reports]
 
-Every fault is a run of its own in this process: vLLM and the training path, small steps, those before the fault copied
-from a clean twin; its policy is measured at the end beside the twin's. Clean runs have many shapes. Each action of the
+Every draw of a fault is a run of its own in this process: vLLM and the training path, small steps, those before the
+fault copied from a clean twin; its policy is measured at the end beside the twin's. Its onset, its interval of
+checkpoints and, where it heals, how long it lasts are drawn at random, the same in every call; `--draws` says how many
+runs a fault has. Clean runs have many shapes. Each action of the
 guards is proven in a run, and the cost of metrics and guards is read off the clock of a larger one. What came of a run
 is kept in the scratch folder, where a second call reads it; `--seconds` ends a call early, and the next one goes on.
 """
 
 import argparse
+import shlex
 import sys
 import tempfile
 import time
@@ -20,7 +23,8 @@ from typing import TypeVar
 from benchmarks.training_faults.answers import PROOFS, proof
 from benchmarks.training_faults.clean_runs import SHAPES, clean_outcome
 from benchmarks.training_faults.cost import cost
-from benchmarks.training_faults.faults import FAULTS, TRAINED, Fault
+from benchmarks.training_faults.fault import TRAINED, Fault
+from benchmarks.training_faults.faults import FAULTS
 from benchmarks.training_faults.kept_outcomes import NotRunError
 from benchmarks.training_faults.outcomes import fault_outcome
 from benchmarks.training_faults.publish import Results, publish
@@ -41,6 +45,7 @@ def main() -> None:
         "--only", nargs="*", default=[""], help="faults and shapes with one of these words in their name"
     )
     parser.add_argument("--dtypes", nargs="*", choices=TRAINED, default=TRAINED)
+    parser.add_argument("--draws", nargs="*", type=int, default=[0], help="numbers of the draws of each fault")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "training-faults")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after as many seconds")
     parser.add_argument("--publish", type=Path, help="folder for training-guards.md and training-guards.json")
@@ -51,7 +56,11 @@ def main() -> None:
     told = partial(_told, results, until)
     if "faults" in arguments.what:
         faults = [(fault, dtype) for dtype in dtypes for fault in chosen(dtype, words)]
-        results.faults = told(partial(fault_outcome, fault, dtype, scratch) for fault, dtype in faults)
+        results.faults = told(
+            partial(fault_outcome, fault, dtype, fault.drawn(dtype, number), scratch)
+            for number in arguments.draws
+            for fault, dtype in faults
+        )
     if "clean" in arguments.what:
         shapes = [(dtype, shape) for dtype in dtypes for shape in SHAPES if any(word in shape for word in words)]
         results.clean = told(partial(clean_outcome, dtype, shape, scratch) for dtype, shape in shapes)
@@ -62,7 +71,7 @@ def main() -> None:
     if "cost" in arguments.what:
         results.costs = told(partial(cost, dtype, scratch) for dtype in dtypes)
     if arguments.publish:
-        publish(results, arguments.publish, "python -m benchmarks.training_faults --publish reports")
+        publish(results, arguments.publish, shlex.join(["python", "-m", "benchmarks.training_faults", *sys.argv[1:]]))
     if results.not_run:
         sys.exit(f"time is up; the same call goes on where this one ended: {', '.join(results.not_run)}")
 

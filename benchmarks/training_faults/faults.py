@@ -1,11 +1,11 @@
 """The faults: what goes wrong, how strongly, which guard must see it, and which cause the diagnosis must name."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.training_faults.injection import Inject
+from benchmarks.training_faults.fault import Fault, at_strengths
+from benchmarks.training_faults.healing_faults import HEALING
 from benchmarks.training_faults.reward_faults import reward_given, reward_nan, reward_slow, rewards_shuffled
 from benchmarks.training_faults.sampling_faults import (
     all_cut,
@@ -33,46 +33,6 @@ from benchmarks.training_faults.update_faults import (
 )
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.diagnosis import EndCause
-
-ONSET: Final = 6
-"""The first faulty step, unless a fault says otherwise."""
-TRAINED: Final[tuple[Dtype, ...]] = (Dtype.FP16, Dtype.BF16)
-_FROM_THE_START: Final = 1
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault at one strength.
-
-    `guards`: any of them is right; none where the run ends with an error. `lasts`: steps it is there for, to the end
-    where None. `settings`: of the run, where the fault needs others.
-    """
-
-    name: str
-    strength: str
-    inject: Inject
-    guards: tuple[str, ...]
-    causes: tuple[EndCause, ...]
-    lasts: int | None = None
-    onset: int = ONSET
-    dtypes: tuple[Dtype, ...] = TRAINED
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def slug(self) -> str:
-        return "-".join("".join(c if c.isalnum() else " " for c in f"{self.name} {self.strength}").split())
-
-
-def at_strengths(
-    name: str,
-    inject: Callable[..., None],
-    strengths: Mapping[str, dict[str, Any]],
-    guards: tuple[str, ...],
-    causes: tuple[EndCause, ...],
-) -> Iterator[Fault]:
-    """A fault at each of its strengths."""
-    for strength, arguments in strengths.items():
-        yield Fault(name, strength, partial(inject, **arguments), guards, causes)
 
 
 def _rewards(strength: str, bad: Callable[[float, str], Any], guards: tuple[str, ...], *causes: EndCause) -> Fault:
@@ -148,7 +108,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     *at_strengths(
         "learning rate, applied unseen",
         applied_rate,
-        {f"x {value:g}": {"factor": value} for value in (8.0, 20.0, 100.0)},
+        {f"x {value:g}": {"factor": value} for value in (8.0, 10.0, 20.0, 100.0)},
         *_TOO_LARGE,
     ),
     Fault(
@@ -157,7 +117,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         nothing,
         *_TOO_LARGE,
         settings={"optimizer": {"learning_rate": 1e-3}},
-        onset=_FROM_THE_START,
+        from_start=True,
     ),
     Fault(
         "activations",
@@ -184,7 +144,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault("one layer on its way to the engine", "noise of 20%", partial(layer_perturbed, noise=0.2), *_PARTIAL),
     Fault("sync skipped", "every sync", sync_skipped, *_STALE),
-    Fault("sync skipped", "once", first_sync_skipped, *_STALE, lasts=1),
+    Fault("sync skipped", "once", first_sync_skipped, *_STALE, lasts=1, heals=True),
     Fault(
         "learning rate, as scheduled",
         "x 100",
@@ -199,6 +159,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         ("overflow",),
         (EndCause.FP16_DEAD,),
         lasts=1,
+        heals=True,
         dtypes=(Dtype.FP16,),
     ),
+    *HEALING,
 )

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.training_faults.faults import ONSET, Fault
-from benchmarks.training_faults.injection import Now
+from benchmarks.training_faults.fault import LAST_ONSET, Draw, Fault
 from benchmarks.training_faults.kept_outcomes import kept_or_made
 from benchmarks.training_faults.kept_policies import Measured, measured_policy, same_weights
 from benchmarks.training_faults.runs import (
+    KEEP,
     LabRun,
     branched,
     checkpoint_path,
@@ -24,10 +24,8 @@ from mismatch_probe.guards.diagnose import diagnose
 
 LATER: Final = 20
 """Steps after its onset at which a fault is judged."""
-STEPS: Final = ONSET + LATER
 SOON: Final = 2
 """Steps, the first faulty one included, within which most faults are seen."""
-_KEEP: Final = 20
 _ERRORS: Final = 2.0
 
 
@@ -41,15 +39,17 @@ class Firing:
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """`fired` is the step of the first right guard, `cause` what the diagnosis says then. ended: the sentence that the
-    run was ended with. kept: the step of the checkpoint that is left; rewards are of that policy and of the clean
-    twin's at that step, or the newest before it, on all problems and with the right reward function.
+    """`drawn` says when the fault was there. `fired` is the step of the first right guard, `cause` what the diagnosis
+    says then. ended: the sentence that the run was ended with. kept: the step of the checkpoint that is left; rewards
+    are of that policy and of the clean twin's at that step, or the newest before it, on all problems and with the right
+    reward function.
     """
 
     fault: str
     strength: str
     dtype: Dtype
-    onset: int
+    heals: bool
+    drawn: Draw
     fired: int | None
     guard: str | None
     actions: list[str]
@@ -78,50 +78,68 @@ class FaultOutcome:
     @property
     def in_time(self) -> bool:
         first = self.steps if self.fired is None and self.ended is not None else self.fired
-        return self.is_seen and first is not None and first < self.onset + SOON
+        return self.is_seen and first is not None and first < self.drawn.onset + SOON
+
+    @property
+    def has_checkpoint_with_it(self) -> bool:
+        """Whether a checkpoint's turn came at a faulty step before a right guard fired."""
+        end = self.steps + 1 if self.fired is None else self.fired
+        last = end if self.drawn.lasts is None else min(end, self.drawn.onset + self.drawn.lasts)
+        return any(step % self.drawn.every == 0 for step in range(self.drawn.onset, last))
 
     @property
     def survived(self) -> bool:
-        """Whether the policy that is left is as good as the clean twin's, within two standard errors."""
+        """Whether the policy that is left is as good as the clean twin's, within two standard errors, and a run whose
+        fault heals was not ended.
+        """
+        if self.heals and self.ended is not None:
+            return False
         return self.reward >= self.twin_reward - _ERRORS * math.hypot(self.reward_error, self.twin_error)
 
 
 def fault_outcome(
-    fault: Fault, dtype: Dtype, scratch: Path, steps: int = STEPS, until: float = float("inf")
+    fault: Fault, dtype: Dtype, drawn: Draw, scratch: Path, later: int = LATER, until: float = float("inf")
 ) -> FaultOutcome:
-    """Run the fault, or read what came of it before; fewer `steps` show less of what follows. Raises as
-    `kept_or_made`.
+    """Run the fault as it was drawn, or read what came of it before; it is judged `later` steps after its onset. Raises
+    as `kept_or_made`.
     """
-    path = scratch / "outcomes" / f"{dtype}-{fault.slug}.json"
-    content = kept_or_made(path, lambda: asdict(_run(fault, dtype, scratch, steps)), until)
+    path = scratch / "outcomes" / f"{_run_name(fault, dtype, drawn)}.json"
+    content = kept_or_made(path, lambda: asdict(_run(fault, dtype, drawn, scratch, later)), until)
     firings = {name: [Firing(**firing) for firing in content[name]] for name in ("firings", "early")}
-    return FaultOutcome(**{**content, **firings})
+    return FaultOutcome(**{**content, **firings, "drawn": Draw(**content["drawn"])})
 
 
-def _run(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> FaultOutcome:
-    twin = clean_twin(fault, dtype, scratch, steps)
-    path = scratch / "runs" / f"{dtype}-{fault.slug}"
-    now = Now(fault.onset, None if fault.lasts is None else fault.onset + fault.lasts)
-    settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **fault.settings)
-    if is_twin_until_its_onset := fault.onset >= ONSET:
-        now.step = 1 + branched(twin, path, fault.onset)
-    run = run_with(path, settings, fault.inject, now, resume=is_twin_until_its_onset)
-    return _judged(fault, dtype, run, twin, scratch)
+def _run_name(fault: Fault, dtype: Dtype, drawn: Draw) -> str:
+    return f"{dtype}-{fault.slug}-{drawn.number}"
 
 
-def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, steps: int) -> Path:
-    """The run of these settings without the fault, made once: its directory. The fault's own run begins as its copy."""
-    own: dict[str, Any] = {} if fault.onset < ONSET else dict(fault.settings)
+def _run(fault: Fault, dtype: Dtype, drawn: Draw, scratch: Path, later: int) -> FaultOutcome:
+    twin = clean_twin(fault, dtype, scratch, later)
+    path = scratch / "runs" / _run_name(fault, dtype, drawn)
+    now, checkpoint = drawn.now, {"every": drawn.every, "keep": KEEP}
+    settings = small_settings(dtype, seed=0, steps=drawn.onset + later, checkpoint=checkpoint, **fault.settings)
+    if not fault.from_start:
+        now.step = 1 + branched(twin, path, drawn.onset, drawn.every)
+    run = run_with(path, settings, fault.inject, now, resume=not fault.from_start)
+    return _judged(fault, dtype, drawn, run, twin, scratch)
+
+
+def clean_twin(fault: Fault, dtype: Dtype, scratch: Path, later: int = LATER) -> Path:
+    """The run of these settings without the fault, with a checkpoint of every step, made once: its directory. The
+    fault's own run begins as its copy.
+    """
+    steps = LAST_ONSET + later
+    own: dict[str, Any] = {} if fault.from_start else dict(fault.settings)
     name = f"{dtype}-twin" + (f"-{fault.slug}" if own else "")
     path = scratch / "runs" / name
-    settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"keep": _KEEP}, **own)
+    settings = small_settings(dtype, seed=0, steps=steps, checkpoint={"every": 1, "keep": steps + 1}, **own)
     kept_or_made(scratch / "outcomes" / f"{name}.json", lambda: {"steps": len(run_with(path, settings).metrics)})
     return path
 
 
-def _judged(fault: Fault, dtype: Dtype, run: LabRun, twin: Path, scratch: Path) -> FaultOutcome:
+def _judged(fault: Fault, dtype: Dtype, drawn: Draw, run: LabRun, twin: Path, scratch: Path) -> FaultOutcome:
     events, metrics = all_events(run), run.metrics
-    right = next((event for event in events if event.guard in fault.guards and event.step >= fault.onset), None)
+    right = next((event for event in events if event.guard in fault.guards and event.step >= drawn.onset), None)
     cause = None if right is None else _cause_at(right.step, metrics, events)
     kept = checkpoint_steps(run.directory.path)[-1]
     mine = checkpoint_path(run.directory.path, kept)
@@ -132,14 +150,15 @@ def _judged(fault: Fault, dtype: Dtype, run: LabRun, twin: Path, scratch: Path) 
         fault=fault.name,
         strength=fault.strength,
         dtype=dtype,
-        onset=fault.onset,
+        heals=fault.heals,
+        drawn=drawn,
         fired=None if right is None else right.step,
         guard=None if right is None else right.guard,
         actions=[] if right is None else [str(action) for action in right.actions],
         cause=cause,
         right_cause=cause in {one.value for one in fault.causes},
         firings=as_firings(events),
-        early=as_firings([event for event in events if event.step < fault.onset]),
+        early=as_firings([event for event in events if event.step < drawn.onset]),
         ended=run.stopped or run.failed,
         steps=max(metrics, default=0),
         kept=kept,

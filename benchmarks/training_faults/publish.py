@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.training_faults.answers import Proof
 from benchmarks.training_faults.clean_runs import CLEAN_STEPS, CleanOutcome
 from benchmarks.training_faults.cost import Cost
-from benchmarks.training_faults.faults import ONSET
+from benchmarks.training_faults.fault import FIRST_ONSET, LAST_ONSET, LONGEST_HEALING, LONGEST_INTERVAL
 from benchmarks.training_faults.outcomes import LATER, SOON, FaultOutcome
 from benchmarks.training_faults.runs import SMALL
 
@@ -47,6 +47,8 @@ def publish(results: Results, folder: Path, command: str) -> None:
 def _summary(results: Results, command: str) -> str:
     faults, clean = results.faults, results.clean
     rollout = SMALL["rollout"]
+    poisoned = [one for one in faults if one.has_checkpoint_with_it]
+    healing = [one for one in faults if one.heals]
     cost = ", ".join(f"{cost.share:.2%} ({cost.dtype})" for cost in results.costs)
     unseen = ", ".join(_called(one) for one in faults if not one.is_seen) or "none"
     lost = ", ".join(_called(one) for one in faults if not one.survived) or "none"
@@ -56,14 +58,20 @@ def _summary(results: Results, command: str) -> str:
             "",
             f"Real training runs on the shipped checkpoint (vLLM in process, {rollout['prompts']} prompts x "
             f"{rollout['samples']} samples, up to {rollout['max_new_tokens']} tokens), each with one fault injected "
-            f"from step {ONSET} on and judged {LATER} steps later, under the default guards.",
+            f"and judged {LATER} steps after its onset, under the default guards. Drawn at random, the same in every "
+            f"call: the onset, step {FIRST_ONSET} to {LAST_ONSET}; a checkpoint every 1 to {LONGEST_INTERVAL} steps; "
+            f"and, of a fault that heals, that it lasts for 1 to {LONGEST_HEALING} steps.",
             "",
             f"- Seen, and nothing fired before: **{sum(one.is_seen for one in faults)} of {len(faults)}**, "
             f"{sum(one.in_time for one in faults)} of them within {SOON} steps; cause named right at that step: "
             f"{sum(one.is_named for one in faults)}. Not seen: {unseen}. What hidden settings take to be seen: "
             "`docs/guards.md`.",
             f"- **Survived: {sum(one.survived for one in faults)} of {len(faults)}**: the policy that is left earns as "
-            f"much as the clean twin's of that step, within two standard errors. Not survived: {lost}.",
+            f"much as the clean twin's of that step, within two standard errors, and a run whose fault heals goes on. "
+            f"Not survived: {lost}.",
+            f"- A checkpoint was taken at a faulty step before a guard fired in **{len(poisoned)}** runs, "
+            f"{sum(one.survived for one in poisoned)} of which survived; of {len(healing)} runs whose fault heals "
+            f"{sum(one.ended is not None for one in healing)} were ended.",
             f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "
             f"{sum(len(one.firings) for one in clean)} firings, in {len(clean)} runs, "
             f"{sum(one.steps for one in clean)} steps.",
@@ -78,28 +86,31 @@ def _summary(results: Results, command: str) -> str:
 
 
 def _called(fault: FaultOutcome) -> str:
-    return f"{fault.fault} {fault.strength} ({fault.dtype})"
+    return f"{fault.fault} {fault.strength} ({fault.dtype}, draw {fault.drawn.number})"
 
 
 def _faults(faults: Sequence[FaultOutcome]) -> str:
     lines = [
         "## Faults",
         "",
-        f"Step {ONSET} is the first faulty one, but for the rate that is too high from the start. `kept` is the step "
-        "of the newest checkpoint at the end. Its reward is measured on all 64 problems, 256 responses, with the right "
-        "reward function, beside the clean twin's of the same step.",
+        "`onset` is the first faulty step, `lasts` how many there are, `every` the steps between checkpoints. `kept` "
+        "is the step of the newest checkpoint at the end. Its reward is measured on all 64 problems, 256 responses, "
+        "with the right reward function, beside the clean twin's of the same step.",
         "",
-        "| fault | strength | dtype | fired | guard | answer | cause | then | kept | reward, twin's | survived |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| fault | strength | dtype | onset | lasts | every | fired | guard | answer | cause | then | kept | "
+        "reward, twin's | survived |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in faults:
+        drawn = fault.drawn
         fired = "not" if fault.fired is None else str(fault.fired)
         cause = "" if fault.cause is None else fault.cause + ("" if fault.right_cause else " (wrong)")
         then = "went on" if fault.ended is None else f"stopped at {fault.steps}"
         if fault.ended is not None and fault.fired is None:
             then = f"ended with an error after step {fault.steps}"
         lines.append(
-            f"| {fault.fault} | {fault.strength} | {fault.dtype} | {fired} | {fault.guard or ''} | "
+            f"| {fault.fault} | {fault.strength} | {fault.dtype} | {drawn.onset} | {drawn.lasts or ''} | "
+            f"{drawn.every} | {fired} | {fault.guard or ''} | "
             f"{' + '.join(fault.actions)} | {cause} | {then} | {fault.kept} | {fault.reward:.2f}, "
             f"{fault.twin_reward:.2f} | {'yes' if fault.survived else 'no'} |"
         )

@@ -66,3 +66,18 @@ def rewards_shuffled(parts: TrainingParts, now: Now) -> None:
         return shuffled
 
     replaced(parts.rollouts, "sample", make)
+
+
+def rewards_lost(parts: TrainingParts, now: Now, *, rows: int, period: int = 1) -> None:
+    """The first `rows` responses earn NaN, in every `period`-th step from the onset on."""
+
+    def make(sample: Callable[[int], list[Rollout]]) -> Callable[[int], list[Rollout]]:
+        def partly_lost(step: int) -> list[Rollout]:
+            rollouts = sample(step)
+            if not now.faulty or (now.step - now.onset) % period:
+                return rollouts
+            return [replace(rollout, reward=float("nan")) for rollout in rollouts[:rows]] + rollouts[rows:]
+
+        return partly_lost
+
+    replaced(parts.rollouts, "sample", make)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchmarks.training_faults.injection import Inject, Now, swapped
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import merged
-from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.config.train import CheckpointSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, TrainingStopped, UsageError
 from mismatch_probe.guards.decision import StepFirings
@@ -31,6 +31,7 @@ SMALL: Final[dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-4},
     "checkpoint": {"every": 4},
 }
+KEEP: Final = CheckpointSettings().keep
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,19 @@ def run_with(
     return LabRun(directory, stopped, failed, decisions, assembled)
 
 
-def branched(run: Path, path: Path, step: int) -> int:
-    """Copy a run to `path` as it was at its newest checkpoint before `step`, which is returned.
+def branched(run: Path, path: Path, step: int, every: int) -> int:
+    """Copy a run to `path` as it was before `step` if it had taken a checkpoint every `every` steps; the newest of
+    these, after which it goes on, is returned.
 
     Resumed, the copy goes on as the run did, bit for bit.
     """
     shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(run, path)
-    newest = max(kept for kept in checkpoint_steps(path) if kept < step)
-    for later in checkpoint_steps(path):
-        if later > newest:
-            shutil.rmtree(checkpoint_path(path, later))
-    return newest
+    kept = [saved for saved in checkpoint_steps(run) if saved < step and saved % every == 0]
+    others = [checkpoint_path(run, saved).name for saved in checkpoint_steps(run) if saved not in kept]
+    shutil.copytree(run, path, ignore=shutil.ignore_patterns(*others))
+    directory = TrainingDirectory(path)
+    manifest = directory.read_training_manifest()
+    checkpoint = manifest.settings.checkpoint.model_copy(update={"every": every, "keep": KEEP})
+    settings = manifest.settings.model_copy(update={"checkpoint": checkpoint})
+    directory.write_training_manifest(manifest.model_copy(update={"settings": settings}))
+    return kept[-1]

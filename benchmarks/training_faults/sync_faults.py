@@ -49,6 +49,22 @@ def first_sync_skipped(parts: TrainingParts, now: Now) -> None:
     replaced(parts.engine, "update_weights", make)
 
 
+def sync_late(parts: TrainingParts, now: Now) -> None:
+    """The engine takes the weights that it should have had a step before, however often they are sent."""
+    sent: dict[int, list[tuple[str, torch.Tensor]]] = {}
+
+    def make(update_weights: Callable[[Weights], None]) -> Callable[[Weights], None]:
+        def update(weights: Weights) -> None:
+            sent[now.step] = [(name, tensor.clone()) for name, tensor in weights]
+            for older in [step for step in sent if step < now.step - 1]:
+                del sent[older]
+            update_weights(sent.get(now.step - 1, sent[now.step]) if now.faulty else sent[now.step])
+
+        return update
+
+    replaced(parts.engine, "update_weights", make)
+
+
 def every_third_sync_skipped(parts: TrainingParts, now: Now) -> None:
     """In every third step from the onset on, the engine keeps what it has whatever it is sent."""
 

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.training_faults import answers
 from benchmarks.training_faults.answers import Prove
-from benchmarks.training_faults.faults import FAULTS, ONSET, Fault
+from benchmarks.training_faults.fault import FIRST_ONSET, LAST_ONSET, LONGEST_HEALING, LONGEST_INTERVAL, Fault
+from benchmarks.training_faults.faults import FAULTS
 from benchmarks.training_faults.injection import Now
 from benchmarks.training_faults.outcomes import SOON, clean_twin, fault_outcome
 from benchmarks.training_faults.runs import branched, run_with
@@ -33,8 +34,6 @@ CHOSEN = [
     }
 ]
 
-STEPS = ONSET + SOON - 1
-
 UNSEEN_IN_LOG_PROBS = ("one layer on its way to the engine", "last layer")
 """In BF16."""
 
@@ -48,7 +47,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: fault.slug)
 def test_a_fault_is_caught_within_two_steps_and_its_cause_named(fault: Fault, lab: Path) -> None:
     dtype = Dtype.BF16 if fault.name in UNSEEN_IN_LOG_PROBS else Dtype.FP16
-    found = fault_outcome(fault, dtype, lab, steps=STEPS)
+    found = fault_outcome(fault, dtype, fault.drawn(dtype), lab, later=SOON - 1)
     assert found.in_time, found.firings
     assert found.right_cause, found.cause
     assert found.survived or fault.name == "learning rate, applied unseen", (found.reward, found.twin_reward)
@@ -56,12 +55,26 @@ def test_a_fault_is_caught_within_two_steps_and_its_cause_named(fault: Fault, la
 
 def test_no_guard_fires_without_a_fault(lab: Path, tmp_path: Path) -> None:
     """In the twin that faults are held against, and in the steps behind its last."""
-    begun = branched(clean_twin(CHOSEN[0], Dtype.BF16, lab, STEPS), tmp_path / "run", STEPS + 1)
+    twin = clean_twin(CHOSEN[0], Dtype.BF16, lab, later=SOON - 1)
+    begun = branched(twin, tmp_path / "run", LAST_ONSET + SOON, every=4)
     settings = TrainingDirectory(tmp_path / "run").read_training_manifest().settings
-    longer = settings.model_copy(update={"steps": 12})
+    longer = settings.model_copy(update={"steps": 16})
     run = run_with(tmp_path / "run", longer, now=Now(longer.steps + 1, step=begun + 1), resume=True)
-    assert list(run.metrics) == list(range(1, 13))
+    assert list(run.metrics) == list(range(1, 17))
     assert [event["guard"] for event in run.directory.read_events()] == []
+
+
+def test_a_draw_of_a_fault_is_the_same_in_every_call_and_another_for_another_number() -> None:
+    draws = [FAULTS[0].drawn(Dtype.BF16, number) for number in range(64)]
+    assert draws == [FAULTS[0].drawn(Dtype.BF16, number) for number in range(64)]
+    assert {draw.onset for draw in draws} == set(range(FIRST_ONSET, LAST_ONSET + 1))
+    assert {draw.every for draw in draws} == set(range(1, LONGEST_INTERVAL + 1))
+
+
+def test_a_fault_that_heals_lasts_for_as_many_steps_as_are_drawn() -> None:
+    healing = next(fault for fault in FAULTS if fault.heals and fault.lasts is None)
+    lasts = {healing.drawn(Dtype.BF16, number).lasts for number in range(64)}
+    assert lasts == set(range(1, LONGEST_HEALING + 1))
 
 
 @pytest.mark.parametrize("prove", answers.PROOFS, ids=lambda prove: prove.__name__)
