@@ -1,18 +1,19 @@
 """What a caller's own code holds as arrays: padded [B, T] with a mask, a list of rows, or tensors of any library."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import UsageError, said
 from mismatch_probe.stats.sequences import Array, Floats, Ints, Mask
 
 _ENOUGH_TOKENS: Final = 16
 
 ArrayLike = Any
-"""A numpy array, nested lists, or a tensor with `detach` or `__array__`."""
+"""A numpy array, masked or not, nested lists, a tensor with `detach`, nested or not, or whatever has `__array__`."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +24,29 @@ class Layout:
     counted: Mask
 
     @classmethod
-    def of(cls, values: ArrayLike, mask: ArrayLike | None, name: str) -> "Layout":
+    def of(cls, values: ArrayLike, mask: ArrayLike | None, name: str, *beside: ArrayLike | None) -> "Layout":
         """By one of the arrays, called `name`, and the mask: true or 1 where a token was sampled; None: everywhere.
+
+        What a numpy masked array hides does not count either, be it `values`, the mask, or one of the arrays `beside`,
+        which are laid out as `values`.
 
         Raises:
             UsageError: the mask has another shape.
         """
         rows = _rows(values, name)
         lengths = np.array([row.size for row in rows], dtype=np.int64)
-        if mask is None:
-            return cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
         everywhere = cls(lengths, np.ones(lengths.sum(), dtype=np.bool_))
-        given = everywhere.flat(mask, "mask", name)
-        if not np.isin(given, (0.0, 1.0)).all():
-            raise UsageError("mask holds something besides 0 and 1: give 1 where a token was sampled, else 0")
-        return cls(lengths, given == 1)
+        counted = everywhere.counted
+        for masked in (values, mask, *beside):
+            shown = _shown(masked)
+            if shown is not None and shown.size == counted.size:  # of another size, `flat` says which
+                counted = counted & shown
+        if mask is not None:
+            given = everywhere.flat(mask, "mask", name)
+            if not np.isin(given[counted], (0.0, 1.0)).all():
+                raise UsageError("mask holds something besides 0 and 1: give 1 where a token was sampled, else 0")
+            counted = counted & (given == 1)
+        return cls(lengths, counted)
 
     @property
     def lengths(self) -> Ints:
@@ -79,6 +88,7 @@ class Layout:
         Raises:
             UsageError: there are more or fewer than one for each row.
         """
+        values = _unbound(values)
         if isinstance(values, list | tuple):
             self._require_one_each(len(values), name)
             rows = [to_numpy(value, name) for value in values]
@@ -126,6 +136,7 @@ def flat_values(values: ArrayLike, name: str) -> Array:
     Raises:
         UsageError: one of them is no array.
     """
+    values = _unbound(values)
     if not isinstance(values, list | tuple):
         return to_numpy(values, name).ravel()
     parts = [to_numpy(value, name).ravel().astype(object) for value in values]
@@ -157,18 +168,44 @@ def _key(row: tuple[object, ...]) -> object:
 
 
 def to_numpy(values: ArrayLike, name: str) -> Array:
-    """An array of any kind on the host; what is in 16 bit, which numpy may not know, in FP32.
+    """An array of any kind on the host; what is in 16 bit, which numpy may not know, in FP32. What a masked array hides
+    is None, or NaN among floating-point numbers.
 
     Raises:
         UsageError: it is none.
     """
-    if hasattr(values, "detach"):
-        tensor = values.detach().cpu()
-        values = tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
+    if isinstance(values, np.ma.MaskedArray):
+        is_float = values.dtype.kind == "f"
+        return np.where(np.ma.getmaskarray(values), np.nan if is_float else None, values.data)
     try:
+        if hasattr(values, "detach"):
+            tensor = values.detach().cpu()
+            values = tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
         return np.asarray(values)
     except ValueError as error:
         raise UsageError(f"{name} is no array: its rows differ in length; give a list of 1-D arrays") from error
+    except (TypeError, RuntimeError) as error:
+        raise UsageError(f"{name} is no dense array ({said(error)}): give a dense one, and a mask beside it") from error
+
+
+def _unbound(values: ArrayLike) -> ArrayLike:
+    """The rows of a nested tensor of PyTorch; anything else as it is."""
+    return list(values.unbind()) if getattr(values, "is_nested", False) is True else values
+
+
+def _shown(values: ArrayLike) -> Mask | None:
+    """Where masked arrays show a value, row after row [places]; None where none of them is masked."""
+    parts = values if isinstance(values, list | tuple) else [values]
+    if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        return None
+    return np.concatenate(
+        [
+            ~np.ma.getmaskarray(part).ravel()
+            if isinstance(part, np.ma.MaskedArray)
+            else np.ones(np.size(to_numpy(part, "")), dtype=np.bool_)
+            for part in parts
+        ]
+    )
 
 
 def _rows(values: ArrayLike, name: str) -> Sequence[Floats]:
@@ -177,13 +214,14 @@ def _rows(values: ArrayLike, name: str) -> Sequence[Floats]:
     Raises:
         UsageError: it is no array of numbers.
     """
+    values = _unbound(values)
     if not isinstance(values, list | tuple):
         array = to_numpy(values, name)
         if array.dtype == object and array.ndim == 1:  # such as a column of lists in pandas
             return _rows(array.tolist(), name)
         rows = list(_numbers(array, name)) if array.ndim == 2 else [_numbers(array, name)]
-    elif values and (values[0] is None or np.isscalar(values[0])):
-        rows = [_numbers(to_numpy(values, name), name)]
+    elif values and (np.isscalar(values[0]) or _is_absent(values[0])):
+        rows = [_numbers(np.array([None if _is_absent(value) else value for value in values], dtype=object), name)]
     else:
         rows = [_numbers(to_numpy(row, name), name) for row in values]
     if any(row.ndim != 1 for row in rows):
@@ -191,7 +229,15 @@ def _rows(values: ArrayLike, name: str) -> Sequence[Floats]:
     return rows
 
 
+def _is_absent(value: Any) -> bool:
+    """Whether a value stands for none: None, pandas' NA, or numpy's `masked`."""
+    pandas: Any = sys.modules.get("pandas")
+    return value is None or value is np.ma.masked or (pandas is not None and value is pandas.NA)
+
+
 def _numbers(array: Array, name: str) -> Floats:
+    if array.dtype == object:
+        array = np.where(np.frompyfunc(_is_absent, 1, 1)(array).astype(np.bool_), np.nan, array)
     try:
         return array.astype(np.float64)
     except (TypeError, ValueError) as error:

@@ -19,7 +19,7 @@ from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, Sequences, TokenPair, is_usable
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.equal_legs import is_copy
+from mismatch_probe.verdict.equal_legs import is_copy, source_of_reference
 from mismatch_probe.verdict.floors import rounding_floor
 from mismatch_probe.verdict.headline import headline
 from mismatch_probe.verdict.judge import judge
@@ -44,11 +44,12 @@ def compare_logprobs(
     """The training policy pi against the policy mu that sampled, on the same tokens.
 
     log_pi, log_mu: log-probs of the sampled tokens in nats, raw and at the temperature of sampling: arrays [B, T],
-    lists of 1-D arrays, or tensors. mask: 1 where a token was sampled; all count without it. log_ref: of the same
-    policy in FP32. entropy: of pi's distribution at each token, nats; it tells a temperature. prompt_ids: what tells
-    prompts apart, one value or one row of token ids a response [B]: intervals cluster by it, and responses to one
-    prompt that are taken for independent make them too narrow. train_dtype, infer_dtype: of each side's arithmetic.
-    computed_apart: each side was computed by itself, so that equal bits are no copy. level: of the intervals.
+    lists of 1-D arrays, or tensors. mask: 1 where a token was sampled; all count without it, but for what a numpy
+    masked array hides. log_ref: of the same policy in FP32. entropy: of pi's distribution at each token, nats; it tells
+    a temperature. prompt_ids: what tells prompts apart, one value or one row of token ids a response [B]: intervals
+    cluster by it, and responses to one prompt that are taken for independent make them too narrow. train_dtype,
+    infer_dtype: of each side's arithmetic. computed_apart: each side and log_ref was computed by itself, so that equal
+    bits are no copy. level: of the intervals.
 
     Raises:
         UsageError: the arrays are not of the same tokens, no token counts, or one of them holds no log-probs.
@@ -56,7 +57,7 @@ def compare_logprobs(
     train, infer = _dtype(train_dtype, "train_dtype"), _dtype(infer_dtype, "infer_dtype")
     if not 0 < level < 1:
         raise UsageError(f"level {level:g} is none of an interval: give one between 0 and 1, such as 0.95")
-    layout = Layout.of(log_pi, mask, "log_pi")
+    layout = Layout.of(log_pi, mask, "log_pi", log_mu, log_ref, entropy)
     pi = _log_probs(layout, log_pi, "log_pi")
     mu = _log_probs(layout, log_mu, "log_mu")
     lengths = layout.lengths
@@ -72,6 +73,13 @@ def compare_logprobs(
         raise UsageError(
             f"log_pi equals log_mu bit for bit in all {write_count(pi.size)} tokens, as where a trainer copies the "
             "sampler's: give log-probs that the trainer computed, or computed_apart=True where both sides were"
+        )
+    source = source_of_reference(pair, (train, infer), say_whose_they_are=computed_apart)
+    if source is not None:
+        raise UsageError(
+            f"log_ref equals log_{source} bit for bit in all {write_count(pi.size)} tokens, and FP32 rounds otherwise "
+            "than 16 bits, so it is a copy: give log-probs of the same policy in FP32, or leave log_ref out; or "
+            "computed_apart=True where each was computed"
         )
     return Comparison(_summary(pair, train, infer, level, computed_apart=computed_apart))
 

@@ -18,10 +18,10 @@ class Batch:
 
     log_pi, log_mu: log-probs of the sampled tokens under the policy that trains, before the update, and under the one
     that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors. NaN
-    where one is absent. mask: 1 where a token was sampled, else 0; all tokens count without it. entropy: of pi's
-    distribution at each token, nats. prompt_ids: what tells prompts apart, one value or one row of token ids a response
-    [B]. rewards: one a response [B]. truncated: whether the response was cut at the length limit [B]. What is None
-    switches off the guards that need it.
+    where one is absent. mask: 1 where a token was sampled, else 0; all tokens count without it, but for what a numpy
+    masked array hides. entropy: of pi's distribution at each token, nats. prompt_ids: what tells prompts apart, one
+    value or one row of token ids a response [B]. rewards: one a response [B]. truncated: whether the response was cut
+    at the length limit [B]. What is None switches off the guards that need it.
     """
 
     log_pi: ArrayLike | None = None
@@ -39,7 +39,7 @@ class Batch:
             UsageError: the arrays are not of the same tokens and responses.
         """
         name, given = self._laid_out()
-        layout = Layout.of(given, self.mask, name)
+        layout = Layout.of(given, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
         rewards = None if self.rewards is None else as_numbers(layout.of_rows(self.rewards, "rewards"))
         cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")

@@ -43,7 +43,7 @@ class Probe:
         Raises:
             UsageError: they are not of the same tokens, or there is none.
         """
-        layout = Layout.of(self.log_pi, self.mask, "probe log_pi")
+        layout = Layout.of(self.log_pi, self.mask, "probe log_pi", self.log_mu)
         if not layout.counted.any():
             raise UsageError("the probe holds no token: give some of earlier responses, the same at every step")
         return self._side(layout, self.log_pi, "probe log_pi"), self._side(layout, self.log_mu, "probe log_mu")

@@ -48,7 +48,7 @@ class Code(StrEnum):
     COPIED_LEG = (
         "copied_leg",
         "broken",
-        "The two sides hold the same {count} log-probs bit for bit: one leg may be a copy of the other.",
+        "{legs} hold the same {count} log-probs bit for bit: one leg may be a copy of the other.",
     )
     VOID_CHECKS = (
         "void_checks",

@@ -117,6 +117,7 @@ SPOILED = np.where(np.arange(MASK.size).reshape(MASK.shape) == 3, np.nan, STEP.l
         ({"log_mu": np.zeros_like(STEP.log_mu)}, "log_mu is 0 everywhere, so it was not recorded"),
         ({"mask": np.zeros_like(MASK)}, "no token counts"),
         ({"log_pi": [], "log_mu": [], "mask": []}, "no token counts"),
+        ({"mask": [[2] * 40] * 16}, "mask holds something besides 0 and 1"),
         ({"log_mu": STEP.log_pi}, "log_pi equals log_mu bit for bit"),
         ({"entropy": -STEP.entropy}, "entropy holds what is no entropy"),
         ({"train_dtype": "bf17"}, "train_dtype 'bf17' is no number format; did you mean 'bf16'"),
@@ -130,6 +131,61 @@ def test_bad_input_is_one_clear_sentence(given: dict[str, object], said: str) ->
     with pytest.raises(mp.UsageError, match=said) as told:
         mp.compare_logprobs(**arguments)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("side", ["log_pi", "log_mu"])
+def test_a_reference_that_was_copied_from_a_side_is_no_format_of_the_other(side: str) -> None:
+    copied = np.array(getattr(STEP, side))
+    with pytest.raises(mp.UsageError, match=f"log_ref equals {side} bit for bit in all {MASK.sum()} tokens.*a copy"):
+        mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=copied)
+
+
+def test_a_side_in_fp32_may_equal_its_reference() -> None:
+    arguments = {"log_ref": STEP.log_pi, "train_dtype": "fp32"}
+    assert mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, **arguments).verdict.kind != "broken"
+    computed = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK, log_ref=STEP.log_pi, computed_apart=True)
+    assert computed.verdict.code == "one_sided_dtype"
+
+
+HIDDEN = {name: np.ma.masked_array(np.where(MASK, getattr(STEP, name), -77.0), ~MASK) for name in ("log_pi", "log_mu")}
+
+
+@pytest.mark.parametrize("masked", [("log_pi", "log_mu"), ("log_pi",), ("log_mu",)])
+def test_what_a_masked_array_hides_does_not_count(masked: tuple[str, ...]) -> None:
+    given = {name: HIDDEN[name] if name in masked else HIDDEN[name].data for name in HIDDEN}
+    expected = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK)
+    assert mp.compare_logprobs(**given).to_dict() == expected.to_dict()
+    assert mp.compare_logprobs(**{name: list(rows) for name, rows in given.items()}).to_dict() == expected.to_dict()
+
+
+def test_a_masked_mask_counts_what_it_shows() -> None:
+    mask = np.ma.masked_array(np.ones(MASK.shape, dtype=int), ~MASK)
+    expected = mp.compare_logprobs(STEP.log_pi, STEP.log_mu, MASK)
+    assert mp.compare_logprobs(STEP.log_pi, STEP.log_mu, mask).to_dict() == expected.to_dict()
+
+
+def test_pandas_na_is_a_log_prob_that_is_missing() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    for row in ([pandas.NA, -1.0, -2.0], pandas.array([pandas.NA, -1.0, -2.0], dtype="Float64")):
+        with pytest.raises(mp.UsageError, match="log_mu holds no log-prob at 1 of 6 tokens"):
+            mp.compare_logprobs([[-1.0] * 3] * 2, [row, [-1.0] * 3])
+    frame = pandas.DataFrame([[pandas.NA, -1.0]] * 2, dtype="Float64")
+    with pytest.raises(mp.UsageError, match="log_mu holds no log-prob at 2 of 4 tokens"):
+        mp.compare_logprobs([[-1.0] * 2] * 2, frame)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_a_list_of_rows() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    expected = mp.compare_logprobs(rows(STEP.log_pi), rows(STEP.log_mu)).to_dict()
+    for layout in (torch.jagged, torch.strided):
+        sides = [
+            torch.nested.nested_tensor([torch.tensor(row) for row in rows(side)], layout=layout)
+            for side in (STEP.log_pi, STEP.log_mu)
+        ]
+        assert mp.compare_logprobs(*sides).to_dict() == expected
+    with pytest.raises(mp.UsageError, match=r"log_mu is no dense array .*give a dense one"):
+        mp.compare_logprobs(STEP.log_pi, torch.tensor(STEP.log_mu).to_sparse(), MASK)
 
 
 def test_equal_bits_are_believed_where_both_sides_were_computed() -> None:

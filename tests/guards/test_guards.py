@@ -327,6 +327,16 @@ def test_one_reward_that_is_no_number_is_counted_as_one(absent: object) -> None:
     assert batch(1, rewards=rewards).measure().metrics()["reward/nonfinite"] == 1
 
 
+def test_what_a_masked_array_hides_is_in_no_sum() -> None:
+    given = batch(1)
+    mask = np.asarray(given.mask)
+    names = ("log_pi", "log_mu", "entropy")
+    hidden = {name: np.ma.masked_array(np.where(mask, getattr(given, name), 50.0), ~mask) for name in names}
+    assert batch(1, mask=None, **hidden).measure() == given.measure()
+    rewards = np.ma.masked_array(np.ones(RESPONSES), [True] + [False] * (RESPONSES - 1))
+    assert batch(1, rewards=rewards).measure().metrics()["reward/nonfinite"] == 1
+
+
 def test_a_rank_with_empty_lists_adds_nothing() -> None:
     assert Batch([], [], [], entropy=[], prompt_ids=[], rewards=[], truncated=[]).measure() == Sums()
 

@@ -60,6 +60,20 @@ def test_a_side_in_fp32_needs_no_other_side_to_be_measured_by(tmp_path: Path) ->
     assert "the trainer's side and the sampler's side err by more than FP32 can" in found.sentence
 
 
+@pytest.mark.parametrize("dtypes", ["bf16 bf16", "fp32 bf16"])
+def test_a_reference_copied_from_the_trainers_side_is_no_reference(tmp_path: Path, dtypes: str) -> None:
+    rows = log()
+    for row in rows:
+        row["ref_logprobs"] = row["train_logprobs"]
+    train, infer = dtypes.split()
+    words = ["--ref-is-fp32", "--train-dtype", train, "--infer-dtype", infer]
+    code = ExitCode.ENVIRONMENT if train == "bf16" else ExitCode.PASS
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", *words, code=code)
+    found = RunDirectory(tmp_path / "run").read_summary().verdict
+    assert (found.code == "copied_leg") == (train == "bf16")
+    assert train != "bf16" or found.sentence.startswith("The reference and the training path hold the same 1,280")
+
+
 def test_a_single_prompt_with_two_responses_is_enough(tmp_path: Path) -> None:
     assert verdict(log(2, times=(16.0, 1.0)), tmp_path).code == "beyond_format"
 
