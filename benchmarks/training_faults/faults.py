@@ -130,7 +130,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "gradients",
         "infinite in every update",
         gradients_overflow,
-        ("overflow",),
+        ("overflow", "gradient-nonfinite"),
         (EndCause.FP16_DEAD, EndCause.NONFINITE_GRADIENT),
     ),
     Fault("labels shifted", "by one", labels_shifted, ("sampling", "mismatch-limit"), (EndCause.LABEL_OFFSET,)),

@@ -112,15 +112,18 @@ class _GuardCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are there and the optimizer has not stepped."""
         loss, grad_norm = (float(np.mean(values)) for values in zip(*_of_ranks(self._learnt()), strict=True))
-        rate = self._trainer.optimizer.param_groups[0]["lr"]
+        learnt = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "learning_rate": self._trainer.optimizer.param_groups[0]["lr"],
+            "loss_scale": self._loss_scale(),
+        }
         if self._batch is not None:
             probe, self._probe = self._probe, None
-            said = self._decision = self._guards.observe(
-                self._batch, probe=probe, loss=loss, grad_norm=grad_norm, learning_rate=rate
-            )
+            said = self._decision = self._guards.observe(self._batch, probe=probe, **learnt)
             self._batch = None
         elif self._decision is not None:
-            said = self._guards.judge_update(self._decision.step, {"optim/loss": loss, "optim/grad_norm": grad_norm})
+            said = self._guards.observe_update(**learnt)
             self._decision = self._decision.followed_by(said)
         else:
             return
@@ -128,6 +131,11 @@ class _GuardCallback(TrainerCallback):
         if self._decision.skip:
             for parameter in kwargs["model"].parameters():
                 parameter.grad = None
+
+    def _loss_scale(self) -> float | None:
+        """Of FP16, where TRL's scaler leaves out an update whose gradient is not finite; else None."""
+        scaler = self._trainer.accelerator.scaler
+        return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self._decision is not None and self._decision.stop:

@@ -202,6 +202,13 @@ _NUMERICS = (
         source="the forward pass overflowed or the data is broken; smaller loss scales do not help",
     ),
     LimitSettings(
+        name="gradient-nonfinite",
+        metric="optim/nonfinite_gradients",
+        above=0,
+        actions=((SKIP,), (ROLLBACK,), (STOP,)),
+        source="exact: an optimizer turns one such gradient into weights that are none; a loss scale leaves it out",
+    ),
+    LimitSettings(
         name="overflow",
         metric="optim/overflows_in_a_row",
         above=1,

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from mismatch_probe.guards.diagnosis import Diagnosis, EndCause, Window
 from mismatch_probe.guards.rules.base import write_value
@@ -25,7 +25,7 @@ _ALIKE = 0.25
 
 def missing_logprobs(window: Window) -> Diagnosis | None:
     missing = window.last("mismatch/missing_mu_tokens")
-    if not missing:
+    if not missing or _spoiling_step(window) is not None:
         return None
     return Diagnosis(
         EndCause.MISSING_LOGPROBS,
@@ -72,8 +72,12 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
     loss, in_a_row = window.last("optim/loss"), window.last("optim/overflows_in_a_row") or 0.0
     if loss is not None and not math.isfinite(loss):
         seen = f"the loss is {write_value(loss)}"
+    elif window.last("optim/nonfinite_gradients"):
+        seen = f"the gradient norm is {write_value(window.last('optim/grad_norm') or math.nan)}"
     elif in_a_row >= 2:
         seen = f"the last {write_value(in_a_row)} gradients are not finite"
+    elif (spoiling := _spoiling_step(window)) is not None:
+        seen = f"the gradient of step {spoiling} was not finite, and since then log-probs are not either"
     elif unusable := (window.last("mismatch/nonfinite_tokens") or 0) - (window.last("mismatch/missing_mu_tokens") or 0):
         seen = f"the trainer's log-probs or entropies of {write_many(round(unusable), 'token')} are not finite"
     else:
@@ -83,6 +87,16 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
         f"There is no update to apply: {seen}.",
         ("Roll back, lower the learning rate or max_grad_norm, and look for log-probs of minus infinity.",),
     )
+
+
+def _spoiling_step(window: Window) -> int | None:
+    """The step right before the first of those that lack log-probs up to now, where its gradient was not finite: once
+    applied, it leaves weights that are none.
+    """
+    newest_first = sorted(window.history, reverse=True)
+    spoiled = list(takewhile(lambda step: window.history[step].get("mismatch/nonfinite_tokens"), newest_first))
+    before = newest_first[len(spoiled) :][:1] if spoiled else []
+    return next((step for step in before if window.history[step].get("optim/nonfinite_gradients")), None)
 
 
 def no_end(window: Window) -> Diagnosis | None:

@@ -26,6 +26,8 @@ _INPUTS: Final = {
     "response/length": "a batch",
     "optim/loss": "loss",
     "optim/grad_norm": "grad_norm",
+    "optim/nonfinite_gradients": "grad_norm",
+    "optim/overflow": "grad_norm",
     "optim/learning_rate": "learning_rate",
     "sync/engine_unchanged": "probe",
     "sync/probe": "probe",

@@ -10,6 +10,7 @@ On several ranks each measures its own responses, the arrays are gathered, and e
     decision = guards.observe(Sums.of_arrays(rows))
 """
 
+import math
 import operator
 import warnings
 from collections import deque
@@ -107,6 +108,7 @@ class Guards:
         loss: float | None = None,
         grad_norm: float | None = None,
         learning_rate: float | None = None,
+        loss_scale: float | None = None,
         metrics: Mapping[str, float | None] | None = None,
         canary: bool | None = None,
     ) -> Decision:
@@ -114,11 +116,11 @@ class Guards:
 
         batch: the step's responses, or their sums over all ranks. step: counted from 1; one after the last unless
         given. probe: log-probs of a few fixed tokens on both sides after the weights were sent; of several engines one
-        each. loss, grad_norm,
-        learning_rate: of this update, before clipping. metrics: any others by name (docs/train-metrics.md); None is
-        absent. canary: whether both sides hold the same weights, just sent and not updated since; unless given, that
-        of the first step observed. The first step says which guards are on; the others are named in one warning.
-        An input that a later step lacks is named once.
+        each. loss, grad_norm, learning_rate: of this update, before clipping. loss_scale: of FP16, where a scaler
+        leaves out a gradient that is not finite; without one it is a fault. metrics: any others by name
+        (docs/train-metrics.md); None is absent. canary: whether both sides hold the same weights, just sent and not
+        updated since; unless given, that of the first step observed. The first step says which guards are on; the
+        others are named in one warning. An input that a later step lacks is named once.
 
         Raises:
             UsageError: the arrays do not fit together, or the step is no whole number after the last one. Guards are
@@ -126,9 +128,9 @@ class Guards:
         """
         sums = batch.measure() if isinstance(batch, Batch) else batch
         given = {} if sums is None else sums.metrics()
-        learnt = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
-        given |= {f"optim/{name}": float(value) for name, value in learnt.items() if value is not None}
-        given |= {name: float(value) for name, value in (metrics or {}).items() if value is not None}
+        given |= self._learnt(
+            {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
+        )
         number = self._next(step)
         if probe:
             given = self._probed.take([probe] if isinstance(probe, Probe) else probe) | given
@@ -147,8 +149,31 @@ class Guards:
         self._tell_of_lacking(firings)
         return self._decided(firings)
 
+    def observe_update(
+        self,
+        *,
+        loss: float | None = None,
+        grad_norm: float | None = None,
+        learning_rate: float | None = None,
+        loss_scale: float | None = None,
+        metrics: Mapping[str, float | None] | None = None,
+    ) -> Decision:
+        """Takes in a later update of the step that was observed last, before it is applied: for guards that read
+        nothing but these inputs it is one more step; the others are left out.
+
+        Raises:
+            UsageError: no step was observed.
+        """
+        if self._last_step is None:
+            raise UsageError("there is no step that this update belongs to: call observe first")
+        learnt = self._learnt(
+            {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "loss_scale": loss_scale}, metrics
+        )
+        return self.judge_update(self._last_step, learnt)
+
     def judge_update(self, step: int, metrics: Values) -> Decision:
-        """A later update of the step that was judged last, by what it was learnt with."""
+        """As `observe_update`, of metrics that were computed."""
+        self.add(metrics)
         return self._decided(self._book.evaluate_update(step, metrics))
 
     def add(self, metrics: Values) -> None:
@@ -214,6 +239,20 @@ class Guards:
             maxlen=_HISTORY_STEPS,
         )
         self._events = [GuardEvent.from_json(event) for event in state.get("events", ())]
+
+    def _learnt(self, inputs: Mapping[str, float | None], metrics: Mapping[str, float | None] | None) -> Metrics:
+        """Metrics of an update. Whether its gradient is finite follows from the norm."""
+        given = {f"optim/{name}": float(value) for name, value in inputs.items() if value is not None}
+        given |= {name: float(value) for name, value in (metrics or {}).items() if value is not None}
+        if "optim/grad_norm" not in given:
+            return given
+        is_lost = not math.isfinite(given["optim/grad_norm"])
+        before = self._history[-1][1].get("optim/overflows_in_a_row", 0.0) if self._history else 0.0
+        return {
+            "optim/nonfinite_gradients": float(is_lost and "optim/loss_scale" not in given),
+            "optim/overflow": float(is_lost),
+            "optim/overflows_in_a_row": before + 1 if is_lost else 0.0,
+        } | given
 
     def _next(self, step: int | None) -> int:
         following = 1 if self._last_step is None else self._last_step + 1

@@ -13,6 +13,7 @@ _WORDS: Final = {
     "optim/grad_norm": "the gradient norm",
     "optim/learning_rate": "the learning rate",
     "optim/loss": "the loss",
+    "optim/nonfinite_gradients": "the number of gradients that are not finite",
     "optim/overflows_in_a_row": "the number of overflows in a row",
     "policy/entropy": "the entropy of the policy",
     "response/length_mean": "the mean length of responses",

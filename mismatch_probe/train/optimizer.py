@@ -74,6 +74,11 @@ class Optimizer:
         """
         return math.isfinite(self._norm) and self._norm > 0
 
+    @property
+    def has_nonfinite_gradient(self) -> bool:
+        """Whether the gradients' norm is not finite and no loss scale is there to be lowered for it."""
+        return self.loss_scale is None and not math.isfinite(self._norm)
+
     def learning_rate(self, step: int) -> float:
         """The scheduled rate of a step, counted from 1."""
         return self._settings.learning_rate * _share_of_rate(self._settings, self._num_steps, step - 1)

@@ -254,12 +254,14 @@ class Trainer:
 
 
 def _taken_together(learnt: Sequence[Metrics]) -> Metrics:
-    """Of a step's updates: shares and losses on average, norms and overflows at their largest, scales as they end."""
+    """Of a step's updates: shares and losses on average, norms and what is not finite at their largest, scales as they
+    end.
+    """
     combined = dict(learnt[-1])
     for name in combined:
         values = [update[name] for update in learnt]
         if name.endswith(("loss", "clipped_share")):
             combined[name] = float(np.mean(values))
-        elif name.endswith(("grad_norm", "overflow")):
+        elif name.endswith(("grad_norm", "nonfinite_gradients", "overflow")):
             combined[name] = float(np.max(values))
     return combined

@@ -58,7 +58,8 @@ class Updater:
             metrics[f"{_PREFIX[name]}/loss_scale"] = part.optimizer.scale
             metrics[f"{_PREFIX[name]}/overflow"] = float(part.optimizer.overflows_in_a_row > 0)
             metrics[f"{_PREFIX[name]}/overflows_in_a_row"] = float(part.optimizer.overflows_in_a_row)
-        return metrics
+        nonfinite = [part.optimizer.has_nonfinite_gradient for part in self.trained.values()]
+        return metrics | {"optim/nonfinite_gradients": float(sum(nonfinite))}
 
     def learning_rates(self, step: int, factor: float) -> Metrics:
         """`factor` times the scheduled rate of a step, counted from 1."""

@@ -84,6 +84,7 @@ class Run:
             "optim/loss_scale": self._scale,
             "optim/overflow": float(overflow),
             "optim/overflows_in_a_row": float(overflow),
+            "optim/nonfinite_gradients": 0.0,
             "optim/learning_rate": 1e-4 * min(1.0, step / 10),
             "sync/engine_unchanged": 0.0,
             "sync/weights_unchanged": 0.0,
@@ -186,6 +187,7 @@ def applied_unseen_times_100(metrics: Metrics, age: int) -> None:
 
 def overflow_each_step(metrics: Metrics, age: int) -> None:
     metrics["optim/grad_norm"] = float("inf")
+    metrics["optim/nonfinite_gradients"] = float(metrics["optim/loss_scale"] == 1)
     metrics["optim/overflow"] = 1.0
     metrics["optim/overflows_in_a_row"] = age + 1.0
     metrics["optim/loss_scale"] *= 0.5**age

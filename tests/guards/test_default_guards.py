@@ -99,6 +99,7 @@ def test_a_reward_that_is_no_number_once_costs_one_update() -> None:
     assert {(event.guard, str(event.actions[0])) for event in events} == {
         ("reward-nonfinite", "skip_update"),
         ("loss-nonfinite", "skip_update"),
+        ("gradient-nonfinite", "skip_update"),
     }
 
 

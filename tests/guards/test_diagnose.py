@@ -93,6 +93,19 @@ def test_gradients_that_overflow_without_a_scale_are_not_blamed_on_fp16() -> Non
     assert "the loss is infinite" in ending({"optim/loss": [math.inf]}).sentence
 
 
+def test_weights_that_a_gradient_spoiled_are_not_blamed_on_the_engine() -> None:
+    """Neither side gives a log-prob once an update has made the weights NaN."""
+    spoiled = Batch(np.full(4, np.nan), np.full(4, np.nan), entropy=np.full(4, np.nan)).measure().metrics()
+    history = clean()
+    history[39] |= {"optim/grad_norm": math.nan, "optim/nonfinite_gradients": 1.0}
+    history[40] |= spoiled
+    found = diagnose(history, [])
+    assert found.cause is EndCause.NONFINITE_GRADIENT
+    assert "the gradient of step 39 was not finite" in found.sentence
+    history[39], history[38] = clean()[39], history[39]
+    assert diagnose(history, []).cause is EndCause.MISSING_LOGPROBS, "step 39 was sound, so the update was left out"
+
+
 def test_an_engine_that_repeats_itself_has_old_weights() -> None:
     assert ending({"sync/engine_unchanged": [1.0]}).cause is EndCause.STALE_SYNC
 

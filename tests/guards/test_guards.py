@@ -11,6 +11,7 @@ import pytest
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.defaults import DEFAULT_GUARDS
+from mismatch_probe.guards.diagnosis import EndCause
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.probe import Probe
 from mismatch_probe.guards.sums import Sums
@@ -18,7 +19,6 @@ from tests.guards.steps import RESPONSES, batch, fired
 
 LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}
 REPORTED = {
-    "optim/overflows_in_a_row": 0.0,
     "sync/weights_unchanged": 0.0,
     "sync/weights_other": 0.0,
     "time/reward_seconds": 0.1,
@@ -90,6 +90,58 @@ def test_a_fault_is_decided_on_before_the_update(changed: dict[str, object], gua
     assert seen
     assert decision.diagnosis is not None
     assert guard in str(decision)
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+@pytest.mark.parametrize("onset", [1, 5])
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_one_gradient_that_is_not_finite_is_named_and_its_update_withheld(norm: float, onset: int) -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    for step in range(1, onset + 20):
+        decision = guards.observe(batch(step), **{**LEARNT, "grad_norm": norm if step == onset else 0.5})
+        assert fired(decision.events) == ({"gradient-nonfinite"} if step == onset else set())
+        assert decision.skip == (step == onset)
+        if step == onset:
+            assert decision.diagnosis is not None
+            assert decision.diagnosis.cause is EndCause.NONFINITE_GRADIENT
+            assert "the gradient norm is" in str(decision.diagnosis)
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_gradients_that_stay_not_finite_end_the_run() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    decisions = [guards.observe(batch(step), **{**LEARNT, "grad_norm": float("nan")}) for step in (1, 2, 3)]
+    assert [(decision.skip, decision.stop) for decision in decisions] == [(True, False), (True, False), (True, True)]
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_a_scaler_leaves_one_overflow_out_and_several_in_a_row_are_a_fault() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+
+    def step(number: int, norm: float, scale: float) -> set[str]:
+        return fired(guards.observe(batch(number), loss=0.3, grad_norm=norm, loss_scale=scale).events)
+
+    assert step(1, float("inf"), 2048.0) == set()
+    assert all(step(number, 0.5, 1024.0) == set() for number in range(2, 6))
+    assert step(6, float("inf"), 2048.0) == set()
+    seen = [step(number, float("inf"), 2048.0 / 2**number) for number in range(7, 22)]
+    assert all("overflow" in guards_of_step for guards_of_step in seen)
+    assert "overflow-dead" in seen[-1]
+    assert not any("gradient-nonfinite" in guards_of_step for guards_of_step in seen)
+    assert guards.diagnosis().cause is EndCause.FP16_DEAD
+
+
+@pytest.mark.filterwarnings("ignore:guards that are off")
+def test_a_later_update_of_a_step_is_judged_by_its_own_gradient() -> None:
+    guards = Guards.default(can={"skip", "stop"})
+    with pytest.raises(UsageError, match="call observe first"):
+        guards.observe_update(grad_norm=0.5)
+    assert not guards.observe(batch(1), **LEARNT).events
+    assert not guards.observe_update(**LEARNT).events
+    later = guards.observe_update(**{**LEARNT, "grad_norm": float("nan")})
+    assert (fired(later.events), later.skip, later.step) == ({"gradient-nonfinite"}, True, 1)
+    assert later.diagnosis is not None
+    assert later.diagnosis.cause is EndCause.NONFINITE_GRADIENT
 
 
 def test_what_the_loop_cannot_do_is_named() -> None:

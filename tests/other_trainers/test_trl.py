@@ -66,6 +66,76 @@ def test_several_updates_of_a_batch_are_all_withheld(trainer: Callable[..., Any]
     assert all(torch.equal(*pair) for pair in zip(before, weights(made), strict=True))
 
 
+def spoil_gradient(trainer: Any, value: float, update: int) -> None:
+    """One number of one gradient of one update, counted from 1, is `value`."""
+    step, updates = trainer.training_step, iter(range(1, 100))
+
+    def spoiled(model: Any, *given: Any, **named: Any) -> Any:
+        loss = step(model, *given, **named)
+        if next(updates) == update:
+            next(parameter for parameter in model.parameters() if parameter.grad is not None).grad.view(-1)[0] = value
+        return loss
+
+    trainer.training_step = spoiled
+
+
+def watch(trainer: Any, guards: Guards) -> list[tuple[set[str], bool, list[Any]]]:
+    """Of each optimizer step: the guards that fired, whether all weights are finite after it, and these weights."""
+    from transformers import TrainerCallback
+
+    steps, fired = list[tuple[set[str], bool, list[Any]]](), set[str]()
+
+    def recording(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*given: Any, **named: Any) -> Any:
+            decision = decide(*given, **named)
+            fired.update(event.guard for event in decision.events)
+            return decision
+
+        return recorded
+
+    guards.observe = recording(guards.observe)  # type: ignore[method-assign]
+    guards.observe_update = recording(guards.observe_update)  # type: ignore[method-assign]
+
+    class After(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            now = weights(trainer)
+            steps.append((set(fired), all(bool(weight.isfinite().all()) for weight in now), now))
+            fired.clear()
+
+    trainer.add_callback(After())
+    return steps
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_gradient_that_is_not_finite_moves_nothing_and_the_run_goes_on(
+    trainer: Callable[..., Any], value: float, updates: int
+) -> None:
+    made = trainer(distinct, num_iterations=updates)
+    spoil_gradient(made, value, update=4)
+    steps = watch(made, guard(made))
+    made.train()
+    assert [sorted(fired) for fired, _, _ in steps] == [[], [], [], ["gradient-nonfinite"], [], []]
+    assert all(finite for _, finite, _ in steps)
+    before, spoiled, after = (steps[number][2] for number in (2, 3, 4))
+    assert all(map(torch.equal, before, spoiled))
+    assert not all(map(torch.equal, spoiled, after))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_trl_averages_away_in_its_log_is_seen(trainer: Callable[..., Any], value: float) -> None:
+    made = trainer(distinct)
+    loss = made.compute_loss
+    made.compute_loss = lambda *given, **named: loss(*given, **named) * (value if made.state.global_step == 3 else 1)
+    steps = watch(made, guard(made))
+    made.train()
+    assert made.args.logging_nan_inf_filter
+    assert all(abs(log["loss"]) < 1e6 for log in made.state.log_history if "loss" in log), "TRL's log shows nothing"
+    assert [sorted(fired) for fired, _, _ in steps][3] == ["gradient-nonfinite", "loss-nonfinite"]
+    assert not any(fired for number, (fired, _, _) in enumerate(steps) if number != 3)
+    assert all(finite for _, finite, _ in steps)
+
+
 def test_several_updates_of_a_batch_lower_the_rate_once(trainer: Callable[..., Any]) -> None:
     lowers = {"name": "lowers", "rule": "limit", "metric": "reward/mean", "above": 0.0}
     settings = parse_guards({"defaults": False, "guard": [{**lowers, "actions": ["lower_learning_rate", "log"]}]}, "it")

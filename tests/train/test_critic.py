@@ -237,6 +237,7 @@ def test_an_overflow_of_the_critic_lowers_its_own_loss_scale_alone(llama: Path, 
     updater.step(1, 1.0)
     assert (told["optim/overflow"], told["optim/loss_scale"]) == (0, 2.0**10)
     assert (told["critic/overflow"], told["critic/loss_scale"]) == (1, 2.0**39)
+    assert told["optim/nonfinite_gradients"] == 0
     assert math.isfinite(told["critic/value_loss"])
     assert torch.equal(weights(model), before)
 

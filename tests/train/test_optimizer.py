@@ -60,9 +60,19 @@ def test_a_gradient_that_is_not_finite_is_told_by_its_norm_and_moves_the_scale(b
     assert not math.isfinite(found.unscale_and_clip())
     assert found.scale == 512.0
     assert found.overflows_in_a_row == 1
+    assert not found.has_nonfinite_gradient, "the scale explains it"
     parameter.grad = torch.tensor([1.0, 1.0])
     found.unscale_and_clip()
     assert found.overflows_in_a_row == 0
+
+
+@pytest.mark.parametrize(("bad", "is_fault"), [(math.inf, True), (math.nan, True), (1.0, False)])
+def test_without_a_loss_scale_a_gradient_that_is_not_finite_is_a_fault(bad: float, is_fault: bool) -> None:
+    parameter = one_parameter()
+    found = optimizer(parameter)
+    parameter.grad = torch.tensor([1.0, bad])
+    found.unscale_and_clip()
+    assert found.has_nonfinite_gradient == is_fault
 
 
 def test_a_step_is_adamws() -> None:
