@@ -22,13 +22,22 @@ def watch(
         typer.Option(min=0, help="End after so many seconds without a new step; 0: after what is there now."),
     ] = None,
     every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
+    unjudged: Annotated[
+        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; 0: go on.")
+    ] = 3,
+    unjudged_share: Annotated[
+        float, typer.Option(min=0, max=1, help="At the end, so large a share of the steps may be unjudged.")
+    ] = 0.1,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Follow the log of a run that goes on, and say at each step what the guards say.
 
-    Ends with 1 where a guard asks to stop; after --idle seconds without a new step with 0, with 3 where no step could
-    be judged, with 4 where the numbers of one mean nothing.
+    Ends with 1 where a guard asks to stop, and with 3 after --unjudged steps in a row that could not be judged. After
+    --idle seconds without a new step: with 1 where guards asked for more than a warning, with 3 where no step or too
+    few could be judged, with 4 where the numbers of one mean nothing, else with 0.
     """
     from mismatch_probe.cli.watch_command import run_watch
+    from mismatch_probe.importing.watch_outcome import Patience
 
-    return run_watch(source, guards, format, idle=idle, every=every, json_output=json_output)
+    patience = Patience(unjudged, unjudged_share)
+    return run_watch(source, guards, format, idle=idle, every=every, patience=patience, json_output=json_output)

@@ -17,8 +17,10 @@ from mismatch_probe.guards.defaults import DEFAULT_GUARDS
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.load import load_guards
 from mismatch_probe.importing.following import Follower, LoggedStep
+from mismatch_probe.importing.watch_outcome import Patience, Tally
 from mismatch_probe.importing.watching import JudgedStep, Watch
-from mismatch_probe.logs import Format, recognise
+from mismatch_probe.logs import NoLogError, recognise
+from mismatch_probe.logs.files import files_of
 from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.watch import WatchedStep, WatchRecord
 
@@ -41,49 +43,79 @@ _ABSENT: Final = {
 
 @dataclass
 class _Course:
-    """What was seen so far. stopped_at: the step at which a guard asked to stop, with its likely cause."""
+    """What was seen so far. diagnosis: the likely cause, where a guard asked to stop."""
 
     watch: Watch
-    follower: Follower
     source: Path
+    tally: Tally
+    follower: Follower | None = None
     steps: list[WatchedStep] = field(default_factory=list)
-    is_broken: bool = False
-    stopped_at: int | None = None
     diagnosis: Diagnosis | None = None
+    has_ended: bool = False
 
     def follow(self, new_steps: Iterator[LoggedStep], console: Console) -> None:
-        """Judge and print each step, to the one at which a guard asks to stop."""
+        """Judge and print each step, to the one at which a guard asks to stop or patience is over."""
         for step in new_steps:
             judged = self.watch.judge(step)
             is_first = judged.metrics and not any(seen.metrics for seen in self.steps)
             self.steps.append(_recorded(judged))
-            self.is_broken |= judged.is_broken
+            self.tally.add(judged)
             if is_first:
                 _say_how_many_are_on(self.watch, console)
             _say(judged, console)
             if judged.asks_to_stop:
-                self.stopped_at, self.diagnosis = judged.number, self.watch.diagnosis()
-                console.print(f"A guard asks to stop at step {self.stopped_at}. {self.diagnosis}", soft_wrap=True)
+                self.diagnosis = self.watch.diagnosis()
+                console.print(f"A guard asks to stop at step {judged.number}. {self.diagnosis}", soft_wrap=True)
+            if judged.asks_to_stop or self.tally.is_out_of_patience:
                 break
 
+    def end(self, console: Console) -> None:
+        """Name what was not read, count what was judged, and say why it ends as it does."""
+        follower = self.follower
+        if follower is not None:
+            for number, why in follower.unfinished.items():
+                console.print(f"step {number} is not whole and was not judged: {why}", soft_wrap=True)
+            for sentence in follower.left_out:
+                console.print(sentence, soft_wrap=True)
+            newest = follower.newest
+            self.tally.skipped = {
+                "not whole": [step for step in follower.unfinished if newest is not None and step < newest],
+                "gone before they were read": follower.vanished,
+            }
+        reason = f": {self.tally.reason}" if self.has_ended else ""
+        console.print(f"{self.tally.counts}{reason}", soft_wrap=True)
+
     def record(self) -> WatchRecord:
+        follower, tally = self.follower, self.tally
         return WatchRecord(
             tool_version=__version__,
             source=str(self.source),
-            format=self.follower.log.name,
+            format=None if follower is None else follower.log.name,
             guards_off={name: list(lacking) for name, lacking in self.watch.off.items()},
             steps=self.steps,
-            unfinished=self.follower.unfinished,
-            rewritten=self.follower.rewritten,
-            stopped_at=self.stopped_at,
+            num_judged=len(tally.judged),
+            judged_in_part=tally.in_part,
+            not_judged=tally.not_judged,
+            unfinished=[] if follower is None else list(follower.unfinished),
+            vanished=[] if follower is None else follower.vanished,
+            rewritten=[] if follower is None else list(follower.rewritten),
+            stopped_at=tally.stopped_at,
             diagnosis=None if self.diagnosis is None else str(self.diagnosis),
+            reason=tally.reason if self.has_ended else None,
         )
 
 
 def run_watch(
-    source: Path, guards: Path | None, format_name: str | None, *, idle: float | None, every: float, json_output: bool
+    source: Path,
+    guards: Path | None,
+    format_name: str | None,
+    *,
+    idle: float | None,
+    every: float,
+    patience: Patience,
+    json_output: bool,
 ) -> ExitCode:
-    """Follow, judge, print; 1 where a guard asks to stop. However it ends, what was judged is on stdout where asked.
+    """Follow, judge, print; the code says what came of it. However it ends, what was judged is on stdout where asked.
 
     Raises:
         UsageError: the log or the guards cannot be used.
@@ -91,38 +123,55 @@ def run_watch(
     """
     console, told = narration(), results(as_json=json_output)
     watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
-    known = _known(source, format_name, idle, every, console)
-    console.print(f"Following {source}: {known.title}", soft_wrap=True)
-    follower = Follower(known, source)
-    course = _Course(watch, follower, source)
+    course = _Course(watch, source, Tally(patience))
     try:
-        course.follow(_steps(follower, idle, every, console), told)
+        course.follower = _follower(source, format_name, idle, every, console)
+        if course.follower is not None:
+            console.print(f"Following {source}: {course.follower.log.title}", soft_wrap=True)
+            course.follow(_steps(course.follower, idle, every, console), told)
+            _require_to_the_end(course)
+        course.has_ended = True
     finally:
-        for number in follower.unfinished:
-            console.print(f"step {number} is not whole and was not judged", soft_wrap=True)
-        if json_output:
-            print_json(course.record())
-    if course.stopped_at is not None:
-        return ExitCode.GATE_FAILED
-    if follower.trouble is not None:
+        if course.has_ended or course.follower is not None:
+            course.end(told)
+            if json_output:
+                print_json(course.record())
+    return course.tally.code
+
+
+def _require_to_the_end(course: _Course) -> None:
+    """
+    Raises:
+        UsageError: the folder could not be looked through at the end, and no guard asked to stop before.
+    """
+    follower = course.follower
+    if follower is None or follower.trouble is None or course.tally.stopped_at is not None:
+        return
+    if course.steps or not follower.has_no_log:
         raise UsageError(follower.trouble)
-    if course.is_broken:
-        return ExitCode.ENVIRONMENT
-    return ExitCode.PASS if any(step.metrics for step in course.steps) else ExitCode.INCONCLUSIVE
 
 
-def _known(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Format:
-    """The log's format; a folder that holds no file of one yet is waited for."""
+def _follower(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Follower | None:
+    """Of the log's format; a folder that holds no file of one yet is waited for, None where it held none to the end.
+
+    Raises:
+        UsageError: there is no such folder, or what it holds cannot be followed.
+    """
     if name is not None:
-        return recognise(source, name)
+        files_of(source)
+        return Follower(recognise(source, name), source)
     until = None if idle is None else time.monotonic() + idle
     trouble = _Told(console)
     while True:
         try:
-            return recognise(source)
+            return Follower(recognise(source), source)
         except UsageError as error:
-            if not source.is_dir() or (until is not None and time.monotonic() >= until):
+            is_over = until is not None and time.monotonic() >= until
+            if not source.is_dir() or (is_over and not isinstance(error, NoLogError)):
                 raise
+            if is_over:
+                console.print(str(error), soft_wrap=True)
+                return None
             trouble.say(f"waiting: {error}")
             time.sleep(every)
 
@@ -135,9 +184,11 @@ def _steps(follower: Follower, idle: float | None, every: float, console: Consol
         for step in follower.new_steps():
             yield step
             last = time.monotonic()
-        for number in follower.rewritten[rewritten:]:
+        for number, num_bytes in list(follower.rewritten.items())[rewritten:]:
+            grown = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
             console.print(
-                f"step {number} was written again after it was judged, and is not judged again", soft_wrap=True
+                f"step {number} was written to again after it was judged{grown}, and is not judged again",
+                soft_wrap=True,
             )
         rewritten = len(follower.rewritten)
         trouble.say(None if follower.trouble is None else f"waiting: {follower.trouble}")

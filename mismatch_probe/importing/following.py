@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs import Format, LogCode, LogFinding, Source
+from mismatch_probe.logs import Format, LogCode, LogFinding, NoLogError, Source
 from mismatch_probe.logs.files import step_in_name
+from mismatch_probe.logs.format import LeftOut, files_left_out
+from mismatch_probe.reading import is_there
 from mismatch_probe.records.logged import LoggedResponse
 
 SETTLED_SECONDS: Final = 5.0
@@ -25,22 +27,49 @@ class LoggedStep:
 
 
 @dataclass
+class _StepFiles:
+    """The files of one step at one call."""
+
+    read: list[Source] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Source]:
+        return [*self.read, *(file.source for file in self.left_out)]
+
+    @property
+    def modified(self) -> float:
+        return max(source.modified for source in self.all)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(source.num_bytes for source in self.all)
+
+
+@dataclass
 class Follower:
     """Reads the steps of a log whose files each belong to one step, in their order, each of them once.
 
     A step is whole where its system says so, where a later one has begun, or where its files have not changed for
-    `settled_seconds` and their last line is not cut off. One that is written again after it was read is not read
-    again: `rewritten` names it. unfinished: the steps that were there at the last call and are not whole. trouble: why
-    the folder could not be looked through at the last call, None where it could.
+    `settled_seconds` and can be read to their last line. A file is read to the size that it has when it is opened. A
+    step that is written to after it was read is not read again: `rewritten` has it, with the bytes that it grew by.
+    unfinished: the steps that were there at the last call and are not whole, and why. newest: the latest step that has
+    a file to read. vanished: steps whose files went away before they were read. left_out: what is said of files without
+    a step that cannot be read. trouble: why the folder could not be looked through at the last call, None where it
+    could; has_no_log: because no file of it is a log.
     """
 
     log: Format
     path: Path
     settled_seconds: float = SETTLED_SECONDS
-    rewritten: list[int] = field(default_factory=list)
-    unfinished: list[int] = field(default_factory=list)
+    rewritten: dict[int, int] = field(default_factory=dict)
+    unfinished: dict[int, str] = field(default_factory=dict)
+    newest: int | None = None
+    vanished: list[int] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     trouble: str | None = None
-    _read: dict[int, float] = field(default_factory=dict)
+    has_no_log: bool = False
+    _read: dict[int, tuple[float, int]] = field(default_factory=dict)
     _cut_off: dict[int, float] = field(default_factory=dict)
 
     def new_steps(self) -> Iterator[LoggedStep]:
@@ -49,63 +78,97 @@ class Follower:
         Raises:
             UsageError: a file is of no step or of several, or cannot be read.
         """
-        sources = self._by_step()
-        newest = max(sources, default=0)
-        self.unfinished = []
-        for step, files in sorted(sources.items()):
-            modified = max(file.modified for file in files)
+        by_step = self._by_step()
+        if by_step is None:
+            return
+        waited_for, self.unfinished = self.unfinished, {}
+        self.vanished += [step for step in waited_for if step not in by_step and step not in self.vanished]
+        self.newest = max((step for step, files in by_step.items() if files.read), default=None)
+        for step, files in sorted(by_step.items()):
             if step in self._read:
-                if modified > self._read[step] and step not in self.rewritten:
-                    self.rewritten.append(step)
+                modified, num_bytes = self._read[step]
+                if files.modified > modified and step not in self.rewritten:
+                    self.rewritten[step] = files.num_bytes - num_bytes
                 continue
-            logged = self._whole(step, files, modified, is_newest=step == newest)
-            if logged is None:
-                self.unfinished.append(step)
-            else:
-                self._read[step] = modified
-                yield logged
+            logged = self._whole(step, files)
+            if isinstance(logged, str):
+                self.unfinished[step] = logged
+                continue
+            self._read[step] = files.modified, files.num_bytes
+            if step in self.vanished:
+                self.vanished.remove(step)
+            yield logged
 
-    def _by_step(self) -> dict[int, list[Source]]:
+    def _by_step(self) -> dict[int, _StepFiles] | None:
+        """None where the folder cannot be looked through."""
         try:
             sources = self.log.sources(self.path)
+            left_out = self.log.left_out(self.path, sources)
         except UsageError as error:
-            self.trouble = str(error)
-            return {}
-        self.trouble = None
-        by_step: dict[int, list[Source]] = {}
+            self.trouble, self.has_no_log = str(error), isinstance(error, NoLogError)
+            return None
+        self.trouble, self.has_no_log = None, False
+        by_step: dict[int, _StepFiles] = {}
         for source in sources:
-            step = step_in_name(source.path) if source.step is None else source.step
+            step = _step_of(source)
             if step is None:
                 raise UsageError(
                     f"{source.path} has no step in its name, so the log cannot be followed step by step; write a file "
                     "a step (step_7.jsonl), or have `import` read it as a whole"
                 )
-            by_step.setdefault(step, []).append(source)
+            by_step.setdefault(step, _StepFiles()).read.append(source)
+        without_step = []
+        for file in left_out:
+            step = _step_of(file.source)
+            if step is None:
+                without_step.append(file)
+            else:
+                by_step.setdefault(step, _StepFiles()).left_out.append(file)
+        self.left_out = [f"{file.source.path} is left out: {file.why}" for file in without_step]
         return by_step
 
-    def _whole(self, step: int, files: list[Source], modified: float, *, is_newest: bool) -> LoggedStep | None:
-        """The step; None where more of it may be written."""
-        if any(file.complete is False for file in files):
-            return None
-        said = all(file.complete is True for file in files)
-        settled = time.time() - modified > self.settled_seconds and self._cut_off.get(step) != modified
-        if not (said or not is_newest or settled):
-            return None
+    def _whole(self, step: int, files: _StepFiles) -> LoggedStep | str:
+        """The step; why it is not whole where more of it may be written."""
+        unsaid = next((file for file in files.all if file.complete is False), None)
+        if unsaid is not None:
+            return f"its system has not declared {unsaid.path} finished"
+        declared = all(file.complete is True for file in files.all)
+        may_grow = not declared and (self.newest is None or step >= self.newest)
+        if may_grow and files.left_out:
+            return f"{files.left_out[0].source.path}: {files.left_out[0].why}"
+        if may_grow and self._cut_off.get(step) == files.modified:
+            return f"the last line of {files.read[-1].path} is cut off"
+        if may_grow and time.time() - files.modified <= self.settled_seconds:
+            return f"{files.read[-1].path} was written to in the last {self.settled_seconds:g} s"
         logged = self._step(step, files)
-        if is_newest and not said and any(finding.code == LogCode.HALF_WRITTEN for finding in logged.told):
-            self._cut_off[step] = modified
-            return None
+        if isinstance(logged, str):
+            return logged
+        cut_off = next((finding for finding in logged.told if finding.code == LogCode.HALF_WRITTEN), None)
+        if may_grow and cut_off is not None:
+            self._cut_off[step] = files.modified
+            return cut_off.sentence
         return logged
 
-    def _step(self, step: int, files: list[Source]) -> LoggedStep:
-        told: list[LogFinding] = []
+    def _step(self, step: int, files: _StepFiles) -> LoggedStep | str:
+        """The step; where one of its files went away meanwhile, which."""
+        told = [files_left_out(files.left_out)] if files.left_out else []
         responses: list[LoggedResponse] = []
-        for file in files:
-            for response in self.log.responses(file.path, told.append):
-                if response.step not in (None, step):
-                    raise UsageError(
-                        f"{response.where} is of step {response.step} in a file of step {step}, so the log cannot be "
-                        "followed step by step; write a file a step (step_7.jsonl), or have `import` read it as a whole"
-                    )
-                responses.append(response)
+        for file in files.read:
+            try:
+                for response in self.log.responses(file.path, told.append):
+                    if response.step not in (None, step):
+                        raise UsageError(
+                            f"{response.where} is of step {response.step} in a file of step {step}, so the log cannot "
+                            "be followed step by step; write a file a step (step_7.jsonl), or have `import` read it as "
+                            "a whole"
+                        )
+                    responses.append(response)
+            except UsageError:
+                if is_there(file.path):
+                    raise
+                return f"{file.path} went away while it was read"
         return LoggedStep(step, responses, told)
+
+
+def _step_of(source: Source) -> int | None:
+    return step_in_name(source.path) if source.step is None else source.step

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.actions import Action, ActionKind, strongest_first
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.decision import GuardEvent
 from mismatch_probe.guards.diagnosis import Diagnosis
@@ -42,8 +42,19 @@ class JudgedStep:
         return has_none or any(finding.level is Level.BROKEN for finding in self.findings)
 
     @property
+    def is_judged(self) -> bool:
+        """Whether every guard that is on could judge it."""
+        return bool(self.metrics) and not self.missing
+
+    @property
+    def asked(self) -> tuple[Action, ...]:
+        """What guards asked for beyond a warning, the strongest first."""
+        actions = strongest_first(action for event in self.events for action in event.actions)
+        return tuple(action for action in actions if action.kind.strength > ActionKind.WARN.strength)
+
+    @property
     def asks_to_stop(self) -> bool:
-        return any(action.kind is ActionKind.STOP for event in self.events for action in event.actions)
+        return any(action.kind is ActionKind.STOP for action in self.asked)
 
 
 class Watch:

@@ -1,7 +1,7 @@
 """Rollout logs of other systems: recognised, read in bounded memory, and checked before any number is computed."""
 
 from mismatch_probe.logs.checks import LogChecks, Unrecorded, is_copy
-from mismatch_probe.logs.files import Source
+from mismatch_probe.logs.files import NoLogError, Source
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS
@@ -15,6 +15,7 @@ __all__ = [
     "LogChecks",
     "LogCode",
     "LogFinding",
+    "NoLogError",
     "Source",
     "Tell",
     "Unrecorded",

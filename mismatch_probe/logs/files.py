@@ -15,6 +15,10 @@ _OF_RUNS: Final = frozenset({"manifest.json", "rollouts.parquet", "legs"})
 """What a run directory of this tool holds: an imported one has a copy of its log."""
 
 
+class NoLogError(UsageError):
+    """A folder in which no file is a log of the format, or of any; one may still be written."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A file of a log. modified: seconds since 1970. complete: whether its system says that it wrote all of it, None

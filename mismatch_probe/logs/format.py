@@ -1,15 +1,16 @@
 """A format: what writes it, what it holds, how it is recognised and read."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.files import Source, files_of, step_in_name
+from mismatch_probe.logs.files import NoLogError, Source, files_of, step_in_name
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding, Tell
-from mismatch_probe.logs.look import Look, look_at
+from mismatch_probe.logs.look import Kind, Look, look_at
 from mismatch_probe.records.logged import LoggedResponse
 
 
@@ -24,6 +25,17 @@ class Holds(StrEnum):
 
 Prompt = dict[str, Any]
 """A row of a prompt file: `prompt`, a text or messages, and `answer` where the log has one."""
+
+
+_MOST_NAMED: Final = 8
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file of a log's folder that is not read, and why, as the end of a sentence."""
+
+    source: Source
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +61,38 @@ class Format:
         """The files at or below `path` that are of this format; a single file is taken at its word.
 
         Raises:
-            UsageError: nothing is there, or none of the files is of this format.
+            NoLogError: none of the files of the folder is of this format.
+            UsageError: nothing is there.
         """
         there = files_of(path)
         if there == [path]:
             return there
         fitting = [file for file in there if self.fits(look_at(file))]
         if not fitting:
-            raise UsageError(f"none of the {len(there)} files below {path} is {self.title}; give --format another")
+            raise NoLogError(f"none of the {len(there)} files below {path} is {self.title}; give --format another")
         return fitting
 
     def sources(self, path: Path) -> list[Source]:
         """What `read` reads, in that order. Raises as `files`."""
         return [self._source(file) for file in self.files(path)]
+
+    def left_out(self, path: Path, sources: list[Source]) -> list[LeftOut]:
+        """Files beside `sources` with an ending of theirs that cannot be read, or are called as they are but for the
+        numbers and hold something else. Raises as `files`.
+        """
+        taken = {source.path for source in sources}
+        endings, names = {file.suffix for file in taken}, set(map(_without_numbers, taken))
+        left_out = []
+        for file in files_of(path):
+            if file in taken or file.suffix not in endings:
+                continue
+            look = look_at(file)
+            why = look.why_other
+            if look.kind is not Kind.OTHER and _without_numbers(file) in names:
+                why = f"it holds something other than {self.title}"
+            if why is not None:
+                left_out.append(LeftOut(self._source(file), why))
+        return left_out
 
     def read(self, path: Path, tell: Tell, on_file: Callable[[], None] = lambda: None) -> Iterator[LoggedResponse]:
         """The responses of every file at or below `path`, a few at a time in memory; `tell` hears what is left out,
@@ -73,9 +104,9 @@ class Format:
         if self.why_not:
             raise UsageError(f"{path} is {self.title}, from which {self.holds} can be used: {self.why_not}")
         sources = self.sources(path)
-        unreadable = _unreadable_beside(path, sources)
-        if unreadable:
-            tell(_left_out(unreadable))
+        left_out = self.left_out(path, sources)
+        if left_out:
+            tell(files_left_out(left_out))
         unfinished: set[int | None] = set()
         for source in sources:
             if source.complete is False and source.step not in unfinished:
@@ -108,22 +139,21 @@ class Format:
         return Source(file, status.st_size, status.st_mtime, self.step_of(file), self.complete(file))
 
 
-def _unreadable_beside(path: Path, sources: list[Source]) -> list[Path]:
-    """Files with the endings of `sources` in which nothing could be seen; those without content are no loss."""
-    taken = {source.path for source in sources}
-    endings = {file.suffix for file in taken}
-    others = [file for file in files_of(path) if file.suffix in endings and file not in taken]
-    return [file for file in others if look_at(file).why_other is not None and file.stat().st_size]
-
-
-def _left_out(files: list[Path]) -> LogFinding:
+def files_left_out(files: Sequence[LeftOut]) -> LogFinding:
+    """What is told of them, each with its place as far as a sentence goes."""
+    named = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
+    more = f"; and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+    count = f"{len(files)} files cannot be read and are" if len(files) > 1 else "a file cannot be read and is"
     return LogFinding(
         code=LogCode.UNREADABLE_FILES,
-        sentence=f"{len(files)} files cannot be read and are left out, the first {files[0]}: "
-        f"{look_at(files[0]).why_other}",
+        sentence=f"{count} left out: {named}{more}",
         level=Level.WARNING,
-        evidence={"files": [str(file) for file in files]},
+        evidence={"files": [str(file.source.path) for file in files]},
     )
+
+
+def _without_numbers(file: Path) -> str:
+    return re.sub(r"\d+", "0", str(file))
 
 
 def _unfinished(source: Source) -> LogFinding:

@@ -1,5 +1,6 @@
 """JSON lines, one at a time, of a length that has a limit."""
 
+import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ LONGEST_LINE_BYTES: Final = 256 * 2**20
 
 def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     """Each whole line of the file; blank ones are skipped. What was still being written at the end is told and left.
+    A file that grows meanwhile is read to the size that it had when it was opened.
 
     Raises:
         UsageError: the file cannot be read, or a line is too long or no JSON object.
@@ -22,8 +24,9 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
     number = 0
     try:
         with opened(path) as file:
+            end = size_of(file)
             for number in count(1):
-                line = next_line(file)
+                line = next_line(file, end)
                 if not line:
                     return
                 if not line.strip():
@@ -43,13 +46,18 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
         raise UsageError(f"{where} cannot be read ({error}); mend or remove it") from error
 
 
-def next_line(file: IO[bytes]) -> bytes:
-    """The next line, empty at the end of the file.
+def size_of(file: IO[bytes]) -> int:
+    """Bytes of an open file now; it may grow."""
+    return os.fstat(file.fileno()).st_size
+
+
+def next_line(file: IO[bytes], end: int) -> bytes:
+    """The next line, no further than byte `end`; empty there.
 
     Raises:
         Unreadable: it is too long, and is not read to its end.
     """
-    line = file.readline(LONGEST_LINE_BYTES + 1)
+    line = file.readline(min(LONGEST_LINE_BYTES + 1, max(0, end - file.tell())))
     if len(line) > LONGEST_LINE_BYTES:
         raise Unreadable(f"a line of it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
     return line

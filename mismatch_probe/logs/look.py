@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import said
-from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, next_line, parse_line
+from mismatch_probe.logs.lines import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.pickles import first_words
 from mismatch_probe.logs.torch_files import words_in_torch_file
 from mismatch_probe.reading import Unreadable, as_object, opened
@@ -102,7 +102,8 @@ def _lines(file: IO[bytes]) -> Look:
     if start and not start.startswith(b"{"):
         raise Unreadable("it is neither JSON objects, nor parquet, nor a pickle")
     file.seek(0)
-    while (line := next_line(file)) and not line.strip():
+    end = size_of(file)
+    while (line := next_line(file, end)) and not line.strip():
         pass
     if not line:
         raise Unreadable("it is empty")

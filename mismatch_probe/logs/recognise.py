@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.files import files_of
+from mismatch_probe.logs.files import NoLogError, files_of
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats import FORMATS
 from mismatch_probe.logs.look import look_at
@@ -17,7 +17,8 @@ def recognise(path: Path, name: str | None = None) -> Format:
     """The format of the file or the folder `path`; of several in a folder, the one that holds most. name: insists.
 
     Raises:
-        UsageError: nothing is there, no format has this name, none fits, or two that hold as much do.
+        NoLogError: none fits a file of the folder.
+        UsageError: nothing is there, no format has this name, none fits the file, or two that hold as much do.
     """
     if name is not None:
         return _named(name)
@@ -25,7 +26,8 @@ def recognise(path: Path, name: str | None = None) -> Format:
     counts = Counter(known.name for file in there for known in FORMATS.values() if known.fits(look_at(file)))
     if not counts:
         why = _why_none(path, there)
-        raise UsageError(f"{why} (known formats: {_names()}); name one with --format, see docs/logs.md")
+        kind = UsageError if there == [path] else NoLogError
+        raise kind(f"{why} (known formats: {_names()}); name one with --format, see docs/logs.md")
     best = min(_MOST_TELLING_FIRST.index(FORMATS[fitting].holds) for fitting in counts)
     first, *others = [fitting for fitting in counts if FORMATS[fitting].holds == _MOST_TELLING_FIRST[best]]
     if others:
@@ -35,6 +37,8 @@ def recognise(path: Path, name: str | None = None) -> Format:
 
 
 def _why_none(path: Path, there: list[Path]) -> str:
+    if not there:
+        return f"the folder {path} is empty, so it holds no log of a known format"
     if there != [path]:
         return f"none of the {len(there)} files below {path} is a log of a known format"
     why = look_at(path).why_other

@@ -22,18 +22,26 @@ class WatchedStep(Record):
 
 
 class WatchRecord(Record):
-    """guards_off: the guards that the log cannot serve, and what each lacks. unfinished: steps that were there at the
-    end and not whole, and were not judged. rewritten: steps that were written again after they were judged. stopped_at:
-    the step at which a guard asked to stop, and `diagnosis` its likely cause; None where none did.
+    """format: None where the folder held no log. guards_off: the guards that the log cannot serve, and what each lacks.
+    num_judged: steps that every other guard judged; judged_in_part: those that some judged; not_judged: those that none
+    did. unfinished: steps that were there at the end and not whole, and were not judged. vanished: steps whose files
+    went away before they were read. rewritten: steps that were written to again after they were judged. stopped_at: the
+    step at which a guard asked to stop, and `diagnosis` its likely cause; None where none did. reason: why the exit
+    code is what it is; None where the watch was interrupted or the log could not be followed to its end.
     """
 
     schema_version: int = WATCH_VERSION
     tool_version: str
     source: str
-    format: str
+    format: str | None
     guards_off: dict[str, list[str]]
     steps: list[WatchedStep]
+    num_judged: int = 0
+    judged_in_part: list[int] = []
+    not_judged: list[int] = []
     unfinished: list[int] = []
+    vanished: list[int] = []
     rewritten: list[int] = []
     stopped_at: int | None
     diagnosis: str | None
+    reason: str | None = None

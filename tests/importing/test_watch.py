@@ -156,10 +156,138 @@ def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken
     write(folder / "step_2.jsonl", [one | {"train_logprobs": one["logprobs"]} for one in step_rows()])
     write(folder / "step_3.jsonl", [one | {"train_logprobs": [0.0] * 30} for one in step_rows()])
     old(folder)
-    answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.INCONCLUSIVE)
     assert [step.findings for step in record.steps] == [[], [], ["copied"], ["all_zero"]]
     assert [bool(step.metrics) for step in record.steps] == [True, True, False, False]
-    assert answer.stderr.count("not judged") == 2
+    assert answer.stderr.count("  not judged") == 2
+    assert "2 of 4 steps were judged; not judged: steps 2 to 3: 2 of 4 steps could not be judged" in answer.stderr
+    watched(folder, "--guards", guards, "--unjudged-share", 0.5, code=ExitCode.PASS)
+
+
+@pytest.mark.parametrize("column", ["logprobs", "train_logprobs"])
+def test_steps_that_cannot_be_judged_end_it_with_3_once_patience_is_over(
+    folder: Path, guards: Path, column: str
+) -> None:
+    """The sampler's log-probs are all 0, or a copy of the trainer's, from step 8 of 14."""
+    log_of(folder, [1.0] * 14)
+    for number in range(8, 14):
+        lost = {"logprobs": [0.0] * 30} if column == "logprobs" else {}
+        rows = [one | (lost or {"train_logprobs": one["logprobs"]}) for one in step_rows()]
+        write(folder / f"step_{number}.jsonl", rows)
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.INCONCLUSIVE)
+    assert (record.num_judged, record.not_judged) == (8, [8, 9, 10])
+    assert "8 of 11 steps were judged; not judged: steps 8 to 10: 3 steps in a row" in answer.stderr
+    _, record = watched(folder, "--guards", guards, "--unjudged", 0, code=ExitCode.INCONCLUSIVE)
+    assert record.not_judged == [8, 9, 10, 11, 12, 13]
+    watched(folder, "--guards", guards, "--unjudged", 0, "--unjudged-share", 0.5, code=ExitCode.PASS)
+
+
+def test_one_step_of_many_that_cannot_be_judged_is_counted_and_passes(folder: Path, guards: Path) -> None:
+    log_of(folder, [1.0] * 14)
+    write(folder / "step_9.jsonl", [one | {"logprobs": [0.0] * 30} for one in step_rows()])
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert (record.num_judged, record.not_judged) == (13, [9])
+    assert "13 of 14 steps were judged; not judged: step 9: no guard asked" in answer.stderr
+
+
+def test_a_guard_that_asks_for_a_rollback_is_no_pass(folder: Path, guards: Path) -> None:
+    guards.write_text(LIMIT.replace('["warn", "stop"]', '["rollback", "warn"]'))
+    old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 1.0, 1.0]))
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
+    assert len(record.steps) == 6
+    assert record.stopped_at is None
+    assert "6 of 6 steps were judged: guards asked for more than a warning: rollback at step 3 (mismatch)" in (
+        answer.stderr
+    )
+
+
+def test_a_guard_that_only_warns_is_a_pass(folder: Path, guards: Path) -> None:
+    guards.write_text(LIMIT.replace('["warn", "stop"]', '["warn"]'))
+    old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 1.0, 1.0]))
+    _, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
+    assert [step.step for step in record.steps if step.events] == [3]
+
+
+def test_steps_that_a_guard_falls_silent_on_are_not_counted_as_judged(folder: Path) -> None:
+    for number in range(6):
+        write(folder / f"step_{number}.jsonl", step_rows(**({"entropy": ENTROPIES} if number < 2 else {})))
+    old(folder)
+    answer, record = watched(folder, code=ExitCode.INCONCLUSIVE)
+    assert (record.num_judged, record.judged_in_part) == (2, [2, 3, 4])
+    assert "judged by some guards only: steps 2 to 4: 3 steps in a row could not be judged" in answer.stderr
+
+
+def test_an_empty_and_a_cut_step_in_the_middle_are_named_and_counted(folder: Path, guards: Path) -> None:
+    log_of(folder, [1.0] * 8)
+    empty, cut = folder / "step_3.jsonl", folder / "step_5.jsonl"
+    empty.write_text("")
+    cut.write_text(cut.read_text()[:100])
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.INCONCLUSIVE)
+    assert record.not_judged == [3, 5]
+    assert f"a file cannot be read and is left out: {empty}: it is empty" in answer.stderr
+    assert f"a file cannot be read and is left out: {cut}: " in answer.stderr
+
+
+def test_a_step_of_another_content_in_the_middle_is_named(folder: Path, guards: Path) -> None:
+    log_of(folder, [1.0] * 3)
+    (folder / "step_1.jsonl").write_text('{"error": "out of memory"}\n')
+    (folder / "settings.jsonl").write_text('{"steps": 3}\n')
+    old(folder)
+    answer, record = watched(folder, "--guards", guards, code=ExitCode.INCONCLUSIVE)
+    assert record.not_judged == [1]
+    assert "step_1.jsonl: it holds something other than" in answer.stderr
+    assert "settings.jsonl" not in answer.stderr
+
+
+def test_an_empty_newest_step_is_waited_for(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    (folder / "step_2.jsonl").touch()
+    old(folder)
+    follower = Follower(recognise(folder), folder)
+    assert [step.number for step in follower.new_steps()] == [0, 1]
+    assert list(follower.unfinished) == [2]
+    write(folder / "step_2.jsonl", step_rows())
+    write(folder / "step_3.jsonl", step_rows())
+    assert [step.number for step in follower.new_steps()] == [2]
+
+
+def test_a_step_that_goes_away_before_it_was_read_is_named(folder: Path) -> None:
+    old(log_of(folder, [1.0, 1.0]))
+    write(folder / "step_2.jsonl", step_rows())
+    follower = Follower(recognise(folder), folder)
+    assert [step.number for step in follower.new_steps()] == [0, 1]
+    (folder / "step_2.jsonl").unlink()
+    assert not list(follower.new_steps())
+    assert follower.vanished == [2]
+
+
+def test_late_rows_of_a_step_are_named_with_their_bytes(folder: Path) -> None:
+    log_of(folder, [1.0, 1.0])
+    first = folder / "step_0.jsonl"
+    os.utime(first, (time.time() - 3600,) * 2)
+    follower = Follower(recognise(folder), folder)
+    assert next(iter(follower.new_steps())).number == 0
+    before = first.stat().st_size
+    with first.open("a") as file:
+        file.write(json.dumps(row(99)) + "\n")
+    list(follower.new_steps())
+    assert follower.rewritten == {0: first.stat().st_size - before}
+
+
+@pytest.mark.parametrize("words", [(), ("--format", "plain")])
+def test_a_folder_that_never_holds_a_log_ends_with_3(folder: Path, words: tuple[str, ...]) -> None:
+    answer, record = watched(folder, *words, code=ExitCode.INCONCLUSIVE)
+    assert record.steps == []
+    assert "0 of 0 steps were judged: no step could be judged" in answer.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--format", "plain")])
+def test_a_folder_that_does_not_exist_ends_with_2(folder: Path, words: tuple[str, ...]) -> None:
+    answer = probe("watch", folder / "none", "--every", 0.1, *words, code=ExitCode.USAGE)
+    assert "does not exist" in answer.stderr
 
 
 def test_log_probs_that_are_missing_fire_the_guard_on_what_is_no_number(folder: Path) -> None:
@@ -217,7 +345,7 @@ def test_a_step_that_is_written_again_is_named_and_not_judged_twice(folder: Path
     assert [step.number for step in follower.new_steps()] == [0, 1]
     write(folder / "step_1.jsonl", step_rows(2.0))
     assert not list(follower.new_steps())
-    assert follower.rewritten == [1]
+    assert list(follower.rewritten) == [1]
 
 
 def test_a_newest_step_whose_last_line_is_cut_off_waits_for_the_rest(folder: Path) -> None:
@@ -228,7 +356,7 @@ def test_a_newest_step_whose_last_line_is_cut_off_waits_for_the_rest(folder: Pat
     old(folder)
     follower = Follower(recognise(folder), folder)
     assert [step.number for step in follower.new_steps()] == [0]
-    assert follower.unfinished == [1]
+    assert list(follower.unfinished) == [1]
     _, record = watched(folder, code=ExitCode.PASS)
     assert ([one.step for one in record.steps], record.unfinished) == ([0], [1])
     newest.write_bytes(whole)
@@ -240,9 +368,10 @@ def test_a_step_that_was_never_declared_finished_is_named_at_the_end(tmp_path: P
     folder = tmp_path / "token_exports"
     for number, stable in enumerate((True, False, True)):
         _prime_rl(folder / f"step_{number}", stable=stable)
-    answer, record = watched(folder, code=ExitCode.PASS)
+    answer, record = watched(folder, code=ExitCode.INCONCLUSIVE)
     assert ([one.step for one in record.steps], record.unfinished) == ([0, 2], [1])
-    assert "step 1 is not whole and was not judged" in answer.stderr
+    assert "step 1 is not whole and was not judged: its system has not declared" in answer.stderr
+    assert "2 of 3 steps were judged; not whole: step 1" in answer.stderr
 
 
 def test_a_folder_that_can_no_longer_be_looked_through_is_no_quiet_end(folder: Path) -> None:
@@ -305,7 +434,7 @@ def test_a_step_that_lacks_what_a_guard_reads_is_said_to_be_not_judged_by_it(fol
     write(folder / "step_0.jsonl", step_rows(entropy=ENTROPIES))
     write(folder / "step_1.jsonl", step_rows())
     old(folder)
-    answer, record = watched(folder, code=ExitCode.PASS)
+    answer, record = watched(folder, code=ExitCode.INCONCLUSIVE)
     assert "temperature" not in record.guards_off
     assert "guards that read mismatch/temperature_fit" in answer.stderr
 

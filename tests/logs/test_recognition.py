@@ -1,12 +1,14 @@
 """Which format a file or a folder is told to be of."""
 
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS, look, recognise
+from mismatch_probe.logs.lines import read_lines
 from tests.logs.reading import DATA, read, written
 
 NEMO_RL = DATA / "nemo_rl" / "train_data_step1.jsonl"
@@ -63,11 +65,13 @@ def test_a_step_that_is_cut_off_is_left_out_and_told(name, tmp_path):
     shutil.copytree(DATA / name, folder)
     _, last = sorted(folder.iterdir())
     last.write_bytes(last.read_bytes()[:200])
-    (folder / f"later{last.suffix}").touch()
+    empty = folder / f"later{last.suffix}"
+    empty.touch()
     responses, told = read(folder)
     assert len(responses) == 3
     [finding] = [each for each in told if each.code == "unreadable_files"]
-    assert finding.evidence == {"files": [str(last)]}
+    assert sorted(finding.evidence["files"]) == sorted([str(last), str(empty)])
+    assert f"{empty}: it is empty" in finding.sentence
 
 
 def test_steps_are_read_in_their_order(tmp_path):
@@ -79,6 +83,20 @@ def test_steps_are_read_in_their_order(tmp_path):
 def test_a_format_that_is_insisted_on_reads_what_it_can_and_says_what_it_cannot(tmp_path):
     with pytest.raises(UsageError, match=r"line 1 of .*token_ids"):
         read(written(tmp_path / "a.jsonl", [{"loss": 0.5}]), "plain")
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_the_size_it_had(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"number": 0}\n' * 3)
+    told = []
+    with path.open("a") as file:
+        rows = []
+        for found in islice(read_lines(path, told.append), 1000):
+            rows.append(found)
+            file.write('{"number": 1}\n' * 10_000)
+            file.flush()
+    assert len(rows) == 3
+    assert not told
 
 
 def test_a_file_that_grew_is_looked_at_again(tmp_path):

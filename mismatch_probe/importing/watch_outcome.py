@@ -1,0 +1,136 @@
+"""What a watch comes to: how many steps were judged, what guards asked for, and the exit code that says so."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.guards.actions import Action
+from mismatch_probe.importing.watching import JudgedStep
+from mismatch_probe.notation import write_count, write_percent
+
+_MOST_STRETCHES: Final = 8
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many steps may go by that could not be judged. in_a_row: so many end the watch; 0: no number does. share: of
+    all steps, at the end.
+    """
+
+    in_a_row: int = 3
+    share: float = 0.1
+
+
+@dataclass
+class Tally:
+    """The steps so far. judged: by every guard that is on; in_part: by some; not_judged: by none; broken: those whose
+    numbers mean nothing. stopped_at: the step at which a guard asked to stop. skipped: steps of the log that could not
+    be read, by why.
+    """
+
+    patience: Patience
+    judged: list[int] = field(default_factory=list)
+    in_part: list[int] = field(default_factory=list)
+    not_judged: list[int] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    stopped_at: int | None = None
+    skipped: dict[str, list[int]] = field(default_factory=dict)
+    _asked_at: int = 0
+    _asked: Action | None = None
+    _guards_that_asked: tuple[str, ...] = ()
+    _unjudged_in_a_row: int = 0
+
+    def add(self, step: JudgedStep) -> None:
+        if step.is_judged:
+            self.judged.append(step.number)
+            self._unjudged_in_a_row = 0
+        else:
+            (self.in_part if step.metrics else self.not_judged).append(step.number)
+            self._unjudged_in_a_row += 1
+        if step.is_broken:
+            self.broken.append(step.number)
+        if step.asks_to_stop:
+            self.stopped_at = step.number
+        if step.asked and (self._asked is None or step.asked[0].kind.strength > self._asked.kind.strength):
+            self._asked, self._asked_at = step.asked[0], step.number
+            self._guards_that_asked = tuple(event.guard for event in step.events if step.asked[0] in event.actions)
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether too many steps in a row could not be judged."""
+        return 0 < self.patience.in_a_row <= self._unjudged_in_a_row
+
+    @property
+    def code(self) -> ExitCode:
+        """1 where a guard asked to stop; else 4 where numbers mean nothing, 1 where guards asked for more than a
+        warning, and 3 where too few steps were judged.
+        """
+        if self.stopped_at is not None:
+            return ExitCode.GATE_FAILED
+        if self.broken:
+            return ExitCode.ENVIRONMENT
+        if self._asked is not None:
+            return ExitCode.GATE_FAILED
+        return ExitCode.PASS if self._why_inconclusive() is None else ExitCode.INCONCLUSIVE
+
+    @property
+    def counts(self) -> str:
+        """How many steps were judged, and which were not."""
+        parts = {
+            "not judged": self.not_judged,
+            "judged by some guards only": self.in_part,
+            **self.skipped,
+        }
+        others = "".join(f"; {what}: {_steps(numbers)}" for what, numbers in parts.items() if numbers)
+        return f"{write_count(len(self.judged))} of {write_count(self._num_steps)} steps were judged{others}"
+
+    @property
+    def reason(self) -> str:
+        """Why the code is what it is."""
+        if self.stopped_at is not None:
+            return f"a guard asked to stop at step {self.stopped_at}"
+        if self.broken:
+            return f"the numbers of {_steps(self.broken)} must not be trusted"
+        if self._asked is not None:
+            return (
+                f"guards asked for more than a warning: {self._asked} at step {self._asked_at} "
+                f"({', '.join(self._guards_that_asked)})"
+            )
+        return self._why_inconclusive() or "no guard asked for more than a warning"
+
+    @property
+    def _num_steps(self) -> int:
+        return len(self.judged) + self._num_unjudged
+
+    @property
+    def _num_unjudged(self) -> int:
+        return len(self.in_part) + len(self.not_judged) + sum(map(len, self.skipped.values()))
+
+    def _why_inconclusive(self) -> str | None:
+        if not self.judged and not self.in_part:
+            return "no step could be judged"
+        if self.is_out_of_patience:
+            return f"{self._unjudged_in_a_row} steps in a row could not be judged (--unjudged {self.patience.in_a_row})"
+        if self._num_unjudged > self.patience.share * self._num_steps:
+            return (
+                f"{write_count(self._num_unjudged)} of {write_count(self._num_steps)} steps could not be judged, more "
+                f"than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
+            )
+        return None
+
+
+def _steps(numbers: Collection[int]) -> str:
+    """`step 3`, `steps 1, 4 to 9`; of very many stretches the first."""
+    stretches = list(_stretches(sorted(numbers)))
+    named = [str(first) if first == last else f"{first} to {last}" for first, last in stretches[:_MOST_STRETCHES]]
+    more = " and more" if len(stretches) > _MOST_STRETCHES else ""
+    return f"step{'s' if len(numbers) > 1 else ''} {', '.join(named)}{more}"
+
+
+def _stretches(numbers: list[int]) -> Iterable[tuple[int, int]]:
+    """The first and the last of each run of numbers that follow each other."""
+    firsts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
+    lasts = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
+    return zip(firsts, lasts, strict=True)
