@@ -18,6 +18,7 @@ from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.other_experts import agree_before, other_experts
 from mismatch_probe.verdict.signatures.positions import CLEAN_FIRST
+from mismatch_probe.verdict.size import beyond_rounding
 
 BY_ELIMINATION = (Code.STALE_WEIGHTS,)
 """Causes that hold only while nothing else is known to differ."""
@@ -66,6 +67,8 @@ def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Caus
     if one_sided is not None:
         causes = [one_sided]
     causes = causes or beyond_format(case.departures)
+    if not causes and other_checkpoint(case.departures) is None:
+        causes = beyond_rounding(case, disagreement)
     if case.exact is None:
         causes = _with_settings(case, causes)
     seen = {cause.code for cause in causes}

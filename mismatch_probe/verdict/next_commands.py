@@ -66,6 +66,9 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
             "runs that this one was made from an FP32 pair (compare --resume --dtype fp32), and rescore into a new "
             "folder."
         ]
+    if verdict.code == Code.BEYOND_FORMAT and case.takes_dtypes:
+        command = ADD_EXACT_PAIR if case.is_of_dtypes else f"{GO_ON} {words_line(*case.exact_sides)}"
+        return [f"FP32 against FP32 shows causes that 16 bits hide: `{command}`"]
     if not case.can_be_looked_into:
         return []
     if verdict.kind == "bug" and verdict.code in _INSIDE_THE_MODEL:

@@ -8,6 +8,7 @@ from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import FP32_AGREES_NATS, SPIKE_NATS
 from mismatch_probe.verdict.signatures.disagreement import Disagreement
 from mismatch_probe.verdict.signatures.routing import routing
+from mismatch_probe.verdict.size import beside_usual
 
 DOMINANT_SIDE_SHARE = 0.8
 
@@ -35,7 +36,7 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
     flips = routing(disagreement)
     if case.exact is None:
         undecided = Code.UNEXPLAINED.cause(
-            shown,
+            [beside_usual(case, disagreement), *shown],
             _length_advice(case),
             what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
         )

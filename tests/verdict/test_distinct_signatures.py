@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Floats, Repeat
+from mismatch_probe.stats.sequences import Floats, Repeat, TokenPair
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.floors import rounding_floor
 from mismatch_probe.verdict.signatures import DISTINCT, signatures
@@ -15,9 +15,11 @@ from mismatch_probe.verdict.signatures.mispaired import mispaired
 from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
 from mismatch_probe.verdict.signatures.one_sided_dtype import one_sided_dtype
 from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
+from mismatch_probe.verdict.signatures.sampled_otherwise import sampled_otherwise
 from mismatch_probe.verdict.signatures.temperature import temperature
 from mismatch_probe.verdict.signatures.truncated_support import truncated_support
 from tests.verdict.simulated import (
+    World,
     clean,
     disagreement,
     log_softmax,
@@ -96,6 +98,28 @@ def test_a_truncated_support_is_named(top_p: float) -> None:
     assert cause is not None
     assert cause.sentence.startswith("The engine samples from part")
     assert signatures(disagreement(given, pair))[0].code == Code.TRUNCATED_SUPPORT
+
+
+@pytest.mark.parametrize("has_ref", [True, False], ids=["with a reference", "without"])
+@pytest.mark.parametrize("top_p", [0.8, 0.95])
+def test_rounding_hides_no_truncated_support(top_p: float, has_ref: bool) -> None:
+    """In BF16 what rounding does to a token is as large as what is cut."""
+    given = world()
+    pair = pair_of(given, noisy(given, Dtype.BF16), noisy(given, Dtype.BF16), kept=nucleus(given.logits, top_p))
+    pair = pair if has_ref else replace(pair, log_ref=None)
+    [cause] = signatures(disagreement(given, pair, Dtype.BF16))
+    assert cause.code == Code.TRUNCATED_SUPPORT
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_and_its_bias_are_no_truncated_support(seed: int) -> None:
+    """A log-softmax in 16 bit shifts every token by 0.005."""
+    given = world(seed=seed)
+    pair = pair_of(given, noisy(given, Dtype.BF16), noisy(given, Dtype.BF16))
+    for biased in (pair.log_pi, pair.log_pi + np.float32(0.005)):
+        for log_ref in (pair.log_ref, None):
+            changed = replace(pair, log_pi=biased, log_ref=log_ref)
+            assert truncated_support(disagreement(given, changed, Dtype.BF16)) is None
 
 
 def test_a_truncated_support_is_seen_beside_another_temperature_by_the_engines_own_prefill() -> None:
@@ -274,3 +298,46 @@ def test_an_engine_in_16_bit_is_held_to_its_own_errors_where_the_training_path_i
         for times, is_named in ((1.0, False), (20.0, True)):
             repeat = Repeat(pair.sequences, pair.log_mu, (pair.log_mu - times * np.abs(noise)).astype(np.float32))
             assert (not_repeatable(with_pair(deviations, repeats={name: repeat})) is not None) is is_named
+
+
+def scored_tokens(given: World, temperature: float = 1.0, *, others: bool = False) -> TokenPair:
+    """Both sides' log-probs at temperature 1 of tokens drawn at another, or pi's of other tokens."""
+    pi, mu = log_softmax(noisy(given, Dtype.BF16)), log_softmax(noisy(given, Dtype.BF16))
+    drawn = (log_softmax(given.logits / temperature) + given.generator.gumbel(size=pi.shape)).argmax(axis=1)
+    rows, scored = np.arange(drawn.size), given.generator.permutation(50)[drawn] if others else drawn
+    return TokenPair(given.sequences, pi[rows, scored], mu[rows, drawn], entropy_pi=-(np.exp(pi) * pi).sum(axis=1))
+
+
+@pytest.mark.parametrize(("temperature", "words"), [(0.6, "sharper"), (0.8, "sharper"), (1.3, "flatter")])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_temperature_that_neither_sides_log_probs_have_is_seen_by_the_entropy(
+    temperature: float, words: str, seed: int
+) -> None:
+    given = world(seed=seed, num_sequences=160)
+    [cause] = signatures(disagreement(given, scored_tokens(given, temperature), Dtype.BF16))
+    assert cause.code == Code.TEMPERATURE
+    assert cause.sentence.endswith(f"but from a {words} one.")
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_drawn_from_what_is_recorded_have_no_other_temperature(spread: float, seed: int) -> None:
+    given = world(seed=seed, spread=spread)
+    for pair in (scored_tokens(given), replace(scored_tokens(given), entropy_pi=None)):
+        assert signatures(disagreement(given, pair, Dtype.BF16)) == []
+
+
+def test_other_weights_are_no_other_temperature_of_sampling() -> None:
+    """Tokens of mu are not drawn from pi, and their surprise says nothing."""
+    given = world()
+    moved = with_logits(given, Dtype.BF16, pi=given.logits + given.generator.normal(size=given.logits.shape))
+    assert sampled_otherwise(moved) is None
+
+
+def test_scores_of_other_tokens_are_told_by_the_entropy() -> None:
+    given = world()
+    pair = scored_tokens(given, others=True)
+    [cause] = signatures(disagreement(given, pair, Dtype.BF16))
+    assert cause.code == Code.LABEL_OFFSET
+    assert cause.sentence == "The training path scores other tokens than the engine sampled."
+    assert label_offset(disagreement(given, replace(pair, entropy_pi=None), Dtype.BF16)) is None

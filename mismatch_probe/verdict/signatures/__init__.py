@@ -11,6 +11,7 @@ from mismatch_probe.verdict.signatures.not_repeatable import not_repeatable
 from mismatch_probe.verdict.signatures.positions import positions
 from mismatch_probe.verdict.signatures.prompt_prefix import prompt_prefix
 from mismatch_probe.verdict.signatures.rounded_logprobs import rounded_logprobs
+from mismatch_probe.verdict.signatures.sampled_otherwise import sampled_otherwise
 from mismatch_probe.verdict.signatures.stale_weights import stale_weights
 from mismatch_probe.verdict.signatures.temperature import temperature
 from mismatch_probe.verdict.signatures.truncated_support import truncated_support
@@ -25,6 +26,7 @@ DISTINCT: tuple[Signature, ...] = (
     rounded_logprobs,
     temperature,
     not_repeatable,
+    sampled_otherwise,
 )
 """Shapes that rounding cannot take, in the order in which one hides those after it."""
 

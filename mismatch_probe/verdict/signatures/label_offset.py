@@ -1,14 +1,15 @@
 """Labels off by one: a side's log-prob at position t is that of the token at t + 1 or t - 1.
 
 Either recorded log-probs agree with the other side's once shifted, or (logits read at the wrong position) the arg-max
-tokens do although the log-probs belong to no token that was asked for.
+tokens do although the log-probs belong to no token that was asked for. Or a side scores tokens that nobody sampled: its
+log-probs have nothing to do with the other side's, and lie far below its own entropy, which the other side keeps to.
 """
 
 import numpy as np
 
 from mismatch_probe.notation import write_number, write_percent
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import Array, Sequences, difference
+from mismatch_probe.stats.sequences import Array, Sequences, TokenPair, difference
 from mismatch_probe.verdict.codes import Code
 from mismatch_probe.verdict.signatures.disagreement import Disagreement, root_mean_square
 
@@ -20,12 +21,27 @@ RESTORED_RMS = 0.25
 RESTORED_SHARE = 0.75
 """Of the uncertain tokens, the least that the shift must bring closer: one wild token at an edge makes an rms alone."""
 
+LEAST_COMPARED = 32
+"""Tokens whose log-probs are correlated."""
+
 LEAST_TOKENS = 8
 """Uncertain tokens that are compared: one or two come closer by chance."""
 
 TOP1_RESTORED = 0.9
 TOP1_LOST = 0.6
 """Shares of positions with equal arg-max tokens: at least with the shift, at most without."""
+
+UNLIKE = 0.2
+"""Correlation of the two sides' probabilities, the most that those of other tokens have."""
+
+SURPRISED_NATS = 1.0
+"""By which the tokens are less likely than the entropy says, the least."""
+
+KEPT_TO = 0.25
+"""Of that surprise, the most by which the other side's log-probs may miss the entropy."""
+
+FOLLOWS = (0.5, 1.5)
+"""Slope of -log mu over the entropy of the same token: 1 where the tokens were drawn from these distributions."""
 
 
 def label_offset(disagreement: Disagreement) -> Cause | None:
@@ -50,7 +66,7 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
             ]
             return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
     if pair.top1_pi is None or pair.top1_mu is None:
-        return None
+        return _other_tokens(pair, advice)
     equal = _share_equal(pair.top1_pi, pair.top1_mu)
     for shift in SHIFTS:
         here, there = shifted(pair.sequences, shift)
@@ -61,7 +77,39 @@ def label_offset(disagreement: Disagreement) -> Cause | None:
                 f"shifted by {shift:+d}"
             ]
             return Code.LABEL_OFFSET.cause(shift=shift, evidence=evidence, advice=advice)
-    return None
+    return _other_tokens(pair, advice)
+
+
+def _other_tokens(pair: TokenPair, advice: list[str]) -> Cause | None:
+    """The cause where the tokens that pi scores are not those that mu sampled; None without pi's entropy.
+
+    pi's distributions are known to be right by their entropy, to which the sampled tokens keep, each to its own.
+    """
+    if pair.entropy_pi is None or pair.sequences.num_tokens < LEAST_COMPARED:
+        return None
+    entropies = pair.entropy_pi.astype(np.float64)
+    entropy = float(entropies.mean())
+    of_pi, of_mu = (-float(leg.mean(dtype=np.float64)) for leg in (pair.log_pi, pair.log_mu))
+    surprise = of_pi - entropy
+    if surprise < SURPRISED_NATS or abs(of_mu - entropy) > KEPT_TO * surprise:
+        return None
+    prob_pi, prob_mu = (np.exp(leg.astype(np.float64)) for leg in (pair.log_pi, pair.log_mu))
+    if not (prob_pi.std() and prob_mu.std() and entropies.std()):
+        return None
+    correlation = float(np.corrcoef(prob_pi, prob_mu)[0, 1])
+    slope = float(np.cov(-pair.log_mu.astype(np.float64), entropies)[0, 1] / entropies.var(ddof=1))
+    if correlation > UNLIKE or not FOLLOWS[0] < slope < FOLLOWS[1]:
+        return None
+    return Cause(
+        code=Code.LABEL_OFFSET,
+        sentence="The training path scores other tokens than the engine sampled.",
+        evidence=[
+            f"the two sides' probabilities have a correlation of {write_number(correlation)}",
+            f"the training path finds the tokens {write_number(of_pi)} nats unlikely on average and the engine "
+            f"{write_number(of_mu)}, where the training path's own entropy is {write_number(entropy)}",
+        ],
+        advice=[*advice, "See with which ids the training side gathers log-probs, and on which side it pads."],
+    )
 
 
 def shifted(sequences: Sequences, shift: int) -> tuple[Array, Array]:

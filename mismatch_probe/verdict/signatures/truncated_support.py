@@ -2,8 +2,13 @@
 
 If mu keeps a part of the vocabulary with mass K under pi and renormalises, log mu = log pi - log K for every sampled
 token: d = log K <= 0, never above 0, and the mean of e^d is the kept mass instead of 1. Two policies that normalise
-over the same support have mean e^d = 1 under mu, so d cannot be one-signed.
+over the same support have mean e^d = 1 under mu, however much they round, so d cannot be one-signed.
+
+How far d lies on the side of 0 to which no truncation can bring it is the size of rounding, as d itself shows it: it
+counts where the measured floor is larger than what is cut, or was not measured at all.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -26,6 +31,12 @@ VARIATION_IN_FLOORS = 3.0
 VARIATION_IN_MEANS = 0.1
 """Standard deviation of d, by either measure: kept mass varies from context to context, a constant offset does not."""
 
+LEAST_CORRELATION = 0.8
+"""Of the two sides' log-probs, where rounding is read from d: those of other tokens can lie on one side of 0, too."""
+
+LEAST_CUT = 0.01
+"""Mass that must be cut for that: a log-softmax in 16 bit moves the mean weight by 0.005."""
+
 FAR_OUTSIDE = 8.0
 """Standard errors by which the mean weight must miss 1."""
 
@@ -46,16 +57,21 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
 
 
 def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
-    d, tolerance = sign * diff, 6 * disagreement.floor
-    wrong, truncated = float(np.mean(d < -tolerance)), float(np.mean(d > tolerance))
+    d = sign * diff
     least = min(VARIATION_IN_FLOORS * disagreement.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
-    if wrong > WRONG_SIGN or truncated < LEAST_TRUNCATED or np.std(d) < least:
-        return None
     weight = Estimator(disagreement.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
-    if weight is None or weight.low is None or weight.high is None:
+    if np.std(d) < least or weight is None or weight.low is None or weight.high is None:
         return None
-    error = (weight.high - weight.low) / 4
-    if sign * (weight.value - 1) < FAR_OUTSIDE * error:
+    cut, error = sign * (weight.value - 1), (weight.high - weight.low) / 4
+    shares = [
+        (float(np.mean(d < -tolerance)), float(np.mean(d > tolerance)))
+        for tolerance, least_cut in _tolerances(disagreement, d)
+        if cut >= max(least_cut, FAR_OUTSIDE * error)
+    ]
+    wrong, truncated = next(
+        (share for share in shares if share[0] <= WRONG_SIGN and share[1] >= LEAST_TRUNCATED), (1.0, 0.0)
+    )
+    if not truncated:
         return None
     return Code.TRUNCATED_SUPPORT.cause(
         side=side,
@@ -70,3 +86,14 @@ def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str
             "which defaults the engine takes from generation_config.json."
         ],
     )
+
+
+def _tolerances(disagreement: Disagreement, d: Floats) -> Iterator[tuple[float, float]]:
+    """What rounding can do to a token (nats), and the least mass that must be cut: by the measured floor, then by how
+    far d lies on the wrong side of 0.
+    """
+    yield 6 * disagreement.floor, 0.0
+    pair = disagreement.pair
+    varies = pair.log_mu.std() > 0 and pair.log_pi.std() > 0
+    if varies and np.corrcoef(pair.log_pi, pair.log_mu)[0, 1] >= LEAST_CORRELATION:
+        yield max(float(np.quantile(-d, 1 - WRONG_SIGN, method="higher")), 0.0), LEAST_CUT

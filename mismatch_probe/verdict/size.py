@@ -1,0 +1,94 @@
+"""How large a deviation rounding can make at all, before it is asked whether a pair's is rounding.
+
+Measured mean abs(d) in nats a token, of two right sides: BF16 0.002 to 0.035 on dense models, up to 0.064 on mixtures
+of experts and on a model cut to four layers; 0.18 rms with a KV cache in FP8; FP16 an eighth of BF16 (published figures
+of seven systems, and tiny random models). The bounds leave a wide margin: what lies beyond is no rounding.
+"""
+
+from typing import Final
+
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.notation import write_estimate, write_number, write_percent
+from mismatch_probe.records.summary import Cause, SettingFinding
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Reals
+from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.codes import Code
+from mismatch_probe.verdict.signatures.disagreement import Disagreement
+from mismatch_probe.verdict.signatures.rounded_logprobs import COARSEST_FIRST, is_on_grid
+
+USUAL_NATS: Final = 0.064
+"""Mean abs(d) in BF16, the largest measured; of other formats by their unit roundoff."""
+
+MOST_NATS: Final = 0.5
+"""Mean abs(d) that BF16 can make at most: eight times the largest measured."""
+
+MOST_COMPRESSED_NATS: Final = 0.25
+"""That which a KV cache or weights in 8 bit can make under any arithmetic, and which no log declares."""
+
+
+def most_by_rounding(dtypes: tuple[Dtype, Dtype]) -> float:
+    """The largest mean abs(d) (nats) that rounding in these formats of pi and mu can make."""
+    coarsest = max(dtype.round_off for dtype in dtypes)
+    return max(MOST_NATS * coarsest / Dtype.BF16.round_off, MOST_COMPRESSED_NATS)
+
+
+def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
+    """The bug of sides that differ by more than any rounding in their formats; none where FP32 or a known setting says
+    what the deviation is, or where it can be rounding.
+    """
+    mean = case.metrics.get("abs_logprob_diff")
+    if mean is None or case.exact is not None or _roundings(case):
+        return []
+    most = most_by_rounding(_formats(case, disagreement))
+    if _surely(mean) <= most:
+        return []
+    formats = _names(_formats(case, disagreement))
+    evidence = [
+        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
+        f"{write_number(most)} of it, {write_percent(most / mean.value)}"
+    ]
+    advice = [
+        "Look for scores of other tokens, rows of another response, another prompt before the response, and other "
+        "weights."
+    ]
+    return [Code.BEYOND_FORMAT.cause(evidence, advice, sides="the two sides differ", formats=formats)]
+
+
+def beside_usual(case: Case, disagreement: Disagreement) -> str:
+    """The deviation beside what rounding in the pair's formats was measured to make."""
+    mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
+    usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
+    return (
+        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {_names(dtypes)} made {write_number(usual)} "
+        f"at most where it was measured, and cannot make more than {write_number(most_by_rounding(dtypes))}"
+    )
+
+
+def _roundings(case: Case) -> list[SettingFinding]:
+    """Settings known to round one side."""
+    return [
+        finding for finding in case.preflight if finding.level == "warning" and finding.code == Code.ONE_SIDED_DTYPE
+    ]
+
+
+def _formats(case: Case, disagreement: Disagreement) -> tuple[Dtype, Dtype]:
+    """Of pi and mu: as declared, or as the grid shows on which all of a side's log-probs lie, where that is coarser."""
+    declared = (case.train_dtype, case.infer_dtype)
+    legs = (disagreement.pair.log_pi, disagreement.pair.log_mu)
+    pi, mu = (_coarser(dtype, leg) for dtype, leg in zip(declared, legs, strict=True))
+    return pi, mu
+
+
+def _coarser(declared: Dtype, leg: Reals) -> Dtype:
+    shown = next((dtype for dtype in COARSEST_FIRST if is_on_grid(leg, dtype)), declared)
+    return max(declared, shown, key=lambda dtype: dtype.round_off)
+
+
+def _names(dtypes: tuple[Dtype, Dtype]) -> str:
+    return " and ".join(dict.fromkeys(dtype.upper() for dtype in dtypes))
+
+
+def _surely(estimate: Estimate) -> float:
+    """The lower bound; of a single response, which has none, the value."""
+    return estimate.value if estimate.low is None else estimate.low

@@ -1,0 +1,54 @@
+"""A deviation that no rounding can make is a bug, whatever else is known; one that rounding can make is not decided."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mismatch_probe as mp
+from mismatch_probe.api.comparison import Comparison
+
+RESPONSES, TOKENS = 24, 80
+
+
+def compared(nats: float, **how: Any) -> Comparison:
+    """Sides whose mean abs(d) is about so large, of no shape that is known."""
+    random = np.random.default_rng(0)
+    log_mu = -random.exponential(2.0, (RESPONSES, TOKENS)) - 20 * nats
+    log_pi = np.minimum(log_mu + random.laplace(0, nats, log_mu.shape), -1e-4)
+    if how.pop("on_grid", False):
+        log_pi, log_mu = (_as_bf16(side) for side in (log_pi, log_mu))
+    return mp.compare_logprobs(log_pi, log_mu, **how)
+
+
+def _as_bf16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+@pytest.mark.parametrize(("nats", "dtype"), [(0.6, "bf16"), (9.8, "bf16"), (0.35, "fp16")])
+def test_no_format_rounds_so(nats: float, dtype: str) -> None:
+    verdict = compared(nats, train_dtype=dtype, infer_dtype=dtype).verdict
+    assert (verdict.kind, verdict.code) == ("bug", "beyond_format")
+    assert f"the two sides differ by more than {dtype.upper()} can" in verdict.sentence
+    assert f"rounding in {dtype.upper()} explains at most 0." in verdict.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("nats", "dtype"), [(0.002, "bf16"), (0.064, "bf16"), (0.3, "bf16"), (0.008, "fp16"), (0.18, "fp16")]
+)
+def test_what_a_format_can_round_to_is_no_bug_by_its_size(nats: float, dtype: str) -> None:
+    """An FP8 cache, which no log declares, makes 0.18 under any arithmetic."""
+    verdict = compared(nats, train_dtype=dtype, infer_dtype=dtype).verdict
+    assert verdict.kind == "undecided"
+    assert "at most where it was measured" in verdict.evidence[0]
+
+
+def test_the_coarser_side_says_how_much_is_rounding() -> None:
+    assert compared(0.35, train_dtype="fp32", infer_dtype="bf16").verdict.kind == "undecided"
+
+
+def test_a_grid_that_shows_stands_for_the_declared_format() -> None:
+    """Log-probs of both sides that are exact in BF16 were rounded to it, whatever is declared."""
+    verdict = compared(0.35, train_dtype="fp16", infer_dtype="fp16", on_grid=True).verdict
+    assert verdict.kind == "undecided"
+    assert "rounding in BF16" in verdict.evidence[0]
