@@ -89,7 +89,7 @@ class ComparisonRun:
 
     def sequences(self, pair: PairName | None = None) -> Frame:
         """A row for each response that was measured: `id`, `prompt_id`, `finish_reason`, `num_tokens`, `diff_sum` (S),
-        `abs_diff_mean` and `abs_diff_max`; nats.
+        `abs_diff_mean` and `abs_diff_max`; nats. S is null where a token lacks a log-prob.
 
         pair: as in `tokens`.
         """
@@ -102,7 +102,7 @@ class ComparisonRun:
             "prompt_id": chosen["prompt_id"],
             "finish_reason": chosen["finish_reason"],
             "num_tokens": sequences.lengths,
-            "diff_sum": measured.diff_sums,
+            "diff_sum": pa.array(measured.diff_sums, mask=None if sequences.complete is None else ~sequences.complete),
             "abs_diff_mean": sequences.sum_by_sequence(measured.abs_diff) / sequences.lengths,
             "abs_diff_max": np.maximum.reduceat(measured.abs_diff, sequences.offsets[:-1]),
         }

@@ -19,7 +19,7 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
     `pi_other_batch`, `mu_other_batch`: each alone against its batch, by prefill. `pi_again`: each alone twice.
     `pi_other_attention`: each alone, with the two implementations of attention. `mu_cached`: each alone, without and
     behind the prefix cache. `mu_decoded_alone`: the first tokens decoded among many and alone, as far as the same come
-    out. What is not recorded, not finite, or of other token ids is left out.
+    out. What is not recorded, not finite, of other token ids, or of a response that lacks tokens is left out.
     """
     ids = list(key_of)
     by_response = pair.sequences.offsets[1:-1]
@@ -80,7 +80,7 @@ def share_decoded_alike(
 
 
 def _repeat(first: dict[str, Reals], second: dict[str, Reals], cluster_of: dict[str, int]) -> Repeat | None:
-    shared = [row_id for row_id in first if row_id in second]
+    shared = [row_id for row_id in first if row_id in second and first[row_id].size == second[row_id].size]
     if not shared:
         return None
     sequences = Sequences.of_lengths(

@@ -28,7 +28,8 @@ class PairData:
 
     `ids` says what the first leg with other token ids than were sampled was scored on; `prompt_start` is pi against
     mu's prefill on the first tokens of each prompt. legs_say_whose_they_are: and are the run's own. Two columns of a
-    log do not say which side computed them. key_of: the hash of each usable row's token ids, by its id.
+    log do not say which side computed them. key_of: the hash of each usable row's token ids, by its id. kept: of each
+    usable row the tokens that were sampled and have every log-prob; None: all of them do.
     """
 
     legs: dict[str, str]
@@ -40,6 +41,7 @@ class PairData:
     prompt_start: TokenPair | None = None
     legs_say_whose_they_are: bool = False
     key_of: dict[str, int] = field(default_factory=dict)
+    kept: list[Mask] | None = None
 
     @property
     def cluster_names(self) -> list[str]:
@@ -52,13 +54,20 @@ class PairData:
         return [str(row_id) for row_id in self.rollouts["id"].take(pa.array(self.rows)).to_pylist()]
 
     def measured_positions(self, row: int) -> npt.NDArray[np.int64]:
-        """Positions in the response of usable row `row` of the tokens that were sampled by the policy."""
+        """Positions in the response of usable row `row` of the tokens that the pair holds: those that were sampled by
+        the policy, and have every log-prob.
+        """
         if "sampled" not in self.rollouts.column_names:
             return np.arange(len(self.rollouts["token_ids"][int(self.rows[row])]))
-        return np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
+        sampled = np.flatnonzero(np.asarray(self.rollouts["sampled"][int(self.rows[row])].as_py(), dtype=bool))
+        return sampled if self.kept is None else sampled[self.kept[row]]
+
+    def is_complete(self, row: int) -> bool:
+        """Whether the pair holds all sampled tokens of usable row `row`."""
+        return self.kept is None or bool(self.kept[row].all())
 
     def position_in_response(self, row: int, position: int) -> int:
-        """Where in the response of usable row `row` the token lies that is the `position`-th that was sampled."""
+        """Where in the response of usable row `row` the token lies that is the `position`-th that the pair holds."""
         return int(self.measured_positions(row)[position])
 
     @property
@@ -99,7 +108,8 @@ class RunReader:
         keys = [ids_key(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         tables = {role: self._leg(name, rollouts, keys) for role, name in legs.items()}
         foreign = next((role for role, leg in tables.items() if leg.foreign.any()), None)
-        joined = self._looked_at_closely(pi, mu, _joined(legs, tables, rollouts), keys)
+        data = _joined(legs, tables, rollouts, in_part=pi.logged or mu.logged)
+        joined = self._looked_at_closely(pi, mu, data, keys)
         joined = replace(
             joined, legs_say_whose_they_are=self._legs.say_whose_they_are and not (pi.logged and mu.logged)
         )
@@ -163,7 +173,10 @@ class RunReader:
         )
 
 
-def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -> PairData:
+def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table, *, in_part: bool) -> PairData:
+    """in_part: a response is used without the tokens that lack a log-prob, which a log may not have recorded; what the
+    run computed itself it has for all tokens, or something is broken.
+    """
     mu, pi = tables["mu"], tables["pi"]
     foreign = np.logical_or.reduce([leg.foreign for leg in tables.values()])
     empty = np.asarray([len(logprobs) == 0 for logprobs in mu.logprobs], dtype=bool)
@@ -171,11 +184,13 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
     void_checks = np.logical_or.reduce(
         [rows_of_role for role, rows_of_role in void.items() if role not in ("mu", "pi")]
     )
-    rows = np.flatnonzero(~(foreign | empty | void["mu"] | void["pi"] | void_checks))
+    kept = _kept(tables, foreign) if in_part else None
+    lacking = np.logical_or.reduce(list(void.values())) if kept is None else [not mask.any() for mask in kept]
+    rows = np.flatnonzero(~(foreign | empty | lacking))
     counts = Counts(
         num_sequences=len(rows),
         num_prompts=len(np.unique(np.asarray(rollouts["prompt_id"].to_pylist())[rows])),
-        num_tokens=sum(len(mu.logprobs[row]) for row in rows),
+        num_tokens=sum(len(mu.logprobs[row]) if kept is None else int(kept[row].sum()) for row in rows),
         missing_mu=_count(mu, is_missing),
         missing_pi=_count(pi, is_missing),
         nonfinite_mu=_count(mu, np.isinf),
@@ -185,35 +200,74 @@ def _joined(legs: dict[str, str], tables: dict[str, _Leg], rollouts: pa.Table) -
         void_checks=int(void_checks.sum()),
         mismatched_ids=int(foreign.sum()),
         truncated_responses=rollouts["finish_reason"].to_pylist().count("length"),
+        **({} if kept is None else _left_out(tables, kept, np.flatnonzero(~foreign))),
     )
     if not len(rows):
         return PairData(legs, counts, None, rollouts, rows)
-    pair = _pair(tables, rollouts, rows)
-    return PairData(legs, counts, pair, rollouts, rows, prompt_start=_prompt_start(tables, pair, rows))
+    kept_of_rows = None if kept is None or not counts.left_out_tokens else [kept[row] for row in rows]
+    pair = _pair(tables, rollouts, rows, kept_of_rows)
+    start = _prompt_start(tables, pair, rows)
+    return PairData(legs, counts, pair, rollouts, rows, prompt_start=start, kept=kept_of_rows)
 
 
-def _pair(tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> TokenPair:
+def _kept(tables: dict[str, _Leg], foreign: Mask) -> list[Mask]:
+    """Of each row the tokens that have every log-prob [T]; none of a row of other ids."""
+    masks = [
+        np.zeros(0, dtype=bool) if is_foreign else np.logical_and.reduce([_is_log_prob(values) for values in of_row])
+        for is_foreign, *of_row in zip(foreign, *(leg.logprobs for leg in tables.values()), strict=True)
+    ]
+    return [np.asarray(mask, dtype=bool) for mask in masks]
+
+
+def _left_out(tables: dict[str, _Leg], kept: list[Mask], rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Counts of the tokens that are not kept, of the responses that are there in part, and the share of the surprisal
+    that these tokens carry by the side that has a log-prob: by pi where both do not lack one.
+    """
+    tokens, partial, surprisal_out, surprisal = 0, 0, 0.0, 0.0
+    for row in rows:
+        mask, mu, pi = kept[row], tables["mu"].logprobs[row], tables["pi"].logprobs[row]
+        seen = np.where(_is_log_prob(pi), -pi, np.where(_is_log_prob(mu), -mu, np.nan))
+        tokens += int((~mask).sum())
+        partial += bool(mask.any() and not mask.all())
+        surprisal_out += float(np.nansum(seen[~mask]))
+        surprisal += float(np.nansum(seen))
+    share = surprisal_out / surprisal if surprisal > 0 else 0.0
+    return {"left_out_tokens": tokens, "partial_responses": partial, "left_out_surprisal": min(1.0, max(0.0, share))}
+
+
+def _pair(
+    tables: dict[str, _Leg], rollouts: pa.Table, rows: npt.NDArray[np.int64], kept: list[Mask] | None
+) -> TokenPair:
     mu, pi = tables["mu"], tables["pi"]
     clusters = np.unique(_cluster_names(rollouts, rows), return_inverse=True)[1]
-    lengths = np.asarray([len(mu.logprobs[row]) for row in rows], dtype=np.int64)
+    masks = [np.ones(len(mu.logprobs[row]), dtype=bool) for row in rows] if kept is None else kept
+    lengths = np.asarray([mask.sum() for mask in masks], dtype=np.int64)
+    chosen = np.concatenate(masks)
 
-    def flat(role: str) -> Reals | None:
-        return _of_rows(tables[role].logprobs if role in tables else None, rows)
+    def flat(values: list[npt.NDArray[Any]] | None) -> npt.NDArray[Any] | None:
+        return None if values is None else np.concatenate([values[row] for row in rows])[chosen]
 
-    log_mu, log_pi = flat("mu"), flat("pi")
+    def log_probs(role: str) -> Reals | None:
+        return flat(tables[role].logprobs if role in tables else None)
+
+    log_mu, log_pi, entropy = log_probs("mu"), log_probs("pi"), flat(pi.entropy)
     assert log_mu is not None
     assert log_pi is not None
     return TokenPair(
-        sequences=replace(Sequences.of_lengths(lengths, clusters), steps=_steps(rollouts, rows)),
+        sequences=replace(
+            Sequences.of_lengths(lengths, clusters),
+            steps=_steps(rollouts, rows),
+            complete=None if kept is None else np.asarray([mask.all() for mask in masks]),
+        ),
         log_pi=log_pi,
         log_mu=log_mu,
-        log_ref=flat("ref"),
-        top1_pi=_of_rows(pi.top1, rows),
-        top1_mu=_of_rows(mu.top1, rows),
-        entropy_pi=_of_rows(pi.entropy, rows),
-        log_mu_prefill=flat("mu_prefill"),
-        log_ref_rounded_pi=flat("ref_rounded_pi"),
-        log_ref_rounded_mu=flat("ref_rounded_mu"),
+        log_ref=log_probs("ref"),
+        top1_pi=flat(pi.top1),
+        top1_mu=flat(mu.top1),
+        entropy_pi=entropy if entropy is None or np.isfinite(entropy).all() else None,
+        log_mu_prefill=log_probs("mu_prefill"),
+        log_ref_rounded_pi=log_probs("ref_rounded_pi"),
+        log_ref_rounded_mu=log_probs("ref_rounded_mu"),
     )
 
 
@@ -251,7 +305,11 @@ def _void(leg: _Leg) -> npt.NDArray[np.bool_]:
 
 
 def _are_log_probs(values: Reals) -> bool:
-    return bool(is_usable(values).all() and not _above_zero(values).any())
+    return bool(_is_log_prob(values).all())
+
+
+def _is_log_prob(values: Reals) -> Mask:
+    return np.asarray(is_usable(values) & ~_above_zero(values))
 
 
 def _above_zero(values: Reals) -> npt.NDArray[np.bool_]:
@@ -296,7 +354,3 @@ def _beside_logprobs(leg: str, table: pa.Table, name: str, masks: list[Mask] | N
             f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
         )
     return _sampled(_rows(table[name]), masks)
-
-
-def _of_rows(values: list[npt.NDArray[Any]] | None, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:
-    return None if values is None else np.concatenate([values[row] for row in rows])

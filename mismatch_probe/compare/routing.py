@@ -92,6 +92,8 @@ def _recorded(legs: Legs, name: str, data: PairData) -> dict[str, SequenceRoutin
         if data.key_of.get(choice.id) != key:
             continue
         prompt, response = tokens[choice.id]
+        if not data.is_complete(data.row_ids.index(choice.id)):
+            continue
         if choice.experts.shape[1] != prompt + response - 1:
             raise BrokenRecord(
                 f"leg {name} has the experts of {choice.experts.shape[1]} tokens of {choice.id}, where "

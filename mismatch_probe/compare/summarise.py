@@ -99,7 +99,8 @@ def _pair_summary(
     level = settings.confidence
     metrics, unavailable = ({}, {}) if pair is None else pair_metrics(pair, level=level)
     closer, not_closer, full_vocabulary = _measured_closely(legs, settings, name, data, routing)
-    law = None if pair is None else length_law(pair, level=level)
+    whole = None if pair is None else pair.of_whole_responses
+    law = None if whole is None else length_law(whole, level=level)
     blamed = None if pair is None else blame(pair, level=level)
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     is_logged = pi.logged and mu.logged
@@ -148,7 +149,7 @@ def _pair_summary(
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,
         steps=over_steps(data, level),
-        corrections=[] if pair is None else simulate_corrections(pair, level=level),
+        corrections=[] if whole is None else simulate_corrections(whole, level=level),
         verdict=judge(case),
     )
 

@@ -71,7 +71,11 @@ def _paired(first: PairData, second: PairData, level: float) -> dict[str, Estima
     if first.pair is None or second.pair is None:
         return {}
     place = {row_id: row for row, row_id in enumerate(second.row_ids)}
-    rows = [(row, place[row_id]) for row, row_id in enumerate(first.row_ids) if row_id in place]
+    rows = [
+        (row, place[row_id])
+        for row, row_id in enumerate(first.row_ids)
+        if row_id in place and first.is_complete(row) and second.is_complete(place[row_id])
+    ]
     if not rows:
         return {}
     ours, theirs = (np.asarray(column) for column in zip(*rows, strict=True))

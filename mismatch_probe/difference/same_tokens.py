@@ -21,6 +21,8 @@ def side_against_itself(first: Sample, second: Sample) -> dict[str, TokenPair]:
         (place, places[response])
         for place, (response, key) in enumerate(first.responses.items())
         if second.responses.get(response) == key
+        and first.data.is_complete(place)
+        and second.data.is_complete(places[response])
     ]
     if not same:
         return {}

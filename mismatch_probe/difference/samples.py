@@ -41,8 +41,10 @@ class Sample:
 
     @property
     def num_empty(self) -> int:
-        """Responses without a token."""
-        return sum(not token_ids for token_ids in self.data.rollouts["token_ids"].to_pylist())
+        """Responses without a token that was sampled."""
+        rollouts = self.data.rollouts
+        column = "sampled" if "sampled" in rollouts.column_names else "token_ids"
+        return sum(not any(row) if column == "sampled" else not row for row in rollouts[column].to_pylist())
 
     @cached_property
     def responses(self) -> dict[str, Key]:

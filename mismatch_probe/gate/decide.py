@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, GateSettings
-from mismatch_probe.gate.measure import Evidence, Measurement, Measurer
+from mismatch_probe.gate.measure import MOST_LEFT_OUT_OF_A_PASS, Evidence, Measurement, Measurer
 from mismatch_probe.gate.spending import fractions_so_far, look_number, nominal_level, spent
 from mismatch_probe.gate.wording import Prompts, check_sentence
 from mismatch_probe.records.gate_result import Answer, CheckResult, Look
@@ -20,9 +20,12 @@ class Decision:
     checks: list[CheckResult]
 
     def exit_code(self, settings: GateSettings) -> ExitCode:
-        """No setting makes a pass of a sample too small for the first look, or of too few prompts."""
+        """No setting makes a pass of a sample too small for the first look, of too few prompts, or with too many tokens
+        left out.
+        """
         if self.answer == "inconclusive":
-            is_enough = self.look.number and not self.with_too_few_prompts(settings)
+            lacks = self.with_too_few_prompts(settings) or self.with_too_much_left_out
+            is_enough = self.look.number and not lacks
             tolerated = ExitCode.PASS if is_enough else ExitCode.INCONCLUSIVE
             return {
                 "extend": ExitCode.INCONCLUSIVE,
@@ -39,6 +42,11 @@ class Decision:
             for check in self.checks
             if check.level == "error" and check.num_prompts is not None and check.num_prompts < settings.min_prompts
         ]
+
+    @property
+    def with_too_much_left_out(self) -> list[CheckResult]:
+        """Blocking checks on data of which more tokens lack a log-prob than a pass tolerates."""
+        return [check for check in self.checks if check.level == "error" and check.left_out > MOST_LEFT_OUT_OF_A_PASS]
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,8 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
         measurement.claim.bounds(look.nominal_level) if measurement.is_statistical and look.number else (None, None)
     )
     answer = _answer(test, look, prompts)
-    passing = (high if check.upper else low) if measurement.is_statistical and prompts.are_enough else None
+    can_pass = prompts.are_enough and measurement.can_pass
+    passing = (high if check.upper else low) if measurement.is_statistical and can_pass else None
     return CheckResult(
         metric=check.name,
         measured=check.measured,
@@ -144,6 +153,7 @@ def _result(test: _Test, look: Look, settings: GateSettings) -> CheckResult:
         num_sequences=measurement.run.num_sequences,
         num_tokens=measurement.run.num_tokens,
         num_prompts=measurement.num_prompts,
+        left_out=measurement.left_out,
         by=measurement.run.by,
         source=check.source,
     )
@@ -154,13 +164,13 @@ def _answer(test: _Test, look: Look, prompts: Prompts) -> Answer:
     if not measurement.is_statistical:
         if not check.is_kept_by(measurement.claim.value):
             return "fail"
-        return "pass" if look.number and prompts.are_enough else "inconclusive"
+        return "pass" if look.number and prompts.are_enough and measurement.can_pass else "inconclusive"
     if not look.number:
         return "inconclusive"
     if test.fails:
         return "fail"
     is_kept = measurement.claim.within(check.limit, look.nominal_level, upper=check.upper)
-    return "pass" if is_kept and prompts.are_enough else "inconclusive"
+    return "pass" if is_kept and prompts.are_enough and measurement.can_pass else "inconclusive"
 
 
 def _overall(checks: Sequence[CheckResult]) -> Answer:

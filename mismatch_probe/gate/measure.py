@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import pair_text
@@ -17,6 +17,11 @@ from mismatch_probe.stats.sequences import TokenPair
 
 Comparison = Literal["paired", "two-sample"]
 
+MOST_LEFT_OUT_OF_A_PASS: Final = 0.05
+"""Deviations grow about as surprisal does, so that tokens with a twentieth of it, left out, hide about a twentieth of
+a mean: less than the excess of 1.15 times that a gate is made to see.
+"""
+
 _Part = tuple[PairName, bool, str, float | None]
 """Of a pair, of its baseline or not: a slice, clipped or not."""
 _Metrics = tuple[dict[str, Estimate], dict[str, str]]
@@ -26,13 +31,15 @@ _Metrics = tuple[dict[str, Estimate], dict[str, str]]
 class Evidence:
     """One pair of dtypes of the run, and the baseline's with prompts numbered alike.
 
-    num_sampled: responses sampled, empty ones included; it says which look this is.
+    num_sampled: responses sampled, empty ones included; it says which look this is. left_out: share of the tokens of a
+    log, or of their surprisal where that is more, without a log-prob; of the run or of the baseline, whichever is more.
     """
 
     pair: TokenPair
     num_sampled: int
     baseline: TokenPair | None = None
     comparison: Comparison | None = None
+    left_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,18 @@ class Measurement:
     claim: Claim
     baseline: Estimate | None = None
     comparison: Comparison | None = None
+    left_out: float = 0.0
 
     @property
     def num_prompts(self) -> int:
         """Prompts that the run's metric rests on."""
         assert self.run.num_prompts is not None, "an estimate made now counts its prompts"
         return self.run.num_prompts
+
+    @property
+    def can_pass(self) -> bool:
+        """Whether what is left out cannot hide a deviation that the gate would see."""
+        return self.left_out <= MOST_LEFT_OUT_OF_A_PASS
 
     @property
     def is_statistical(self) -> bool:
@@ -77,7 +90,7 @@ class Measurer:
             evidence = self.evidence[name]
             run = self._metric(check, name, evidence.pair, of_baseline=False)
             if check.kind != "max_regression":
-                yield Measurement(check, pair_text(name), run, absolute(run))
+                yield Measurement(check, pair_text(name), run, absolute(run), left_out=evidence.left_out)
                 continue
             assert evidence.baseline is not None, "a gate file with max_regression is opened with its baseline"
             baseline = self._metric(check, name, evidence.baseline, of_baseline=True)
@@ -87,7 +100,8 @@ class Measurer:
                     f"the check {check} has no answer for {pair_text(name)}: {check.name} is {baseline.value:g} in the "
                     f"baseline and {run.value:g} in the run, and a share of 0 says nothing; use max or min"
                 )
-            yield Measurement(check, pair_text(name), run, claim, baseline, evidence.comparison)
+            comparison, left_out = evidence.comparison, evidence.left_out
+            yield Measurement(check, pair_text(name), run, claim, baseline, comparison, left_out)
 
     def _pairs(self, check: Check) -> list[PairName]:
         wanted = check.slice.pair

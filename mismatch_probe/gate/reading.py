@@ -54,7 +54,10 @@ def evidence_of(run: OpenRun, baseline: OpenRun | None) -> dict[PairName, Eviden
     where = f"the run {run.path}"
     pairs = {name: sound_pair(sample, run.manifest, where) for name, sample in run.samples.items()}
     if baseline is None:
-        return {name: Evidence(pair, run.samples[name].num_sampled) for name, pair in pairs.items()}
+        return {
+            name: Evidence(pair, run.samples[name].num_sampled, left_out=_left_out(run.samples[name]))
+            for name, pair in pairs.items()
+        }
     _check_another(run, baseline)
     check_comparable(run, baseline)
     return {name: _beside(run.samples[name], baseline, pairs[name].sequences.num_sequences) for name in pairs}
@@ -80,7 +83,12 @@ def _beside(sample: Sample, baseline: OpenRun, num_usable: int) -> Evidence:
         num_sampled=sample.num_sampled,
         baseline=meeting.first,
         comparison="paired" if meeting.overlap.is_paired else "two-sample",
+        left_out=max(_left_out(sample), _left_out(old)),
     )
+
+
+def _left_out(sample: Sample) -> float:
+    return sample.data.counts.left_out_share
 
 
 def _check_overlap(overlap: Overlap, where: str, num_usable: int) -> None:

@@ -140,6 +140,8 @@ def _what_next(decision: Decision, gate: GateFile, run: OpenRun, gate_path: Path
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
         return _more_prompts(short, gate, run), command
+    if decision.with_too_much_left_out and decision.look.number and on_inconclusive != "fail":
+        return "no setting passes what tokens without a log-prob may hide: have the log record them", None
     if on_inconclusive in ("warn", "pass") and not decision.look.number:
         return f"no setting passes what was not tested: {_following(decision, gate, run)}", command
     if on_inconclusive != "extend":

@@ -43,21 +43,25 @@ def sound_pair(sample: Sample, manifest: Manifest, where: str) -> TokenPair:
     """The token pair of a sample that may be judged.
 
     Raises:
-        BrokenRecord: a dtype was not applied, token ids differ, log-probs are missing or not finite, there is no
-            response to compare, or what was seen in a log makes its numbers mean nothing.
+        BrokenRecord: a dtype was not applied, token ids differ, log-probs are not finite or missing, of a log those of
+            most tokens, there is no response to compare, or what was seen in a log makes its numbers mean nothing.
     """
     pi, mu = manifest.settings.pi(sample.name[0]), manifest.settings.mu(sample.name[1])
     name = f"{pair_text(sample.name)} of {where}"
     _check_applied(manifest, pi.stage("score"), pi.dtype, f"the training path for {name}")
     _check_applied(manifest, mu.stage("sample"), mu.dtype, f"the engine for {name}")
     counts = sample.data.counts
-    dropped = sample.num_sampled - sample.num_empty - counts.num_sequences
+    in_part = counts.is_measured_in_part
+    dropped = 0 if in_part else sample.num_sampled - sample.num_empty - counts.num_sequences
     foreign, void = write_many(counts.mismatched_ids, "response"), write_many(dropped, "response")
     faults = (
         (sample.num_sampled == 0, "holds no response at all"),
         (counts.mismatched_ids, f"has {foreign} scored on other token ids than were sampled"),
-        (counts.missing_mu, f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or -9999)"),
-        (counts.missing_pi, f"lacks {_log_probs(counts.missing_pi)} of the training path (NaN, or -9999)"),
+        (not in_part and counts.missing_mu, f"lacks {_log_probs(counts.missing_mu)} of the engine (NaN, or -9999)"),
+        (
+            not in_part and counts.missing_pi,
+            f"lacks {_log_probs(counts.missing_pi)} of the training path (NaN, or -9999)",
+        ),
         (counts.nonfinite_mu, f"has {write_many(counts.nonfinite_mu, 'infinite log-prob')} of the engine"),
         (counts.nonfinite_pi, f"has {write_many(counts.nonfinite_pi, 'infinite log-prob')} of the training path"),
         (counts.positive_mu, f"has {_log_probs(counts.positive_mu)} of the engine above 0, and none can be"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mismatch_probe.command_line import command_line
 from mismatch_probe.dtypes import sides_label
-from mismatch_probe.gate.measure import Measurement
+from mismatch_probe.gate.measure import MOST_LEFT_OUT_OF_A_PASS, Measurement
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.gate_result import Answer, GateResult, Look
 from mismatch_probe.report.gate import change_text, rounded_out
@@ -30,7 +30,7 @@ def check_sentence(
     measurement: Measurement, answer: Answer, low: float | None, high: float | None, look: Look, prompts: Prompts
 ) -> str:
     """What was measured, how sure that is, what the limit makes of it, and the limit that would pass."""
-    advice = _advice(measurement, low, high) if prompts.are_enough else ""
+    advice = _advice(measurement, low, high) if prompts.are_enough and measurement.can_pass else ""
     measured = f"{_measured(measurement)}{_range(measurement, low, high)}"
     return f"{measured}; {_judged(measurement, answer, look, prompts)}{advice}"
 
@@ -79,6 +79,12 @@ def _judged(measurement: Measurement, answer: Answer, look: Look, prompts: Promp
         return f"{limit} is not tested with {size}: the first look takes {look.declared[0]}"
     if not prompts.are_enough:
         return f"{limit} is not broken for sure, and {prompts} that a pass needs"
+    if not measurement.can_pass:
+        left_out, most = (f"{100 * share:.3g} %" for share in (measurement.left_out, MOST_LEFT_OUT_OF_A_PASS))
+        return (
+            f"{limit} is not broken for sure, and tokens without a log-prob are {left_out} of all (by number, or by "
+            f"surprisal), where a pass tolerates {most}"
+        )
     return f"{limit} is neither kept nor broken for sure with {write_many(measurement.run.num_sequences, 'sequence')}"
 
 

@@ -23,7 +23,8 @@ class CheckResult(Record):
     share; `run_value` and `baseline_value` are the metric itself. p_value: of the data if the limit were just met;
     holm_level is what it must not exceed for the check to fail. passing_limit: the tightest limit that would pass; None
     where there are too few prompts for any to. num_prompts: of the responses that the check looks at; None for what
-    `headroom` or `localize` found.
+    `headroom` or `localize` found. left_out: share of the tokens of a log, or of their surprisal where that is more,
+    without a log-prob: too large a one is never a pass.
     """
 
     metric: str
@@ -47,6 +48,7 @@ class CheckResult(Record):
     num_sequences: int
     num_tokens: int
     num_prompts: int | None = None
+    left_out: float = 0.0
     by: Literal["token", "sequence"]
     source: str
 

@@ -1,6 +1,6 @@
 """`summary.json`: the one record that the terminal, the report, `--json`, `diff` and `gate` read."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -113,12 +113,18 @@ class ResponseTokens(Record):
         return self
 
 
+MOST_LEFT_OUT: Final = 0.5
+"""Share of the tokens, or of their surprisal, above which the others are not the log's."""
+
+
 class Counts(Record):
     """What was there to measure, and what was not usable.
 
     num_prompts: what the responses answer; None in summaries made before it was counted. positive_mu, positive_pi:
     log-probs above 0 by more than rounding explains. void_checks: responses whose prefill or reference log-probs are
-    missing, not finite, or above 0.
+    missing, not finite, or above 0. left_out_tokens: of responses of a log, because a log-prob is missing or none;
+    left_out_surprisal: the share that they have of all tokens' surprisal, -log p by the side that has one.
+    partial_responses: those with such tokens and others; they count for tokens, and not for whole responses.
     """
 
     num_sequences: int
@@ -133,6 +139,22 @@ class Counts(Record):
     void_checks: int = 0
     mismatched_ids: int
     truncated_responses: int
+    left_out_tokens: int = 0
+    left_out_surprisal: float = 0.0
+    partial_responses: int = 0
+
+    @property
+    def left_out_share(self) -> float:
+        """Of the tokens, or of their surprisal where that is more: what a mean may lack, since deviations grow with
+        surprisal.
+        """
+        tokens = self.left_out_tokens + self.num_tokens
+        return max(self.left_out_tokens / tokens, self.left_out_surprisal) if tokens else 0.0
+
+    @property
+    def is_measured_in_part(self) -> bool:
+        """Whether tokens are left out, and the others are most of all."""
+        return 0 < self.left_out_share <= MOST_LEFT_OUT
 
     @property
     def has_faults(self) -> bool:

@@ -7,6 +7,7 @@ the plain one both are named (`ess_token`, `ess_seq`). Bands are spelled `outsid
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 from mismatch_probe.stats.deviation import logprob_deviation, probability_deviation
 from mismatch_probe.stats.divergence import divergence
@@ -15,6 +16,7 @@ from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.stats.weights import importance_weights
 
+NONE_WHOLE = "no response has the log-probs of all its tokens"
 TOO_LARGE = "a log-ratio is so large that its exponential is beyond the largest float64"
 DIFFERS_NATS = 1e-6
 
@@ -24,7 +26,8 @@ def pair_metrics(
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """The metrics of a pair, and for each one that cannot be had the reason.
 
-    Every estimate is clustered by prompt; extremes carry no interval. Only those of `names` are computed, or all.
+    Every estimate is clustered by prompt; extremes carry no interval. What averages over sequences is of the responses
+    that are whole. Only metrics of `names` are computed, or all.
     """
     return metrics_of(pair, Estimator(pair.sequences, level), names)
 
@@ -35,11 +38,17 @@ def metrics_of(
     """As `pair_metrics`, with the estimates that `estimator` makes."""
     estimates: dict[str, Estimate] = {}
     unavailable: dict[str, str] = {}
+    whole = pair.of_whole_responses
     for family in (logprob_deviation, probability_deviation, divergence, importance_weights, agreement):
+        of_whole: Metrics = {}
+        if whole is not None and whole is not pair:
+            of_whole = family(whole, replace(estimator, sequences=whole.sequences))
         for name, compute in family(pair, estimator).items():
             if names is not None and name not in names:
                 continue
             metric = compute()
+            if whole is not pair and isinstance(metric, Estimate) and metric.by == "sequence":
+                metric = of_whole[name]() if of_whole else NONE_WHOLE
             if isinstance(metric, Estimate) and _is_finite(metric):
                 estimates[name] = metric
             else:

@@ -42,6 +42,7 @@ class Sequences:
     offsets: [N+1], tokens of sequence i are `offsets[i]:offsets[i+1]`; no sequence is empty.
     clusters: [N], the prompt of each sequence. Samples of one prompt are not independent: intervals cluster by it.
     steps: [N], the step of training that each was sampled at, -1 where that is not known; None where it is of none.
+    complete: [N], whether all tokens of the response are here, and not only those that have log-probs; None: all.
 
     Raises:
         ValueError: offsets do not start at 0 and rise, or `clusters` has another length.
@@ -50,6 +51,7 @@ class Sequences:
     offsets: Ints
     clusters: Ints
     steps: Ints | None = None
+    complete: Mask | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.size < 2 or self.offsets[0] != 0 or (np.diff(self.offsets) < 1).any():
@@ -68,7 +70,8 @@ class Sequences:
         """These sequences with other lengths [N], at least one of them above 0; those of length 0 are left out."""
         kept = lengths > 0
         steps = None if self.steps is None else self.steps[kept]
-        return replace(Sequences.of_lengths(lengths[kept], self.clusters[kept]), steps=steps)
+        complete = None if self.complete is None else self.complete[kept]
+        return replace(Sequences.of_lengths(lengths[kept], self.clusters[kept]), steps=steps, complete=complete)
 
     @property
     def num_sequences(self) -> int:
@@ -181,6 +184,17 @@ class TokenPair:
             return None
         sequences = self.sequences.of_new_lengths(lengths)
         return replace(self, sequences=sequences, repeats={}, **{name: leg[chosen] for name, leg in self._legs.items()})
+
+    @cached_property
+    def of_whole_responses(self) -> "TokenPair | None":
+        """The pair on the responses of which no token is left out: S of another one is not the sum over it. None where
+        there is no such response.
+        """
+        complete = self.sequences.complete
+        if complete is None or complete.all():
+            return self
+        whole = self.of_tokens(self.sequences.spread(complete))
+        return None if whole is None else replace(whole, sequences=replace(whole.sequences, complete=None))
 
     @property
     def _legs(self) -> dict[str, Array]:

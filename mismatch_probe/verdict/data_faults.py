@@ -33,15 +33,16 @@ def data_faults(case: Case) -> Iterator[Cause]:
         yield cause.model_copy(update={"evidence": [*cause.evidence, left], "advice": [*cause.advice, advice]})
     elif counts.mismatched_ids:
         yield Code.IDS_DIFFER.cause([left], [advice], count=counts.mismatched_ids)
+    in_part = counts.is_measured_in_part
     for code, of_pi, of_mu in (
         (Code.MISSING_LOGPROBS, counts.missing_pi, counts.missing_mu),
         (Code.NONFINITE, counts.nonfinite_pi, counts.nonfinite_mu),
         (Code.POSITIVE_LOGPROBS, counts.positive_pi, counts.positive_mu),
     ):
         for side, count in zip(SIDES, (of_pi, of_mu), strict=True):
-            if count:
+            if count and not (in_part and code is Code.MISSING_LOGPROBS):
                 yield code.cause([left], [advice], count=count, side=side)
-    if counts.void_checks:
+    if counts.void_checks and not in_part:
         yield Code.VOID_CHECKS.cause([left], [advice], count=counts.void_checks)
     if not counts.num_tokens:
         yield Code.NO_DATA.cause(

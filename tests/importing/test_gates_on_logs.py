@@ -52,6 +52,24 @@ def test_a_gate_refuses_a_log_whose_numbers_mean_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lacking", "code"), [(1, ExitCode.PASS), (3, ExitCode.INCONCLUSIVE), (20, ExitCode.ENVIRONMENT)]
+)
+def test_a_gate_passes_with_few_tokens_missing_and_never_with_many(
+    tmp_path: Path, lacking: int, code: ExitCode
+) -> None:
+    written = rows(600)
+    for one in written:
+        one["logprobs"][4 : 4 + lacking] = [None] * lacking
+    wanted = ExitCode.ENVIRONMENT if code == ExitCode.ENVIRONMENT else ExitCode.PASS
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=wanted)
+    gate = tmp_path / "gate.toml"
+    gate.write_text('[gate]\non_inconclusive = "pass"\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
+    answer = probe("gate", "run", run.path, "--config", gate)
+    assert answer.returncode == code, answer.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("responses", [24, 600])
 def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Path, responses: int) -> None:
     """The first has too few responses for a look, the second too few prompts for a pass."""

@@ -26,9 +26,39 @@ def test_log_probs_that_are_missing_are_counted_and_in_no_number(tmp_path: Path)
     written = rows()
     written[0]["logprobs"][3] = None
     written[1]["train_logprobs"][3] = -9999.0
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    counts = pair.counts
+    assert (counts.missing_mu, counts.missing_pi, counts.left_out_tokens, counts.partial_responses) == (1, 1, 2, 2)
+    assert (counts.num_sequences, counts.num_tokens) == (len(written), 30 * len(written) - 2)
+    assert pair.verdict.kind != "broken"
+    token, sequence = pair.metrics["abs_logprob_diff"], pair.metrics["kl_k1_seq"]
+    for one in written[:2]:
+        one["mask"] = [position != 3 for position in range(30)]
+        one["logprobs"][3] = one["train_logprobs"][3] = 0.0
+    assert token.value == pytest.approx(mean_abs(written), rel=1e-12)
+    assert (token.num_sequences, sequence.num_sequences) == (len(written), len(written) - 2)
+    sums = [np.subtract(one["logprobs"], one["train_logprobs"]).sum() for one in written[2:]]
+    assert sequence.value == pytest.approx(np.mean(sums), rel=1e-9)
+
+
+def test_where_every_response_lacks_a_token_tokens_are_measured_and_whole_responses_are_not(tmp_path: Path) -> None:
+    written = rows()
+    for one in written:
+        one["logprobs"][4] = None
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert pair.counts.partial_responses == len(written)
+    assert pair.metrics["abs_logprob_diff"].num_tokens == 29 * len(written)
+    assert "ess_seq" not in pair.metrics
+    assert "all its tokens" in pair.metrics_unavailable["ess_seq"]
+    assert pair.length is None
+
+
+def test_a_log_that_lacks_most_tokens_is_broken(tmp_path: Path) -> None:
+    written = rows()
+    for one in written:
+        one["logprobs"][4:24] = [None] * 20
     pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert (pair.counts.missing_mu, pair.counts.missing_pi) == (1, 1)
-    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written[2:]), rel=1e-12)
+    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "missing_logprobs")
 
 
 @pytest.mark.parametrize("column", ["train_logprobs", "ref_logprobs"])
@@ -61,8 +91,24 @@ def test_zeros_that_stand_for_missing_numbers_are_called_missing(tmp_path: Path)
     for number in range(0, len(written), 3):
         written[number]["logprobs"][5] = 0.0
     pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.ENVIRONMENT))
-    assert pair.verdict.code == "missing_logprobs"
+    assert (pair.verdict.kind, pair.verdict.code) == ("broken", "zeros_for_missing")
     assert pair.counts.missing_mu == 8
+
+
+@pytest.mark.parametrize("column", ["logprobs", "train_logprobs"])
+def test_zeros_of_a_sampler_that_is_sure_are_measured(tmp_path: Path, column: str) -> None:
+    """Top-p 0.98: nine tokens in ten are alone in their nucleus, and no other log-prob is nearly 0."""
+    written = rows(60)
+    for number, one in enumerate(written):
+        random = np.random.default_rng(1000 + number)
+        other = "train_logprobs" if column == "logprobs" else "logprobs"
+        for position in np.flatnonzero(random.random(30) < 0.9):
+            one[column][position] = 0.0
+            one[other][position] = float(-random.uniform(0, 0.02))
+    pair = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written)))
+    assert pair.verdict.kind != "broken"
+    assert (pair.counts.missing_mu, pair.counts.missing_pi, pair.counts.num_tokens) == (0, 0, 1800)
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(mean_abs(written), rel=1e-12)
 
 
 def test_a_shifted_column_is_broken_data_and_no_mismatch(tmp_path: Path) -> None:

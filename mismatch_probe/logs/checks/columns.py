@@ -20,6 +20,9 @@ ENOUGH_TOKENS: Final = 16
 
 _SURELY_BELOW_ZERO: Final = -1.0
 """A token that one side gives less is certain on no side: not by rounding, nor alone in a nucleus of 0.4 or more."""
+_FEWEST_REFUTED: Final = 3
+_REFUTED_SHARE: Final = 0.005
+"""Of zeros: a model that is very sure gives so many of its tokens less than e^-1."""
 _NEARLY_ZERO: Final = -1e-4
 
 _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highest": max}
@@ -29,7 +32,8 @@ _JOINED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"lowest": min, "highe
 class ColumnSums:
     """Counts over the sampled tokens of a column; lowest and highest are of those that are recorded.
 
-    refuted_zeros: exactly 0 where the other side is surely below. copies: equal to the sampler's in FP32.
+    compared_zeros: exactly 0 where the other side has a number; refuted_zeros: where that number is surely below.
+    copies: equal to the sampler's in FP32.
     """
 
     tokens: int = 0
@@ -38,6 +42,7 @@ class ColumnSums:
     sentinels: int = 0
     zeros: int = 0
     nearly_zero: int = 0
+    compared_zeros: int = 0
     refuted_zeros: int = 0
     copies: int = 0
     wrong_sign: int = 0
@@ -70,6 +75,7 @@ class ColumnSums:
         self.wrong_sign += int((recorded > MOST_ROUNDED_UP).sum())
         self.nearly_zero += int(((values < 0) & (values > _NEARLY_ZERO)).sum())
         if others is not None:
+            self.compared_zeros += int((zero & is_usable(others)).sum())
             self.refuted_zeros += int((zero & is_usable(others) & (others < _SURELY_BELOW_ZERO)).sum())
         if mu is not None:
             self.copies += int(equal_in_fp32(values, mu).sum())
@@ -96,9 +102,14 @@ class ColumnSums:
 
     @property
     def zeros_for_missing(self) -> int:
-        """How many zeros stand for what was not recorded; 0 where they may be the log-probs of certain tokens."""
-        if self.refuted_zeros >= max(3, self.recorded * 1e-4):
-            return self.zeros
+        """How many zeros stand for what was not recorded; 0 where they may be the log-probs of certain tokens.
+
+        Beside another side zeros of certain tokens stand where it is nearly sure, however many they are, and zeros for
+        what was not recorded stand anywhere. A few that it refutes may be deviations and are measured.
+        """
+        if self.compared_zeros:
+            fewest = max(_FEWEST_REFUTED, _REFUTED_SHARE * self.compared_zeros)
+            return self.zeros if self.refuted_zeros >= fewest else 0
         alone = self.recorded >= 1000 and not self.nearly_zero and self.zeros >= max(8, self.recorded * 1e-3)
         return self.zeros if alone else 0
 

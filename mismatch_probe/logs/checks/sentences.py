@@ -60,7 +60,7 @@ def column_findings(
                 f"{name} are exactly 0 at {write_count(zeros)} of {of_all} sampled tokens, {why}: zeros stand for "
                 "values that were not recorded, or for tokens of tools that the mask should leave out"
             ),
-            level=Level.MISSING,
+            level=Level.BROKEN if sums.refuted_zeros else Level.MISSING,
             column=column,
             evidence={"tokens": zeros, "of": sums.tokens, "refuted": sums.refuted_zeros},
         )

@@ -18,6 +18,9 @@ _LABELS = {
     "void_checks": "responses with void prefill or reference log-probs",
     "mismatched_ids": "responses with other token ids",
     "truncated_responses": "responses cut at the length limit",
+    "left_out_tokens": "tokens of the log left out for lack of a log-prob",
+    "left_out_surprisal": "share of the surprisal that they have",
+    "partial_responses": "responses measured in part, in no number of whole responses",
 }
 
 
@@ -25,7 +28,7 @@ def counts(summary: Summary) -> Section:
     rows = [
         [
             _LABELS.get(name, name.replace("_", " ")),
-            *(_written(getattr(pair.counts, name)) for pair in summary.pairs),
+            *(_written(name, getattr(pair.counts, name)) for pair in summary.pairs),
         ]
         for name in Counts.model_fields
     ]
@@ -39,5 +42,7 @@ def counts(summary: Summary) -> Section:
     )
 
 
-def _written(number: int | None) -> str:
-    return ABSENT if number is None else write_count(number)
+def _written(name: str, number: float | None) -> str:
+    if name == "left_out_surprisal" and number is not None:
+        return f"{100 * number:.3g} %"
+    return ABSENT if number is None else write_count(int(number))
