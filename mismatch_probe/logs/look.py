@@ -117,19 +117,19 @@ def _lines(file: IO[bytes]) -> Look:
         kind, first = Kind.DOCUMENT, parse_line(document)
     keys: set[str] = set()
     inside: dict[str, frozenset[str]] = {}
-    for item in (as_object(first), *(_next_objects(file) if kind is Kind.LINES else ())):
+    for item in (as_object(first), *(_next_objects(file, end) if kind is Kind.LINES else ())):
         keys.update(item)
         inside |= {key: inside.get(key, frozenset()) | _keys(value) for key, value in item.items()}
     return Look(kind, frozenset(keys), inside)
 
 
-def _next_objects(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
     """A few more objects of JSON lines, up to the first line that is none."""
     for _ in range(_FIRST_OBJECTS - 1):
         if file.tell() > _START_BYTES:
             return
         try:
-            line = next_line(file)
+            line = next_line(file, end)
             if line.strip():
                 yield as_object(parse_line(line))
         except Unreadable:  # told when the line is read
