@@ -1,6 +1,7 @@
 """`python -m benchmarks.localize_faults SCRATCH [MODEL ...]`: plant, look, publish `reports/localize-faults.md`.
 
-Each model's trials are kept in SCRATCH; the report is made of all that are there.
+A MODEL is one of `MODELS`, or the folder of a real checkpoint. Each model's trials are kept in SCRATCH; the report is
+made of all that are there.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any, Final
 from transformers import MixtralConfig
 
 from benchmarks.localize_faults.faults import Fault
-from benchmarks.localize_faults.lab import Trial, run_model
+from benchmarks.localize_faults.lab import Trial, Workload, run_model
 from benchmarks.localize_faults.publish import publish
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.records.localize import Suspect
@@ -21,6 +22,10 @@ from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import FAMILIES, make_checkpoint
 
 TRIALS: Final = 4
+REAL_TRIALS: Final = 3
+REAL_PROMPTS: Final = 4
+REAL_NEW_TOKENS: Final = 40
+CHATS: Final = Path("examples/prompts/chats.jsonl")
 NUM_LAYERS: Final = 3
 EVERYWHERE: Final[list[tuple[str, float]]] = [
     ("weight", 0.02),
@@ -58,18 +63,29 @@ def _mixtral(**changes: Any) -> MixtralConfig:
 def main(scratch: Path, models: list[str]) -> None:
     FAMILIES["mixtral"] = _mixtral
     for model in models:
-        at = scratch / model
+        real = Path(model)
+        at = scratch / real.name
         shutil.rmtree(at, ignore_errors=True)
         at.mkdir(parents=True)
+        if real.is_dir():
+            workload = Workload.of_chats(real, CHATS, REAL_PROMPTS, REAL_NEW_TOKENS)
+            trials = run_model(real.name, real, at, EVERYWHERE, REAL_TRIALS, workload)
+            _keep(trials, scratch / f"{real.name}.json")
+            shutil.rmtree(at)
+            continue
         if model == "demo":
             checkpoint = resolve_model(ModelSettings(path="demo"))
         else:
             checkpoint = make_checkpoint(at / "checkpoint", model, num_hidden_layers=NUM_LAYERS)
-        trials = run_model(model, checkpoint, at, MODELS[model], TRIALS)
+        trials = run_model(model, checkpoint, at, MODELS[model], TRIALS, Workload.of_random_ids())
         shutil.rmtree(at)
-        kept = [{**asdict(trial), "suspects": [suspect.model_dump() for suspect in trial.suspects]} for trial in trials]
-        (scratch / f"{model}.json").write_text(json.dumps(kept))
+        _keep(trials, scratch / f"{model}.json")
     publish([one for path in sorted(scratch.glob("*.json")) for one in _read(path)], Path("reports"))
+
+
+def _keep(trials: list[Trial], path: Path) -> None:
+    kept = [{**asdict(trial), "suspects": [suspect.model_dump() for suspect in trial.suspects]} for trial in trials]
+    path.write_text(json.dumps(kept))
 
 
 def _read(path: Path) -> list[Trial]:

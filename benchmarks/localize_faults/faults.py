@@ -1,6 +1,6 @@
 """The faults that are planted, and how each is planted into a model of transformers and into a running vLLM."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -65,9 +65,10 @@ def draw(kind: str, strength: float, seed: int, *, num_layers: int, moe: bool, v
 def changed_weights(fault: Fault, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors that the fault changes, in BF16 values."""
     generator = torch.Generator().manual_seed(fault.seed)
+    head = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
     found = {}
     for name, weight in weights.items():
-        if fault.kind == "row" and name == "lm_head.weight":
+        if fault.kind == "row" and name == head:
             row = int(fault.place.partition(":")[2])
             found[name] = weight.clone()
             found[name][row] = _off(weight[row], fault.strength, generator)
@@ -94,15 +95,17 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_s
     gates = [] if fault.kind != "router" else [model.model.layers[fault.layer].mlp.gate]
     changed = {name: weight for name, weight in changed_weights(fault, weights).items() if name in state}
     kept = {name: state[name].data.clone() for name in changed}
-    inverse_frequencies = rotary.inv_freq.clone()
+    epsilons = {norm: getattr(norm, _epsilon_name(norm)) for norm in norms}
+    frequencies = {name: buffer.clone() for name, buffer in rotary.named_buffers() if "original" not in name}
     try:
         with torch.no_grad():
             for name, weight in changed.items():
                 state[name].data.copy_(weight)
-        for norm in norms:
-            norm.variance_epsilon = _epsilon(fault, mean_square)
+        for norm, epsilon in epsilons.items():
+            setattr(norm, _epsilon_name(norm), _epsilon(fault, epsilon, mean_square))
         if fault.kind == "rope":
-            rotary.inv_freq.copy_(_frequencies(inverse_frequencies, fault.strength))
+            for name, inverse in frequencies.items():
+                rotary.get_buffer(name).copy_(_frequencies(inverse, fault.strength))
         handles = [gate.register_forward_pre_hook(_to_fp32) for gate in gates]
         for gate in gates:
             gate.weight.data = gate.weight.data.float()
@@ -110,8 +113,9 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_s
     finally:
         for name, weight in kept.items():
             state[name].data.copy_(weight)
-        _reset(norms)
-        rotary.inv_freq.copy_(inverse_frequencies)
+        _reset(epsilons)
+        for name, inverse in frequencies.items():
+            rotary.get_buffer(name).copy_(inverse)
         for handle in handles:
             handle.remove()
         for gate in gates:
@@ -120,18 +124,22 @@ def in_transformers(fault: Fault, model: Any, weights: dict[str, Tensor], mean_s
 
 def _norms(fault: Fault, model: Any) -> list[Any]:
     if fault.kind == "epsilons":
-        return [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+        return [module for module in model.modules() if hasattr(module, _epsilon_name(module))]
     return [model.model.layers[fault.layer].get_submodule(fault.place)] if fault.kind == "epsilon" else []
 
 
-def _epsilon(fault: Fault, mean_square: float) -> float:
+def _epsilon_name(norm: Any) -> str:
+    return "variance_epsilon" if hasattr(norm, "variance_epsilon") else "eps"
+
+
+def _epsilon(fault: Fault, epsilon: float, mean_square: float) -> float:
     """(x^2 + eps)^(-1/2) is shorter than it should be by eps / (2 x^2)."""
-    return fault.strength if fault.kind == "epsilons" else 1e-6 + 2 * fault.strength * mean_square
+    return fault.strength if fault.kind == "epsilons" else epsilon + 2 * fault.strength * mean_square
 
 
-def _reset(norms: list[Any]) -> None:
-    for norm in norms:
-        norm.variance_epsilon = 1e-6
+def _reset(epsilons: Mapping[Any, float]) -> None:
+    for norm, epsilon in epsilons.items():
+        setattr(norm, _epsilon_name(norm), epsilon)
 
 
 def _to_fp32(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -164,17 +172,24 @@ def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor], mean_square: 
 def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], Any]:
     layers = model.model.layers
     if norms := _norms(fault, model):
-        for norm in norms:
-            norm.variance_epsilon = _epsilon(fault, mean_square)
-        return partial(_reset, norms)
+        epsilons = {norm: getattr(norm, _epsilon_name(norm)) for norm in norms}
+        for norm, epsilon in epsilons.items():
+            setattr(norm, _epsilon_name(norm), _epsilon(fault, epsilon, mean_square))
+        return partial(_reset, epsilons)
     if fault.kind == "router":
         layer = layers[fault.layer]
         router = (layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe).gate
         return router.register_forward_hook(exact_logits(router)).remove
-    rotary = layers[0].self_attn.rotary_emb
-    kept = rotary.cos_sin_cache.clone()
-    base = rotary.base
-    rotary.base = base * fault.strength
-    rotary.cos_sin_cache.copy_(rotary._compute_cos_sin_cache().to(kept.dtype))
-    rotary.base = base
-    return lambda: rotary.cos_sin_cache.copy_(kept)
+    caches: dict[Any, Tensor] = {}
+    for rotary in {layer.self_attn.rotary_emb for layer in layers}:
+        caches[rotary] = rotary.cos_sin_cache.clone()
+        base = rotary.base
+        rotary.base = base * fault.strength
+        rotary.cos_sin_cache.copy_(rotary._compute_cos_sin_cache().to(caches[rotary].dtype))
+        rotary.base = base
+    return partial(_restore, caches)
+
+
+def _restore(caches: Mapping[Any, Tensor]) -> None:
+    for rotary, cache in caches.items():
+        rotary.cos_sin_cache.copy_(cache)

@@ -5,11 +5,12 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from benchmarks.localize_faults.faults import Fault, draw, in_transformers, in_vllm
 from mismatch_probe.config.localize import LocalizeSettings
@@ -71,7 +72,35 @@ def _matches(fault: Fault, suspect: Suspect) -> bool:
     return same_place and (suspect.layers == [fault.layer] if fault.layer is not None else len(suspect.layers) > 0)
 
 
-def run_model(model: str, folder: Path, scratch: Path, kinds: list[tuple[str, float]], trials: int) -> list[Trial]:
+@dataclass(frozen=True)
+class Workload:
+    """Prompts as token ids, and how many tokens each response has."""
+
+    prompts: list[list[int]]
+    new_tokens: int
+
+    @classmethod
+    def of_random_ids(cls) -> Self:
+        random = np.random.default_rng(0)
+        return cls([random.integers(3, 250, 5 + i).tolist() for i in range(NUM_PROMPTS)], NEW_TOKENS)
+
+    @classmethod
+    def of_chats(cls, folder: Path, prompts: Path, num_prompts: int, new_tokens: int) -> Self:
+        """The first prompts of a file, as a real checkpoint's own template writes them."""
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()[:num_prompts]]
+        if not tokenizer.chat_template:
+            return cls([tokenizer(text).input_ids for text in texts], new_tokens)
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        return cls(
+            [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats],
+            new_tokens,
+        )
+
+
+def run_model(
+    model: str, folder: Path, scratch: Path, kinds: list[tuple[str, float]], trials: int, workload: Workload
+) -> list[Trial]:
     """Every kind and strength, `trials` times on each side, on fresh random places; and nothing planted."""
     config = json.loads((folder / "config.json").read_text())
     sizes: dict[str, Any] = {
@@ -81,7 +110,8 @@ def run_model(model: str, folder: Path, scratch: Path, kinds: list[tuple[str, fl
     }
     faults = [draw(kind, size, seed, **sizes) for kind, size in kinds for seed in range(trials)]
     plan = scratch / "plan.json"
-    plan.write_text(json.dumps({"folder": str(folder), "faults": [asdict(fault) for fault in faults]}))
+    planned = {"folder": str(folder), "faults": [asdict(fault) for fault in faults], "workload": asdict(workload)}
+    plan.write_text(json.dumps(planned))
     for side in ("engine", "training"):
         subprocess.run([sys.executable, "-m", "benchmarks.localize_faults.lab", side, str(scratch)], check=True)
     results = json.loads((scratch / "results.json").read_text())
@@ -103,11 +133,12 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 def _engine(scratch: Path) -> None:
     plan = json.loads((scratch / "plan.json").read_text())
     folder, store = Path(plan["folder"]), ActivationStore(scratch)
-    sampling = SamplingSettings(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    random = np.random.default_rng(0)
-    prompts = [EncodedPrompt(f"p{i}", random.integers(3, 250, 5 + i).tolist(), "") for i in range(NUM_PROMPTS)]
+    workload = Workload(**plan["workload"])
+    sampling = SamplingSettings(max_new_tokens=workload.new_tokens, ignore_eos=True)
+    prompts = [EncodedPrompt(f"p{number}", token_ids, "") for number, token_ids in enumerate(workload.prompts)]
     settings = EngineSettings(args={"enforce_eager": True})
-    with start_engine(str(folder), Dtype.BF16, settings, sampling, max_model_len=NEW_TOKENS + 64) as engine:
+    longest = max(map(len, workload.prompts)) + workload.new_tokens + 1
+    with start_engine(str(folder), Dtype.BF16, settings, sampling, max_model_len=longest) as engine:
         sampled = engine.sample([SampleRequest(one.prompt_id, one, i) for i, one in enumerate(prompts)], sampling)
         sequences = [response.sequence for response in sampled]
         batches = _batches(sequences)
@@ -165,7 +196,7 @@ def _mean_square(fault: Fault, store: ActivationStore, side: str) -> float:
     if fault.kind != "epsilon":
         return 0.0
     tensors = load_file(store.file(side, 0, fault.layer))
-    return float(tensors[key(fault.place, "in0")].float().square().mean())
+    return float(tensors[key(fault.place, "in0")].float().square().mean(dim=1).median())
 
 
 def _batches(sequences: list[TokenSequence]) -> list[ActivationBatch]:

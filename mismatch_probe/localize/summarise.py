@@ -105,20 +105,18 @@ def _require_finite(place: PlaceSums, names: Names, settings: LocalizeSettings) 
 
 
 def _side_error(side: SideSums, estimator: Estimator) -> SideError:
-    size = np.sqrt(side.total.target_squares.sum() / max(side.total.tokens.sum() * len(side.own_channels), 1))
+    own = side.own_by_number
     return SideError(
         total=_relative_estimate(side.total, estimator),
         own=_relative_estimate(side.own, estimator),
-        scale=_ratio_of(side.own.along, side.own.target_squares, Scale.SIGNED, estimator),
+        scale=_ratio_of(own.sequence_along, own.sequence_targets, Scale.SIGNED, estimator),
         cosine=_cosine(side.total),
-        largest=float(side.total.largest[0] / size) if size else 0.0,
+        largest=float(side.total.largest[0]),
     )
 
 
 def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
-    """Where the target is zero everywhere, relative to the side: all of what it gives is error."""
-    against = sums.target_squares if sums.target_squares.any() else sums.side_squares
-    return mapped(_ratio_of(sums.error_squares, against, Scale.POSITIVE, estimator), math.sqrt)
+    return mapped(_ratio_of(sums.error_squares, sums.tokens, Scale.POSITIVE, estimator), math.sqrt)
 
 
 def _ratio_of(numerator: Floats, denominator: Floats, scale: Scale, estimator: Estimator) -> Estimate:
@@ -133,8 +131,8 @@ def _clusters(values: Floats, estimator: Estimator) -> Floats:
 
 
 def _relative(sums: ErrorSums) -> float:
-    target = float(sums.target_squares.sum())
-    return float(np.sqrt(sums.error_squares.sum() / target)) if target else 0.0
+    tokens = float(sums.tokens.sum())
+    return float(np.sqrt(sums.error_squares.sum() / tokens)) if tokens else 0.0
 
 
 def _cosine(sums: ErrorSums) -> float:

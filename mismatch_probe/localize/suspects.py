@@ -1,15 +1,16 @@
 """Places where one side errs in another way than rounding does, judged against the other side as a control.
 
-Both sides' own errors are known channel by channel. Rounding gives every channel of a place much the same relative
-error on both sides, whatever the model; a wrong weight, constant or format raises it on one side, in all channels or in
-one. A norm's constants also change the length of what it returns, systematically and far below what rounding does to
-single numbers; that is seen in the difference of the two scales.
+Both sides' own errors are known channel by channel, each in units of its number's size. Rounding gives every channel of
+a place much the same error on both sides, whatever the model; a wrong weight, constant or format raises it on one side,
+in all channels or in one. A norm's constants also change the length of what it returns, systematically and far below
+what rounding does to single numbers; that is seen in the difference of the two scales.
 
 Two formats round the same numbers by other luck, which decides where a channel has few different ones, as behind the
 embeddings of a few ids; and FP32 beside 16 bits rounds next to nothing, so it is no control. Then errors count from one
-rounding on, or from what blocks make of many, each by how large its own channel is.
+rounding on, or from what blocks make of many.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +20,7 @@ import numpy as np
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.activations import BLOCK
 from mismatch_probe.records.localize import PlaceError, Side, Suspect
-from mismatch_probe.records.place_errors import Floats, PlaceSums, SideSums
+from mismatch_probe.records.place_errors import Floats, OwnSums, PlaceSums
 
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""
@@ -63,13 +64,12 @@ class ChannelRatio:
 
 def channel_ratio(place: PlaceSums, infer_dtype: Dtype, train_dtype: Dtype) -> ChannelRatio:
     """Own errors by channel, each side's in units of its own rounding, the greater over the less."""
-    same_format = infer_dtype == train_dtype
-    infer = _by_channel(place.infer, same_format=same_format) / rounding_unit(infer_dtype)
-    train = _by_channel(place.train, same_format=same_format) / rounding_unit(train_dtype)
+    infer = _by_channel(place.infer.own_by_number) / rounding_unit(infer_dtype)
+    train = _by_channel(place.train.own_by_number) / rounding_unit(train_dtype)
     floor = _floor(infer_dtype, train_dtype)
     ratio = (infer + floor) / (train + floor)
     either = np.maximum(ratio, 1 / ratio)
-    tokens = np.minimum(_deciding_tokens(place.infer), _deciding_tokens(place.train))
+    tokens = np.minimum(_deciding_tokens(place.infer.own_by_number), _deciding_tokens(place.train.own_by_number))
     threshold = _TIMES * np.exp(_STANDARD_ERRORS / np.sqrt(tokens))
     channel = int((either / threshold).argmax())
     side: Side = "infer" if ratio[channel] >= 1 else "train"
@@ -96,11 +96,11 @@ def find_suspects(
     return _grouped(innermost)
 
 
-def _deciding_tokens(side: SideSums) -> Floats:
-    """How many tokens decide each channel's error [C]: all of them where numbers are normal, one where one is huge."""
+def _deciding_tokens(own: OwnSums) -> Floats:
+    """How many tokens decide each channel's error [C]: all of them where errors are normal, few where few are large."""
     with np.errstate(all="ignore"):
-        tokens = _NORMAL_KURTOSIS * side.target_channels**2 / side.target_fourths
-    return np.clip(np.nan_to_num(tokens, nan=np.inf), 1.0, max(float(side.channel_tokens[0]), 1.0))
+        tokens = _NORMAL_KURTOSIS * own.squares**2 / own.fourths
+    return np.clip(np.nan_to_num(tokens, nan=np.inf), 1.0, max(float(own.tokens[0]), 1.0))
 
 
 def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
@@ -111,16 +111,9 @@ def _floor(infer_dtype: Dtype, train_dtype: Dtype) -> float:
     return _FLOOR_BESIDE_FP32 if beside_fp32 else _FLOOR_OTHER_FORMAT
 
 
-def _by_channel(side: SideSums, *, same_format: bool) -> Floats:
-    """Root mean square of the own error of each channel [C], relative to the place's output, or to itself where that is
-    to be zero.
-
-    Of two formats a channel that is larger than others is held against itself, as rounding is.
-    """
-    size = side.target_channels.mean() or side.own_channels.mean()
-    if size == 0:
-        return np.zeros_like(side.own_channels)
-    return np.asarray(np.sqrt(side.own_channels / (size if same_format else np.maximum(side.target_channels, size))))
+def _by_channel(own: OwnSums) -> Floats:
+    """Root mean square of the own error of each channel [C], number by number in units of its size."""
+    return np.asarray(np.sqrt(own.squares / max(float(own.tokens[0]), 1.0)))
 
 
 def _scale_suspicion(
@@ -141,18 +134,34 @@ def _scale_suspicion(
 
 
 def _scale_difference(sums: PlaceSums) -> tuple[float, float]:
-    """How much the two scales differ, with the leave-one-sequence-out standard error."""
-    columns = [
-        sums.infer.own.along, sums.infer.own.target_squares, sums.train.own.along, sums.train.own.target_squares,
-    ]  # fmt: skip
-    totals = [column.sum() for column in columns]
-    without = [total - column for total, column in zip(totals, columns, strict=True)]
-    with np.errstate(all="ignore"):
-        difference = totals[0] / totals[1] - totals[2] / totals[3]
-        one_less = without[0] / without[1] - without[2] / without[3]
-    count = len(one_less)
-    spread = np.sqrt((count - 1) / count * ((one_less - one_less.mean()) ** 2).sum())
-    return float(difference), float(spread) if count > 1 else float("inf")
+    """How much the two scales differ, with its standard error: the larger of those over tokens and over channels.
+
+    Each token's length makes luck of its own, and so does a channel in which all tokens round alike, as behind a sink.
+    """
+    sides = sums.infer.own_by_number, sums.train.own_by_number
+    infer, train = (own.along.sum() / own.targets.sum() if own.targets.any() else 0.0 for own in sides)
+    over_tokens = math.hypot(*(_over_tokens(own) for own in sides))
+    over_channels = math.hypot(*(_over_channels(own) for own in sides))
+    return float(infer - train), max(over_tokens, over_channels)
+
+
+def _over_tokens(own: OwnSums) -> float:
+    """Standard error of `along` over `targets`, a ratio of sums over independent tokens (Cochran, 1977, eq. 6.13)."""
+    squares, products, target_squares = own.token_moments
+    return _error_of_ratio(own, squares, products, target_squares)
+
+
+def _over_channels(own: OwnSums) -> float:
+    """The same over independent channels."""
+    return _error_of_ratio(own, own.along @ own.along, own.along @ own.targets, own.targets @ own.targets)
+
+
+def _error_of_ratio(own: OwnSums, squares: float, products: float, target_squares: float) -> float:
+    total = own.targets.sum()
+    if not total:
+        return math.inf
+    scale = own.along.sum() / total
+    return math.sqrt(max(squares - 2 * scale * products + scale**2 * target_squares, 0.0)) / total
 
 
 def _ratio_sentence(error: PlaceError, ratio: ChannelRatio, channel: int | None) -> str:

@@ -10,11 +10,11 @@ Side = Literal["infer", "train"]
 
 
 class SideError(Record):
-    """One side at one place, relative to the root mean square of what it is held against.
+    """One side at one place, relative to what it is held against, token by token, so that each token counts alike.
 
     total: against the FP32 reference. own: against FP32 on what this side itself was given, which is what the place
     adds. scale: how much longer the output is than FP32 makes it, a systematic own error. cosine: with the reference.
-    largest: the largest total error of one number.
+    largest: the largest total error of one number, in root mean squares of its token.
     """
 
     total: Estimate

@@ -15,29 +15,48 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Sums over the tokens of each sequence [N] of what a side computed against a target; `largest` is over all."""
+    """Sums over the tokens of each sequence [N] of what a side computed against a target, relative token by token.
+
+    A token's squares are over the square of its target's length, so that each token counts alike.
+    """
 
     tokens: Floats
     target_squares: Floats
+    """1 for each token whose target is not zero."""
     side_squares: Floats
     error_squares: Floats
     along: Floats
+    """The error along the target."""
     largest: Floats
+    """Of all errors, in units of the token's root mean square."""
+
+
+@dataclass(frozen=True)
+class OwnSums:
+    """Sums of own errors, each in units of its number's size; by channel [C] and by sequence [N].
+
+    `squares` and `fourths` are powers of the errors: what one is to the other tells how many tokens decide a channel.
+    `along` over `targets` is how much longer the output is than FP32 makes it.
+    """
+
+    tokens: Floats
+    squares: Floats
+    fourths: Floats
+    along: Floats
+    targets: Floats
+    sequence_along: Floats
+    sequence_targets: Floats
+    token_moments: Floats
+    """[3]: sums over tokens of the squares and products of a token's `along` and `targets`."""
 
 
 @dataclass(frozen=True)
 class SideSums:
-    """Against the reference, against FP32 on the side's own input, and of the latter by channel [C].
-
-    `target_fourths` are sums of fourth powers: what they are to the squares tells how many tokens decide a channel.
-    """
+    """Against the reference, against FP32 on the side's own input, and of the latter number by number."""
 
     total: ErrorSums
     own: ErrorSums
-    own_channels: Floats
-    target_channels: Floats
-    target_fourths: Floats
-    channel_tokens: Floats
+    own_by_number: OwnSums
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,9 @@ def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
 
 def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
     infer, train = (
-        SideSums(**{**sides[side], **{name: ErrorSums(**sides[side][name]) for name in ("total", "own")}})
+        SideSums(
+            ErrorSums(**sides[side]["total"]), ErrorSums(**sides[side]["own"]), OwnSums(**sides[side]["own_by_number"])
+        )
         for side in ("infer", "train")
     )
     return PlaceSums(None if layer < 0 else int(layer), str(place), infer, train, ErrorSums(**between))

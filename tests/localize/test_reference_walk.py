@@ -73,7 +73,7 @@ def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Chec
     held = bench.twice()
     tokens = [one.num_tokens - 1, other.num_tokens - 1, twin.num_tokens - 1]
     for place in held.places:
-        by_channel = int(place.infer.channel_tokens[0])
+        by_channel = int(place.infer.own_by_number.tokens[0])
         if place.place == HEAD:
             assert by_channel == len(one.token_ids) + len(other.token_ids) + 1
         else:

@@ -1,9 +1,8 @@
 """Rounding accuses nobody; one wrong row, one wrong constant, one better side are named. On simulated sums."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+import torch
 
 from mismatch_probe.config.localize import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
@@ -12,35 +11,52 @@ from mismatch_probe.localize.names import Names
 from mismatch_probe.localize.summarise import place_errors
 from mismatch_probe.localize.suspects import find_suspects, rounding_unit
 from mismatch_probe.records.localize import Suspect
-from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, SideSums
+from mismatch_probe.records.place_errors import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
+from mismatch_probe.training_path.inside.totals import SideTotals
 
 NUM_SEQUENCES, TOKENS_EACH, CHANNELS = 12, 40, 64
 NAMES = Names([f"model.layers.{i}" for i in range(4)], [f"model.layers.{i}" for i in range(4)], {})
 
 
 def side(
-    seed: int, *, size: float = 1.0, dtype: Dtype = Dtype.BF16, scale: float = 0.0, row: int | None = None
+    seed: int,
+    *,
+    size: float = 1.0,
+    dtype: Dtype = Dtype.BF16,
+    scale: float = 0.0,
+    rows: dict[int, float] | None = None,
+    num_tokens: int = NUM_SEQUENCES * TOKENS_EACH,
+    target: np.ndarray | None = None,
+    sink: float = 0.0,
 ) -> SideSums:
-    """Own errors of `size` roundings, an output `scale` too long, and one channel with ten times the error."""
+    """Own errors of `size` roundings, an output `scale` too long, and channels of `rows` times the error.
+
+    `sink`: the first token has 10,000 times the usual size in channel 5, and an error of so many roundings there.
+    """
     random = np.random.default_rng(seed)
-    target = random.standard_normal((NUM_SEQUENCES * TOKENS_EACH, CHANNELS))
-    error = random.standard_normal(target.shape) * size * rounding_unit(dtype) * np.abs(target) / 2 + scale * target
-    if row is not None:
-        error[:, row] *= 10
-    sums = _sums(error, target)
-    tokens = np.array([float(len(target))])
-    return SideSums(sums, sums, (error**2).sum(0), (target**2).sum(0), (target**4).sum(0), tokens)
+    if target is None:
+        target = np.random.default_rng(99).standard_normal((num_tokens, CHANNELS))
+    unit = size * rounding_unit(dtype)
+    error = random.standard_normal(target.shape) * unit * np.abs(target) / 2 + scale * target
+    for row, times in (rows or {}).items():
+        error[:, row] *= times
+    if sink:
+        target = target.copy()
+        target[0, 5] = 1e4
+        error[0, 5] = 1e4 * sink * rounding_unit(dtype)
+    return sums_of(target + error, target)
 
 
-def _sums(error: np.ndarray, target: np.ndarray) -> ErrorSums:
-    def by_sequence(terms: np.ndarray) -> np.ndarray:
-        return np.asarray(terms.sum(1).reshape(NUM_SEQUENCES, TOKENS_EACH).sum(1))
-
-    tokens = np.full(NUM_SEQUENCES, float(TOKENS_EACH))
-    sums = (by_sequence(products) for products in (target**2, (target + error) ** 2, error**2, error * target))
-    return ErrorSums(tokens, *sums, np.array([np.abs(error).max()]))
+def sums_of(returned: np.ndarray, target: np.ndarray) -> SideSums:
+    """From [T, C] in FP32, as the walk has them."""
+    totals = SideTotals(NUM_SEQUENCES, target.shape[1])
+    sequences = torch.arange(len(target)) * NUM_SEQUENCES // len(target)
+    exact, rounded = (torch.from_numpy(array).float() for array in (target, returned))
+    smallest = torch.finfo(torch.bfloat16).smallest_normal
+    totals.add(sequences, rounded, exact, exact, torch.ones(len(target), dtype=torch.bool), smallest)
+    return totals.done()
 
 
 def place(name: str, layer: int | None, infer: SideSums, train: SideSums) -> PlaceSums:
@@ -72,18 +88,16 @@ def test_another_dtype_on_each_side_is_no_fault(infer: Dtype, train: Dtype) -> N
 
 @pytest.mark.parametrize("row", [None, 17])
 def test_the_rounding_of_16_bits_is_no_fault_beside_fp32_which_has_none(row: int | None) -> None:
-    exact, rounded = side(0, size=0.0), side(1, size=1.5)
+    target = np.random.default_rng(2).standard_normal((NUM_SEQUENCES * TOKENS_EACH, CHANNELS))
     if row is not None:
-        rounded.own_channels[row] *= 100
-        rounded.target_channels[row] *= 100
-        rounded.target_fourths[row] *= 100**2
+        target[:, row] *= 10
+    exact, rounded = side(0, size=0.0, target=target), side(1, size=1.5, target=target)
     assert suspects(place("mlp.up_proj", 0, exact, rounded), infer=Dtype.FP32) == []
     assert suspects(place("mlp.up_proj", 0, rounded, exact), train=Dtype.FP32) == []
 
 
 def test_luck_of_one_of_two_formats_in_a_channel_is_no_fault() -> None:
-    lucky = side(0, dtype=Dtype.FP16)
-    lucky.own_channels[22] /= 25
+    lucky = side(0, dtype=Dtype.FP16, rows={22: 0.2})
     assert suspects(place("input_layernorm", 0, lucky, side(1, size=1.5)), infer=Dtype.FP16) == []
     (suspect,) = suspects(place("mlp.up_proj", 0, side(0, dtype=Dtype.FP16), side(1, size=15)), infer=Dtype.FP16)
     assert suspect.side == "train"
@@ -110,7 +124,7 @@ def test_a_side_whose_error_is_far_beyond_rounding_is_named() -> None:
 
 
 def test_one_wrong_row_is_named_with_its_number() -> None:
-    (suspect,) = suspects(place("lm_head", None, side(0), side(1, row=17)))
+    (suspect,) = suspects(place("lm_head", None, side(0), side(1, rows={17: 10.0})))
     assert (suspect.place, suspect.side, suspect.channel) == ("lm_head", "train", 17)
 
 
@@ -142,34 +156,34 @@ def test_a_place_that_is_exact_on_both_sides_is_not_suspect() -> None:
     assert suspects(place("embed_tokens", None, exact, exact)) == []
 
 
-def test_a_channel_that_one_huge_token_decides_needs_more_to_accuse() -> None:
-    lucky, unlucky = side(0), side(1)
-    for place_sums, error in ((lucky, 0.01), (unlucky, 0.5)):
-        huge = 100.0
-        place_sums.target_channels[5] += huge**2
-        place_sums.target_fourths[5] += huge**4
-        place_sums.own_channels[5] += (huge * error * rounding_unit(Dtype.BF16)) ** 2
-    assert suspects(place("mlp.act_fn", 0, lucky, unlucky)) == []
+def test_luck_in_rounding_one_huge_number_of_one_token_accuses_nobody() -> None:
+    assert suspects(place("mlp.act_fn", 0, side(0, sink=1e-4), side(1, sink=1.0))) == []
+    assert suspects(place("input_layernorm", 0, side(0, sink=1.0), side(1, sink=-1.0))) == []
+
+
+def test_a_fault_is_seen_behind_a_huge_number_of_one_token() -> None:
+    (suspect,) = suspects(place("mlp.down_proj", 0, side(0, sink=1.0, size=5.0), side(1, sink=1.0)))
+    assert (suspect.side, suspect.channel) == ("infer", None)
+
+
+def test_errors_are_relative_token_by_token() -> None:
+    target = np.ones((4, CHANNELS))
+    target[0] = 1e4
+    error = np.full_like(target, 0.01)
+    error[0] = 0.0
+    own = sums_of(target + error, target).own
+    assert own.error_squares.sum() / own.tokens.sum() == pytest.approx(0.75 * 0.01**2, rel=1e-4)
 
 
 @pytest.mark.parametrize("wrong", [None, "infer", "train"])
 def test_a_place_that_is_to_give_zeros_is_suspect_only_where_it_does_not(wrong: str | None) -> None:
-    sides = {name: side(0, size=60.0 if name == wrong else 0.0) for name in ("infer", "train")}
-    for place_sums in sides.values():
-        for sums in (
-            place_sums.total.target_squares,
-            place_sums.total.side_squares,
-            place_sums.target_channels,
-            place_sums.target_fourths,
-        ):
-            sums[:] = 0
-        place_sums.total.side_squares[:] = place_sums.total.error_squares
-        place_sums.total.along[:] = 0
+    zeros = np.zeros((NUM_SEQUENCES * TOKENS_EACH, CHANNELS))
+    noise = np.random.default_rng(0).standard_normal(zeros.shape)
+    sides = {name: sums_of(noise if name == wrong else zeros, zeros) for name in ("infer", "train")}
     assert [suspect.side for suspect in suspects(place("mlp.down_proj", 0, **sides))] == ([wrong] if wrong else [])
 
 
 def test_few_tokens_need_more_to_accuse() -> None:
-    few = np.array([9.0])
-    infer, train = side(0, size=4.0), side(1)
-    assert suspects(place("mlp", 0, infer, train)) != []
-    assert suspects(place("mlp", 0, replace(infer, channel_tokens=few), replace(train, channel_tokens=few))) == []
+    assert suspects(place("mlp", 0, side(0, size=4.0), side(1))) != []
+    few = {"num_tokens": NUM_SEQUENCES}
+    assert suspects(place("mlp", 0, side(0, size=4.0, **few), side(1, **few))) == []

@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_probe.records.place_errors import ErrorSums, PlaceSums, RouterSums, SideSums, read_sums, write_sums
+from mismatch_probe.records.place_errors import (
+    ErrorSums,
+    OwnSums,
+    PlaceSums,
+    RouterSums,
+    SideSums,
+    read_sums,
+    write_sums,
+)
 
 
 def errors(start: float) -> ErrorSums:
@@ -14,7 +22,8 @@ def errors(start: float) -> ErrorSums:
 
 
 def side(start: float) -> SideSums:
-    return SideSums(errors(start), errors(start + 100), *(np.arange(5.0) + start + 20 * field for field in range(4)))
+    by_number = OwnSums(*(np.arange(5.0) + start + 20 * field for field in range(8)))
+    return SideSums(errors(start), errors(start + 100), by_number)
 
 
 PLACES = [PlaceSums(layer, f"block {layer}", side(1.0), side(2.0), errors(3.0)) for layer in (None, *range(11))]

@@ -56,7 +56,7 @@ def localize_overview(localization: Localization) -> Overview:
         ],
         advice=best_part(localization),
         table=_sides(localization),
-        footnote="Errors are root mean squares against FP32, relative to its output; own: what a block adds to what it "
+        footnote="Errors are root mean squares over tokens, each relative to its output in FP32; own: what a block adds to what it "
         "was given. Brackets: intervals clustered by prompt.",
         contrasts=[],
         figure=_growth(localization),

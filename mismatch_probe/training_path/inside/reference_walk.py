@@ -101,7 +101,7 @@ class ReferenceWalk:
         target_TC = self._layout.pack(visit.returned)
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, Tensor] = {}
-        by_channel: dict[str, Tensor] = {}
+        counted: dict[str, Tensor] = {}
         for side in self._sides:
             recorded = self._recorded(side, visit)
             if recorded is None:
@@ -110,12 +110,13 @@ class ReferenceWalk:
             padded = [self._layout.unpack(tensor, like) for tensor, like in zip(given, visit.given, strict=True)]
             self._watch.router_logits = None
             own_targets[side] = self._layout.pack(visit.recompute(padded)) if padded else target_TC
-            tensors[side] = returned.to(target_TC.device, torch.float32)
+            tensors[side] = returned.to(target_TC.device)
             decided = None if is_router(visit.place) else router_logits
-            by_channel[side] = self._first_T & self._same_experts(decided, len(target_TC))
-        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, by_channel)
+            counted[side] = self._first_T & self._same_experts(decided, len(target_TC))
+        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets, counted)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
-            self._add_router(visit.layer, target_TC, tensors, self._top_k)
+            logits = {side: tensor.float() for side, tensor in tensors.items()}
+            self._add_router(visit.layer, target_TC, logits, self._top_k)
 
     def _recorded(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
@@ -153,9 +154,9 @@ class ReferenceWalk:
         for side in self._sides:
             given, returned = self._read(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
             own_targets[side] = done.head.logits(given.to(hidden_TD.device, hidden_TD.dtype))
-            logits[side] = returned.to(target_TV.device, torch.float32)[:, : target_TV.shape[1]]
-        by_channel = dict.fromkeys(self._sides, self._first_T[rows])
-        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, by_channel)
+            logits[side] = returned.to(target_TV.device)[:, : target_TV.shape[1]]
+        counted = dict.fromkeys(self._sides, self._first_T[rows])
+        self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets, counted)
 
     def _is_first(self, prefix: int) -> bool:
         """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
@@ -170,15 +171,17 @@ class ReferenceWalk:
         target_TC: Tensor,
         tensors: dict[str, Tensor],
         own_targets: dict[str, Tensor],
-        by_channel: dict[str, Tensor],
+        counted: dict[str, Tensor],
     ) -> None:
+        """`tensors` are in the format that each side computes in."""
         if place not in self._places:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
         for side, totals in self._places[place].items():
-            totals.add(sequence_T, tensors[side], target_TC, own_targets[side], by_channel[side])
+            smallest = torch.finfo(tensors[side].dtype).smallest_normal
+            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], counted[side], smallest)
         first, second = self._sides
-        self._between[place].add(sequence_T, tensors[second], tensors[first])
+        self._between[place].add(sequence_T, tensors[second].float(), tensors[first].float())
 
     def _add_router(self, layer: int, target_TE: Tensor, tensors: dict[str, Tensor], top_k: int) -> None:
         sums = self._routers.setdefault(layer, {})
