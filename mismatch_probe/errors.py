@@ -80,6 +80,10 @@ class EngineError(MismatchProbeError, RuntimeError):
     """An inference engine or the training path could not start or did not deliver what was asked."""
 
 
+class StartRefused(EngineError):
+    """An engine ended its start for a reason of its own, before it computed anything."""
+
+
 class RankLost(EngineError):
     """Another process that holds a part of the same model is gone; why is for that process, or its parent, to say."""
 

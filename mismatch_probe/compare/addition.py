@@ -8,6 +8,7 @@ from mismatch_probe.compare.plan import Plan, make_plan
 from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import sampler_of
+from mismatch_probe.errors import MismatchProbeError
 from mismatch_probe.provenance.keys import content_key
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
@@ -45,6 +46,26 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
             growing[stage.name] = stages[stage.name]
         stages[stage.name] = StageRecord()
     return grown.model_copy(update={"stages": stages, "growing": growing})
+
+
+def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> Manifest:
+    """The manifest without an engine's side that does not start, which it names with the reason.
+
+    Raises:
+        MismatchProbeError: the refusal itself, where no other side remains.
+    """
+    settings = manifest.settings.without_samplers({name})
+    if settings is None:
+        raise refusal
+    smaller = manifest_with(manifest, settings)
+    planned = {stage.name for stage in make_plan(settings).stages}
+    stages = {stage: record for stage, record in manifest.stages.items() if stage in planned}
+    continued = [
+        past.model_copy(update={"added": [pair for pair in past.added if pair[1] != name]})
+        for past in manifest.continued
+    ]
+    left_out = manifest.left_out | {name: str(refusal)}
+    return smaller.model_copy(update={"stages": stages, "continued": continued, "left_out": left_out})
 
 
 def is_recorded(run: RunDirectory, manifest: Manifest, stage: LegStage) -> bool:

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,11 +15,19 @@ from mismatch_probe.compare.inputs import Inputs, checked_inputs
 from mismatch_probe.compare.plan import make_plan, model_length
 from mismatch_probe.compare.side_checks import check_sides, with_typed_engines
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.model import ExpertSettings
+from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSettings
+from mismatch_probe.config.sides import Side
 from mismatch_probe.config.spelling import with_one_spelling
 from mismatch_probe.engines.rehearsal import check_room, reach, rehearsal
 from mismatch_probe.engines.start import packages_of
-from mismatch_probe.errors import INSTALL_ENGINES, INSTALL_SERVER, MissingExtra, UsageError
+from mismatch_probe.errors import (
+    INSTALL_ENGINES,
+    INSTALL_SERVER,
+    MismatchProbeError,
+    MissingExtra,
+    StartRefused,
+    UsageError,
+)
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.adapter import adapter_keys
 from mismatch_probe.provenance.grounds import grounds_keys, recorded_environment
@@ -52,8 +60,9 @@ class Preparation:
 def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are_given: bool = False) -> Preparation:
     """Resolve and check everything that can be checked without loading the model.
 
-    `rehearsed` has the engine configured in a process of its own as well, which takes seconds; a run that starts one
-    right away finds out by that. `responses_are_given`: the caller brings them, and the numbers of logged sides.
+    `rehearsed` has the engine configured in a process of its own as well, which takes seconds; a run of one side finds
+    out when it starts, and of several the engine's are always rehearsed. A side that is refused is left out, with its
+    reason, where others remain. `responses_are_given`: the caller brings them, and the numbers of logged sides.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.
@@ -84,13 +93,17 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         trust_remote_code=settings.model.trust_remote_code,
     )
     adapters = adapter_keys(side.adapter for side in (*settings.infer_sides, *settings.train_sides))
-    with engine_configured if rehearsed and starts else nullcontext():
+    no_refusals: dict[int, MismatchProbeError] = {}
+    is_rehearsed = len(starts) > 1 or (rehearsed and starts)
+    with engine_configured if is_rehearsed else nullcontext(no_refusals) as refusals:
         identities = {path: _identity(path, there) for path, there in folders.items()}
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
         loaded = load_prompts(settings.prompts, seed=settings.sampling.seed)
         inputs = checked_inputs(settings, folder, loaded, checkpoint.vocab_size(config), context_length)
         _require_room(settings, inputs.prompts, context_length)
+    here = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
+    settings, left_out = without_refused(settings, {here[number].name: error for number, error in refusals.items()})
     hardware = environment.hardware()
     resolved = _resolved(settings, inputs, config)
     versions, variables = environment.versions(), recorded_environment()
@@ -114,9 +127,38 @@ def prepare(settings: CompareSettings, *, rehearsed: bool = False, responses_are
         environment=variables,
         git=environment.git_state(),
         run_key=secrets.token_hex(8),
+        left_out=left_out,
         stages={stage.name: StageRecord() for stage in make_plan(resolved).stages},
     )
     return Preparation(manifest, inputs.prompts)
+
+
+def without_refused(
+    settings: CompareSettings, refusals: Mapping[str, MismatchProbeError]
+) -> tuple[CompareSettings, dict[str, str]]:
+    """The settings without the sides that the engine cannot compute, and each side's reason.
+
+    A wrong argument is to be fixed by whoever gave it; a dtype is the reason where the engine takes the same checkpoint
+    with the same arguments in another.
+
+    Raises:
+        MismatchProbeError: a side was refused for what was typed, or every side was.
+    """
+    if not refusals:
+        return settings, {}
+    accepted = [_without_dtype(mu) for mu in settings.infer_sides if mu.name not in refusals]
+    for mu in settings.infer_sides:
+        error = refusals.get(mu.name)
+        if error is not None and not isinstance(error, StartRefused) and _without_dtype(mu) not in accepted:
+            raise error
+    remaining = settings.without_samplers(refusals)
+    if remaining is None:
+        raise next(iter(refusals.values()))
+    return remaining, {name: str(error) for name, error in refusals.items()}
+
+
+def _without_dtype(mu: Side) -> tuple[ModelSettings, EngineSettings | None]:
+    return mu.model, mu.engine
 
 
 def _folders(settings: CompareSettings) -> dict[str, Path]:

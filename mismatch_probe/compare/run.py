@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs
+from mismatch_probe.compare.addition import is_recorded, pairs_to_add, with_added_pairs, without_side
 from mismatch_probe.compare.children import run_planned_job
 from mismatch_probe.compare.continuation import as_prepared, continuation, require_same
 from mismatch_probe.compare.events import JobStarted
@@ -14,6 +14,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.recorder import Listener, Recorder
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.errors import StartRefused
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.rows import in_order, prompts_table
@@ -48,6 +49,7 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
         require_same(path, recorded, now)
         recorded = as_prepared(recorded, now)
         recorded.continued.append(continuation(recorded, now))
+        recorded.left_out.update(now.left_out)
         write_table(run.prompts_path, prompts_table(preparation.prompts))
         run.write_manifest(recorded)
     return run
@@ -72,16 +74,34 @@ def advance(run: RunDirectory, listener: Listener, earlier: Mapping[str, StageRe
         RunDirectoryError: a stage would go on otherwise than it began.
         MismatchProbeError: a stage failed.
     """
-    manifest = run.read_manifest()
-    _finish(run, manifest, listener, earlier or {})
+    manifest = _finish(run, run.read_manifest(), listener, earlier or {})
     if pairs_to_add(manifest):
         manifest = with_added_pairs(manifest)
         run.write_manifest(manifest)
-        _finish(run, manifest, listener, {})
+        manifest = _finish(run, manifest, listener, {})
     return manifest
 
 
-def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]) -> None:
+class _SideRefused(Exception):  # noqa: N818 - not the end of the run
+    """The engine of the side `name` does not start."""
+
+    def __init__(self, name: str, error: StartRefused) -> None:
+        self.name, self.error = name, error
+
+
+def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]) -> Manifest:
+    """Run every stage; the manifest, without the sides whose engine does not start where others remain."""
+    while True:
+        try:
+            _run_stages(run, manifest, listener, earlier)
+        except _SideRefused as refusal:
+            manifest = without_side(manifest, refusal.name, refusal.error)
+            run.write_manifest(manifest)
+        else:
+            return manifest
+
+
+def _run_stages(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: Mapping[str, StageRecord]) -> None:
     plan = make_plan(manifest.settings)
     recorder = Recorder(run, manifest, listener, {**earlier, **manifest.growing})
     for job in plan.jobs:
@@ -89,7 +109,10 @@ def _finish(run: RunDirectory, manifest: Manifest, listener: Listener, earlier: 
         left = [stage.name for stage in job.stages if not _is_done(run, manifest, plan, stage)]
         if left:
             listener(JobStarted(process=job.process, stages=left))
-            run_planned_job(run, job, recorder)
+            try:
+                run_planned_job(run, job, recorder)
+            except StartRefused as error:
+                raise _SideRefused(job.stages[0].side.name, error) from error
     _collect(run, manifest, plan)
     _note_done(run, manifest, plan)
     run.write_manifest(manifest)

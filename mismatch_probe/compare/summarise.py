@@ -81,6 +81,7 @@ def _summarised(run: RunDirectory, manifest: Manifest) -> Summary:
         headline=headline(pairs, contrasts, findings),
         verdict=overall(pairs),
         preflight=findings,
+        left_out=manifest.left_out,
         contrasts=contrasts,
         pairs=pairs,
     )

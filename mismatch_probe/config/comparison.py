@@ -1,6 +1,6 @@
 """What a comparison is: which sides are set against each other, on which responses, and how they are computed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -146,6 +146,11 @@ class CompareSettings(Settings):
                 "train": tuple(side for side in self.train if side.name in train),
             }
         )
+
+    def without_samplers(self, names: Collection[str]) -> "CompareSettings | None":
+        """These settings without the pairs of such sides of the engine; None where no pair remains."""
+        pairs = [pair for pair in self.pairs if pair[1] not in names]
+        return self.for_pairs(pairs) if pairs else None
 
     def with_more(
         self, pairs: Sequence[PairName], infer: Sequence[InferSide], train: Sequence[TrainSide]

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any, TypeVar
 
+from mismatch_probe.children.messages import as_exception
 from mismatch_probe.children.start import Job, started
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.config.sides import InferSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import engine_part
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import MismatchProbeError, UsageError
 
 Holder = TypeVar("Holder", EngineSettings, InferSide)
 
@@ -104,13 +105,14 @@ Start = tuple[str, Dtype, EngineSettings]
 @contextmanager
 def rehearsal(
     starts: Sequence[Start], sampling: SamplingSettings, *, max_model_len: int, trust_remote_code: bool = False
-) -> Iterator[None]:
+) -> Iterator[dict[int, MismatchProbeError]]:
     """While the body runs, a process of its own configures the engine for each start, short of loading the model.
 
     Importing an engine's library takes seconds and changes the process that does it. Arguments as in `start_engine`.
+    After the body the mapping has what each start that is refused would have raised, by its number.
 
     Raises:
-        MismatchProbeError: what the start would have raised, after the body.
+        MismatchProbeError: the process failed itself, after the body.
     """
     name = starts[0][2].name
     request = {
@@ -127,6 +129,8 @@ def rehearsal(
         when_killed="free some and try again",
         environment=_ranks_to_be(starts),
     )
+    refusals: dict[int, MismatchProbeError] = {}
     with started(job) as result:
-        yield
-        result()
+        yield refusals
+        failures = enumerate(result())
+        refusals.update({number: as_exception(failure) for number, failure in failures if failure is not None})

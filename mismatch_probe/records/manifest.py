@@ -77,9 +77,9 @@ class Manifest(Entry):
 
     checkpoints: of the sides that load another than the run's, by the path they name. environment: variables that can
     have to do with what is computed. extended_from: how many prompts the run had before each time that a gate asked for
-    more. log: what the run was imported from, None where its responses were sampled. growing: stages that work through
-    the responses of added sides, each as it was before. run_key: another for every run, and in every leg of it; empty
-    in a run made before there were any.
+    more. left_out: sides that the engine cannot compute, by name, each with its reason. log: what the run was imported
+    from, None where its responses were sampled. growing: stages that work through the responses of added sides, each as
+    it was before. run_key: another for every run, and in every leg of it; empty in a run made before there were any.
     """
 
     manifest_version: int = 1
@@ -95,6 +95,7 @@ class Manifest(Entry):
     environment: dict[str, str] = {}
     git: dict[str, Any] | None
     run_key: str = ""
+    left_out: dict[str, str] = {}
     log: LogOrigin | None = None
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []

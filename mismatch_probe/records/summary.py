@@ -242,6 +242,8 @@ class Summary(Record):
     headline: str
     verdict: Verdict
     preflight: list[SettingFinding] = []
+    left_out: dict[str, str] = {}
+    """Sides that were asked for and that the engine cannot compute, by name, each with its reason."""
     contrasts: list[Contrast]
     pairs: list[PairSummary]
 

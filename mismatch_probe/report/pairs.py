@@ -2,6 +2,7 @@
 
 from markupsafe import Markup
 
+from mismatch_probe.dtypes import side_label
 from mismatch_probe.notation import (
     ABSENT,
     Written,
@@ -96,6 +97,11 @@ def contrast_sentences(summary: Summary) -> list[str]:
 def _contrast_sentence(contrast: Contrast) -> str:
     of, over = contrast.of.upper(), contrast.over.upper()
     return f"{metric_words(contrast.metric)} of {of} is {write_estimate(contrast.ratio)} times that of {over}"
+
+
+def left_out_sentences(summary: Summary) -> list[str]:
+    """A sentence for each side that was asked for and could not be computed."""
+    return [f"Left out: {side_label(name)}. {reason}" for name, reason in summary.left_out.items()]
 
 
 def settings_sentences(summary: Summary) -> list[str]:

@@ -10,7 +10,13 @@ from mismatch_probe.records.summary import Counts, Summary
 from mismatch_probe.report.advice import with_advice_to_follow
 from mismatch_probe.report.answer import facts, short_answer
 from mismatch_probe.report.names import pair_label
-from mismatch_probe.report.pairs import contrast_sentences, pairs_table, settings_sentences, table_footnote
+from mismatch_probe.report.pairs import (
+    contrast_sentences,
+    left_out_sentences,
+    pairs_table,
+    settings_sentences,
+    table_footnote,
+)
 from mismatch_probe.report.screen import (
     print_advice,
     print_facts,
@@ -28,7 +34,7 @@ def render_terminal(summary: Summary, console: Console, run: Path) -> None:
     print_line(console, short_answer(summary), style="bold")
     print_line(console, "")
     print_fitting(console, pairs_table(summary), can_lack={2})
-    for line in (table_footnote(summary), *_troubles(summary)):
+    for line in (table_footnote(summary), *left_out_sentences(summary), *_troubles(summary)):
         if line:
             print_line(console, line, style="dim")
     print_line(console, "")

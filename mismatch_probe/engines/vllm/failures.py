@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, UsageError
+from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, StartRefused, UsageError
 
 _MORE_MEMORY: Final = (
     "lower --vllm.max_model_len, --vllm.max_num_seqs or --max-new-tokens, or give it more: "
@@ -17,7 +17,7 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
     (
         r"Model architectures? \[?(?P<what>['\"\w, ]+?)\]? (?:are|is) not supported"
         r"|(?P<name>\w+) has no vLLM implementation",
-        EngineError,
+        StartRefused,
         "vLLM does not support the architecture {what}; take another checkpoint or a vLLM that knows it",
     ),
     (
@@ -51,6 +51,8 @@ _RULES: Final[tuple[tuple[str, type[MismatchProbeError], str], ...]] = (
         "the context of {checkpoint!r} is too short ({cause}); lower --max-new-tokens or --vllm.max_model_len",
     ),
 )
+CONFIGURING: Final = "configuring"
+STARTING: Final = "starting"
 _OWN_PROCESS_FAILED: Final = r"Engine core initialization failed|EngineDeadError|Executor failed"
 _STANDARD_ERROR: Final = Path("/proc/self/fd/2")
 _START: Final = "Initializing a V1 LLM engine"
@@ -63,7 +65,8 @@ def engine_failure(error: BaseException, checkpoint: str, doing: str) -> Mismatc
         return known
     if argument := _refused_argument(error):
         return UsageError(f"vLLM refuses --vllm.{argument}: {_last_line(str(error))}")
-    return EngineError(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(_text(error))}")
+    kind = StartRefused if doing in (CONFIGURING, STARTING) else EngineError
+    return kind(f"vLLM failed while {doing} {checkpoint!r}: {_last_line(_text(error))}")
 
 
 @contextmanager
@@ -81,7 +84,7 @@ def start_failure(
     """The error to raise from `error`, with which vLLM ended its start: of its configuration, or of anything later."""
     if _refused_argument(error):
         return refused_settings(error, checkpoint, dtype, args)
-    return engine_failure(error, checkpoint, "starting")
+    return engine_failure(error, checkpoint, STARTING)
 
 
 def refused_settings(
@@ -91,7 +94,7 @@ def refused_settings(
     if known := _known(error, checkpoint):
         return known
     if not isinstance(error, ValueError | TypeError | LookupError | NotImplementedError | AssertionError):
-        return engine_failure(error, checkpoint, "configuring")
+        return engine_failure(error, checkpoint, CONFIGURING)
     given = " ".join(f"--vllm.{name} {value}" for name, value in args.items())
     field = _refused_argument(error)
     reason = (f"{field}: " if field else "") + _last_line(_text(error))

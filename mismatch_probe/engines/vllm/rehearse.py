@@ -3,11 +3,12 @@
 from importlib import import_module
 from typing import Any
 
-from mismatch_probe.children.messages import Send
+from mismatch_probe.children.messages import Send, described
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.vllm.failures import refused_settings
 from mismatch_probe.engines.vllm.launch import plan_launch
+from mismatch_probe.errors import MismatchProbeError
 
 
 class _Configured(Exception):  # noqa: N818 - the good end
@@ -52,12 +53,14 @@ def rehearse(
         entry.LLMEngine = real
 
 
-def rehearse_requested(send: Send, request: dict[str, Any]) -> None:
-    """Rehearse every start of a request that came as JSON values.
-
-    Raises:
-        MismatchProbeError: as `rehearse`.
-    """
+def rehearse_requested(send: Send, request: dict[str, Any]) -> list[dict[str, str] | None]:
+    """Rehearse every start of a request that came as JSON values; what each would raise, described."""
     starts, sampling = request.pop("starts"), SamplingSettings(**request.pop("sampling"))
+    failures: list[dict[str, str] | None] = []
     for checkpoint, dtype, engine in starts:
-        rehearse(checkpoint, Dtype.parse(dtype), EngineSettings(**engine), sampling, **request)
+        try:
+            rehearse(checkpoint, Dtype.parse(dtype), EngineSettings(**engine), sampling, **request)
+            failures.append(None)
+        except MismatchProbeError as error:
+            failures.append(described(error, "configuring vllm"))
+    return failures

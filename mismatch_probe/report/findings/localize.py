@@ -56,8 +56,8 @@ def localize_overview(localization: Localization) -> Overview:
         ],
         advice=best_part(localization),
         table=_sides(localization),
-        footnote="Errors are root mean squares over tokens, each relative to its output in FP32; own: what a block adds to what it "
-        "was given. Brackets: intervals clustered by prompt.",
+        footnote="Errors are root mean squares over tokens, each relative to its FP32 output; own: what a block adds "
+        "to what it was given. Brackets: intervals clustered by prompt.",
         contrasts=[],
         figure=_growth(localization),
     )

@@ -13,7 +13,7 @@ from mismatch_probe.report.figures.canvas import hover_estimate, limit_line, log
 from mismatch_probe.report.figures.drawing import Drawing
 from mismatch_probe.report.figures.theme import WIDE, color, dashes, symbol
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_label, pair_styles
-from mismatch_probe.report.pairs import level, pairs_table, settings_sentences, table_footnote
+from mismatch_probe.report.pairs import left_out_sentences, level, pairs_table, settings_sentences, table_footnote
 from mismatch_probe.report.sections.length import drift_sentence
 from mismatch_probe.report.tiles import tiles
 from mismatch_probe.report.view import Badge, Cell, Figure, Heading, Overview, Panel, Table
@@ -49,7 +49,7 @@ def overview_of(summary: Summary, facts: Sequence[str]) -> Overview:
         advice=summary.verdict.advice,
         table=pairs_table(summary),
         footnote=footnote,
-        contrasts=settings_sentences(summary),
+        contrasts=[*settings_sentences(summary), *left_out_sentences(summary)],
         figure=_figure(summary),
     )
 
