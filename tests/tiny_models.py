@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -59,6 +60,17 @@ FAMILIES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 32,
             "final_logit_softcapping": 5.0,
+            **changes,
+        }
+    ),
+    "gemma3": lambda **changes: Gemma3TextConfig(
+        **{
+            **_SHAPE,
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             **changes,
         }
     ),
@@ -108,6 +120,22 @@ def quantise_blocks(folder: Path, block: int = 128) -> Path:
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16", "quantization_config": quantization})
     )
+    return folder
+
+
+def plant_outliers(folder: Path, sink: int) -> Path:
+    """Give a llama checkpoint what pretrained ones have: a massive activation behind the token `sink`, a huge channel
+    and a dead one in the residual stream.
+    """
+    weights = load_file(folder / "model.safetensors")
+    embeddings = weights["model.embed_tokens.weight"]
+    embeddings[:, 5] = 0
+    embeddings[:, 7] *= 30
+    embeddings[sink, 3] = 2000
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[5] = 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

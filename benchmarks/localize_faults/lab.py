@@ -168,7 +168,7 @@ def _training(scratch: Path) -> None:
     layers = undivided_modules(model)
     paths = [path for path, module in model.named_modules() if module in layers]
     names = Names.of({"layer_paths": paths}, told["layout"])
-    reference = load_reference_model(
+    reference, exact, _ = load_reference_model(
         folder, Dtype.FP32, TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
     )
     combinations: list[tuple[str, Fault | None, tuple[str, str]]] = [("none", None, ("infer", "train"))]
@@ -176,7 +176,7 @@ def _training(scratch: Path) -> None:
     combinations += [("train", fault, ("infer", f"train-{number}")) for number, fault in enumerate(faults)]
     results = []
     for side, planted, sides in combinations:
-        walk = ReferenceWalk(*reference, store, modules=True, sides=sides)
+        walk = ReferenceWalk(reference, exact, store, modules=True, sides=sides)
         walk.run(batches)
         suspects = [one.model_dump(mode="json") for one in _suspects(walk, batches, names)]
         results.append({"side": side, "fault": None if planted is None else asdict(planted), "suspects": suspects})

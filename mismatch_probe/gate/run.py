@@ -6,6 +6,7 @@ from pathlib import Path
 from mismatch_probe import __version__
 from mismatch_probe.command_line import command_line
 from mismatch_probe.difference.changes import version_changes
+from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.config import GateFile
 from mismatch_probe.gate.decide import Decision, decide
@@ -191,6 +192,9 @@ def _notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     empty = sum(sample.num_empty for sample in run.samples.values())
     if empty:
         notes.append(f"{write_many(empty, 'empty response')}: counted by the look alone")
+    notes += [
+        f"{side_label(name)} was left out and is not judged: {why}" for name, why in run.manifest.left_out.items()
+    ]
     if run.manifest.log is not None:
         notes += what_a_log_lacks(run.manifest.log)
     if baseline is not None:

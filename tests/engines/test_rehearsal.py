@@ -9,7 +9,7 @@ from mismatch_probe.children import preloads
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.rehearsal import check_engine, check_room, rehearsal, with_typed_arguments
-from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.errors import EngineError, MismatchProbeError, UsageError
 from tests.children.conftest import own_servers
 from tests.tiny_models import make_checkpoint
 
@@ -17,9 +17,16 @@ __all__ = ["own_servers"]
 PLAIN = SamplingSettings()
 
 
-def rehearsed(checkpoint: Path | str, *dtypes: Dtype, **args: object) -> None:
-    with rehearsal([(str(checkpoint), dtype, EngineSettings(args=args)) for dtype in dtypes], PLAIN, max_model_len=64):
+def refusals(checkpoint: Path | str, *dtypes: Dtype, **args: object) -> dict[Dtype, MismatchProbeError]:
+    starts = [(str(checkpoint), dtype, EngineSettings(args=args)) for dtype in dtypes]
+    with rehearsal(starts, PLAIN, max_model_len=64) as refused:
         pass
+    return {dtypes[number]: error for number, error in refused.items()}
+
+
+def rehearsed(checkpoint: Path | str, *dtypes: Dtype, **args: object) -> None:
+    for error in refusals(checkpoint, *dtypes, **args).values():
+        raise error
 
 
 @pytest.mark.slow
@@ -47,8 +54,9 @@ def test_a_value_that_vllm_refuses_is_named_as_it_was_given(llama: Path, args: d
 @pytest.mark.slow
 def test_a_dtype_that_vllm_refuses_this_checkpoint_in_is_found_among_others(tmp_path: Path) -> None:
     gemma = make_checkpoint(tmp_path, "gemma2")
-    with pytest.raises(UsageError, match="in fp16: "):
-        rehearsed(gemma, Dtype.BF16, Dtype.FP16)
+    refused = refusals(gemma, Dtype.BF16, Dtype.FP16, Dtype.FP32)
+    assert list(refused) == [Dtype.FP16]
+    assert "in fp16: " in str(refused[Dtype.FP16])
 
 
 def test_a_failure_of_the_body_comes_first_and_ends_the_rehearsal(llama: Path) -> None:

@@ -1,6 +1,7 @@
 """Hooks inside real vLLM: every module of every architecture is matched, and looking changes nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,17 @@ from mismatch_probe.engines.vllm.activations import record_activations
 from mismatch_probe.engines.vllm.fp32_parts import engine_part_in_fp32, engine_parts
 from mismatch_probe.engines.vllm.recorded import infer_names
 from mismatch_probe.localize.names import Names
+from mismatch_probe.records.activations import plan_activation_batches
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences
+from tests.tiny_models import make_checkpoint, plant_outliers
 
 __all__ = ["start"]
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Checkpoint = Callable[[str], Path]
 ROUNDS_ITS_SCORES = {"gemma2": ["self_attn.attention"]}
 """Soft caps need transformers' eager attention, which rounds scores to BF16 where the engine keeps FP32."""
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2", "gemma3")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,6 +47,21 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
 
     twice = bench.hold("infer", "infer again")
     assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
+
+
+def test_massive_activations_and_huge_and_dead_channels_accuse_nobody(start: StartEngine, tmp_path: Path) -> None:
+    sink = 1
+    folder = plant_outliers(make_checkpoint(tmp_path / "outliers", "llama"), sink)
+    bench = Bench(folder, tmp_path)
+    sequences = [
+        replace(sequence, prompt_token_ids=[sink, *sequence.prompt_token_ids]) for sequence in some_sequences()
+    ]
+    bench.batches = plan_activation_batches(sequences, batch_tokens=400, logit_rows=10_000)
+    bench.record("train")
+    record_activations(start(folder, Dtype.BF16), bench.batches, bench.store, modules=True)
+    held = bench.hold("infer", "train")
+    assert max(error.infer.largest for error in held.errors if error.layer is not None) > 0
+    assert held.suspects == []
 
 
 def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: StartEngine, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.localize.bench import Bench, Held, some_sequences
 from tests.localize.conftest import NUM_LAYERS
 
 Checkpoint = Callable[[str], Path]
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2", "gemma3")
 
 
 @pytest.fixture(scope="module")

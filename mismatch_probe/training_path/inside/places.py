@@ -70,6 +70,7 @@ class PlaceWatch:
         self._handles: list[Any] = []
         self._layer: int | None = None
         self._rotation: tuple[Tensor, Tensor] | None = None
+        self._tokens: tuple[int, ...] = ()
         self._visiting = False
         self.router_logits: Tensor | None = None
 
@@ -96,6 +97,7 @@ class PlaceWatch:
         def entering(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._visiting:
                 self._layer, self._rotation = number, kwargs.get("position_embeddings")
+                self._tokens = tuple(_first_floating(args, kwargs)[1][0].shape[:2])
 
         return entering
 
@@ -105,12 +107,26 @@ class PlaceWatch:
             returned = first_tensor(output)
             if layer is not None and is_router(place):
                 self.router_logits = returned
-            if returned is not None:
-                self._visit(
-                    Visit(layer, place, given, returned, lambda tensors: _again(module, args, kwargs, where, tensors))
-                )
+            if returned is None:
+                return
+
+            def again(tensors: Sequence[Tensor]) -> Tensor:
+                return _again(module, args, kwargs, where, tensors)
+
+            if self._is_heads_first(returned):
+                tokens_first = [tensor.transpose(1, 2) for tensor in given]
+                swapped = returned.transpose(1, 2)
+                self._visit(Visit(layer, place, tokens_first, swapped, lambda tensors: _heads_first(again, tensors)))
+            else:
+                self._visit(Visit(layer, place, given, returned, again))
 
         self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+
+    def _is_heads_first(self, returned: Tensor) -> bool:
+        """Whether it is [B, H, S, D], as norms of queries and keys return it in some architectures."""
+        if returned.dim() != 4 or tuple(returned.shape[:2]) == self._tokens:
+            return False
+        return (returned.shape[0], returned.shape[2]) == self._tokens
 
     def _watch_activation(self, layer: torch.nn.Module, number: int) -> None:
         """Gate times up in a feed-forward part, seen where its product goes into the last projection."""
@@ -195,6 +211,10 @@ def _first_floating(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int 
         if isinstance(value, Tensor) and value.is_floating_point():
             return where, [value]
     return None, []
+
+
+def _heads_first(again: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    return again([tensor.transpose(1, 2) for tensor in tensors]).transpose(1, 2)
 
 
 def _again(
