@@ -79,4 +79,4 @@ def test_a_switch_is_shown_as_one_that_takes_no_value(command: str) -> None:
 def test_a_paragraph_of_the_help_is_filled_whatever_lines_it_has_in_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     said = probe("watch", "--help", code=ExitCode.PASS).stdout
-    assert "with 3 where no step could be judged" in said
+    assert "with 3 after --unjudged steps in a row" in said
