@@ -87,7 +87,7 @@ def outcome(design: Design, run: int) -> Outcome:
     first: dict[ActionKind, int] = {}
     for step in range(1, STEPS + 1):
         earned = rewards(design, step, random).ravel()
-        for action in book.evaluate(step, RewardTotals.of(earned, clusters).metrics()).actions:
+        for action in book.evaluate(step, RewardTotals.of(earned, clusters, None).metrics()).actions:
             first.setdefault(action.kind, step)
     return Outcome(*(first.get(kind) for kind in (WARN, ROLLBACK, STOP)))
 

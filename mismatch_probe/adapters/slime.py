@@ -10,7 +10,6 @@ that `MISMATCH_PROBE_GUARDS` names replaces the default guards. Read in slime 62
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.sums import RewardTotals, Sums
+from mismatch_probe.stats.sequences import Mask
 
 CAN: Final = ("skip", "stop")
 """What this adapter carries out."""
@@ -38,9 +38,8 @@ def guard_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
     Raises:
         TrainingStopped: a guard ended the run; the message is its diagnosis.
     """
-    own = _sums(rollout_data)
-    if is_first():
-        own = replace(own, rewards=_rewards(args, rollout_data))
+    rewards = _rewards(args, rollout_data)
+    own = _sums(rollout_data, rewards if is_first() else RewardTotals())
     decision = guards().observe(Sums.of_arrays(of_ranks(own.to_array())), step=rollout_id + 1)
     if decision.events and is_first():
         logger.warning("%s", decision)
@@ -70,15 +69,15 @@ def guards() -> Guards:
     return made
 
 
-def _sums(rollout_data: dict[str, Any]) -> Sums:
+def _sums(rollout_data: dict[str, Any], rewards: RewardTotals) -> Sums:
     """Of the responses that this rank stands for: the last pipeline stage holds the log-probs, and of the ranks that
-    share responses the first counts them.
+    share responses the first counts them. The rewards are those of all ranks, or none.
     """
     log_pi, log_mu = (_whole(rollout_data, name) for name in ("log_probs", "rollout_log_probs"))
     if not _counts() or not rollout_data["loss_masks"]:
-        return Sums()
-    truncated = rollout_data.get("truncated")
-    return Batch(log_pi, log_mu, rows_of(rollout_data["loss_masks"]), truncated=truncated).measure()
+        return Sums(rewards=rewards)
+    masks, truncated = rows_of(rollout_data["loss_masks"]), rollout_data.get("truncated")
+    return Batch(log_pi, log_mu, masks, rewards=rewards, truncated=truncated).measure()
 
 
 def _whole(rollout_data: dict[str, Any], name: str) -> list[Any] | None:
@@ -99,12 +98,27 @@ def rows_of(values: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _rewards(args: Any, rollout_data: dict[str, Any]) -> RewardTotals:
-    """Of the whole rollout, which every rank holds, prompt after prompt."""
+    """Of the whole rollout, which every rank holds, prompt after prompt; which responses were cut is gathered."""
+    columns = of_ranks((rollout_data.get("partition"), rollout_data.get("truncated")))
     rewards = rollout_data.get("raw_reward")
     if rewards is None:
         return RewardTotals()
     numbers = as_numbers(flat_values(rewards, "raw_reward"))
-    return RewardTotals.of(numbers, np.arange(len(numbers)) // args.n_samples_per_prompt)
+    has_all_samples = len(numbers) % args.n_samples_per_prompt == 0
+    prompts = np.arange(len(numbers)) // args.n_samples_per_prompt if has_all_samples else None
+    return RewardTotals.of(numbers, prompts, _cut(columns, len(numbers)))
+
+
+def _cut(columns: Sequence[tuple[Sequence[int] | None, Sequence[int] | None]], num_responses: int) -> Mask | None:
+    """Which responses of the whole rollout were cut; None where a rank does not know of one of them.
+
+    columns: of each rank, the places of its responses in the rollout, and whether each was cut.
+    """
+    cut = np.full(num_responses, -1)
+    for places, truncated in columns:
+        if truncated is not None:
+            cut[range(num_responses) if places is None else list(places)] = truncated
+    return None if (cut < 0).any() else cut == 1
 
 
 def _parallel() -> Any:

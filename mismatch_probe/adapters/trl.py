@@ -10,7 +10,6 @@ Every metric joins TRL's own logs. Read in TRL 1.16; where a method that it need
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -188,25 +187,26 @@ class _GuardCallback(TrainerCallback):
         lengths = mask.sum(1)
         last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
         ends = torch.tensor([*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id])
-        batch = Batch(
+        cut = (lengths == 0) | ~torch.isin(last, ends.to(last.device))
+        return Batch(
             output.get("old_per_token_logps"),
             output.get("sampling_per_token_logps"),
             mask * output["tool_mask"] if "tool_mask" in output else mask,
             entropy=self._entropies,
             prompt_ids=output["prompt_ids"],
-            truncated=(lengths == 0) | ~torch.isin(last, ends.to(last.device)),
-        )
-        return replace(batch.measure(), rewards=self._reward_totals())
+            rewards=self._reward_totals([flag for rank in _of_ranks(cut.tolist()) for flag in rank]),
+            truncated=cut,
+        ).measure()
 
-    def _reward_totals(self) -> RewardTotals:
-        """As TRL adds the functions up; NaN where none of them gave a number."""
+    def _reward_totals(self, cut: Sequence[bool]) -> RewardTotals:
+        """As TRL adds the functions up; NaN where none of them gave a number. cut: of all ranks' responses."""
         rewards = self._rewards
         if rewards is None or not self._trainer.accelerator.is_main_process:
             return RewardTotals()
         total = (rewards * self._trainer.reward_weights.to(rewards.device)).nansum(1)
         total[rewards.isnan().all(1)] = torch.nan
         groups = np.arange(len(total)) // self._trainer.num_generations
-        return RewardTotals.of(total.double().cpu().numpy(), groups)
+        return RewardTotals.of(total.double().cpu().numpy(), groups, np.array(cut))
 
     def _keep_loss(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = train(*args, **kwargs)

@@ -9,7 +9,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.sums import RewardTotals, Sums, SurpriseTotals
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Ints, Sequences, TokenPair, is_usable
+from mismatch_probe.stats.sequences import HIGHEST_LOG_PROB, Ints, Mask, Sequences, TokenPair, is_usable
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Batch:
     that sampled them: nats, raw, before any mask or correction; arrays [B, T], lists of 1-D arrays, or tensors. NaN
     where one is absent. mask: 1 where a token was sampled, else 0; all tokens count without it, but for what a numpy
     masked array hides. entropy: of pi's distribution at each token, nats. prompt_ids: what tells prompts apart, one
-    value or one row of token ids a response [B]. rewards: one a response [B]. truncated: whether the response was cut
+    value or one row of token ids a response [B]. rewards: one a response [B], or, on one of several ranks, the
+    totals of all ranks' responses. truncated: whether the response was cut
     at the length limit [B]. What is None switches off the guards that need it.
     """
 
@@ -29,7 +30,7 @@ class Batch:
     mask: ArrayLike | None = None
     entropy: ArrayLike | None = None
     prompt_ids: ArrayLike | None = None
-    rewards: ArrayLike | None = None
+    rewards: ArrayLike | RewardTotals | None = None
     truncated: ArrayLike | None = None
 
     def measure(self) -> Sums:
@@ -41,22 +42,22 @@ class Batch:
         name, given = self._laid_out()
         layout = Layout.of(given, self.mask, name, self.log_pi, self.log_mu, self.entropy)
         prompts = None if self.prompt_ids is None else layout.groups(self.prompt_ids, "prompt_ids")
-        rewards = None if self.rewards is None else as_numbers(layout.of_rows(self.rewards, "rewards"))
         cut = None if self.truncated is None else layout.flags(self.truncated, "truncated")
         lengths = layout.lengths
-        whole = np.zeros(0) if rewards is None else rewards if cut is None else rewards[~cut]
-        whole = whole[np.isfinite(whole)]
         return replace(
             self._of_tokens(layout, name, prompts),
-            rewards=RewardTotals() if rewards is None else RewardTotals.of(rewards, prompts),
-            highest_whole=float(whole.max(initial=-np.inf)),
-            lowest_whole=float(whole.min(initial=np.inf)),
+            rewards=self._of_rewards(layout, prompts, cut),
             responses=float(len(lengths)),
             tokens=float(lengths.sum()),
             highest_length=float(lengths.max(initial=0)),
             cut=0.0 if cut is None else float(cut.sum()),
             cut_known=0.0 if cut is None else float(len(cut)),
         )
+
+    def _of_rewards(self, layout: Layout, prompts: Ints | None, cut: Mask | None) -> RewardTotals:
+        if self.rewards is None or isinstance(self.rewards, RewardTotals):
+            return self.rewards or RewardTotals()
+        return RewardTotals.of(as_numbers(layout.of_rows(self.rewards, "rewards")), prompts, cut)
 
     def _laid_out(self) -> tuple[str, ArrayLike]:
         """The first of the arrays over tokens that is there, by its name."""

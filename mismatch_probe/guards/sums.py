@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_probe.guards.temperature_totals import TemperatureTotals
 from mismatch_probe.stats.pair_totals import PairTotals
-from mismatch_probe.stats.sequences import Floats, Ints
+from mismatch_probe.stats.sequences import Floats, Ints, Mask
 from mismatch_probe.stats.totals import Totals
 
 Metrics = dict[str, float]
@@ -85,9 +85,10 @@ class SurpriseTotals(Totals):
 class RewardTotals(Totals):
     """Of the rewards that are numbers, and of their sums over the responses to each prompt, which one part holds.
 
-    groups: prompts; flat_groups: those whose rewards are all equal. of_prompts: squares of a prompt's sum; sizes:
-    squares of its number of responses; products: one times the other. logs: of the sizes of the `nonzero` rewards that
-    are not 0.
+    Every metric of rewards follows from these alone. highest_whole, lowest_whole: rewards of the responses that were
+    not cut. groups: prompts; flat_groups: those whose rewards are all equal. of_prompts: squares of a prompt's sum;
+    sizes: squares of its number of responses; products: one times the other. logs: of the sizes of the `nonzero`
+    rewards that are not 0.
     """
 
     responses: float = 0.0
@@ -96,6 +97,8 @@ class RewardTotals(Totals):
     squares: float = 0.0
     highest: float = -math.inf
     lowest: float = math.inf
+    highest_whole: float = -math.inf
+    lowest_whole: float = math.inf
     groups: float = 0.0
     flat_groups: float = 0.0
     of_prompts: float = 0.0
@@ -105,10 +108,13 @@ class RewardTotals(Totals):
     nonzero: float = 0.0
 
     @classmethod
-    def of(cls, rewards: Floats, prompts: Ints | None) -> Self:
-        """Of the rewards of responses [N], which may be NaN, and the number of each one's prompt, from 0 [N]."""
+    def of(cls, rewards: Floats, prompts: Ints | None, cut: Mask | None) -> Self:
+        """Of the rewards of responses [N], which may be NaN, the number of each one's prompt, from 0 [N], and whether
+        each was cut at the length limit [N]; None where that is not known.
+        """
         if not rewards.size:
             return cls()
+        whole = rewards[np.isfinite(rewards) if cut is None else np.isfinite(rewards) & ~cut]
         numbers = rewards[np.isfinite(rewards)]
         given = np.where(np.isfinite(rewards), rewards, 0.0)
         nonzero = np.abs(numbers[numbers != 0])
@@ -124,6 +130,8 @@ class RewardTotals(Totals):
                 float(numbers @ numbers),
                 float(numbers.max(initial=-math.inf)),
                 float(numbers.min(initial=math.inf)),
+                float(whole.max(initial=-math.inf)),
+                float(whole.min(initial=math.inf)),
                 float(len(sizes)) if prompts is not None else 0.0,
                 float(is_flat.sum()) if prompts is not None else 0.0,
                 float(sums @ sums),
@@ -143,6 +151,7 @@ class RewardTotals(Totals):
             "reward/typical": math.exp(self.logs / self.nonzero) if self.nonzero else 0.0,
             "reward/std": self._std,
             "reward/nonfinite": self.nonfinite,
+            "reward/whole_range": max(0.0, self.highest_whole - self.lowest_whole),
         }
         if self.groups:
             metrics |= {
@@ -182,7 +191,6 @@ class Sums(Totals):
     compared: tokens of which both sides were given, with_entropy: and pi's entropy. nonfinite: of these, tokens with
     something missing or no number; missing_mu: without a log-prob of mu. While there is one, nothing else is summed
     over that part's tokens. cut: responses that ended at the length limit, of the `cut_known` that it was told of.
-    highest_whole, lowest_whole: rewards of the others.
     """
 
     tokens: float = 0.0
@@ -194,8 +202,6 @@ class Sums(Totals):
     temperature: TemperatureTotals = field(default_factory=TemperatureTotals)
     surprise: SurpriseTotals = field(default_factory=SurpriseTotals)
     rewards: RewardTotals = field(default_factory=RewardTotals)
-    highest_whole: float = -math.inf
-    lowest_whole: float = math.inf
     responses: float = 0.0
     highest_length: float = 0.0
     cut: float = 0.0
@@ -208,8 +214,6 @@ class Sums(Totals):
         or not finite all of `mismatch/` is NaN but `mismatch/nonfinite_tokens` and `mismatch/missing_mu_tokens`.
         """
         metrics = {**self._mismatch(), **self.rewards.metrics()}
-        if self.rewards.responses:
-            metrics["reward/whole_range"] = max(0.0, self.highest_whole - self.lowest_whole)
         if self.responses:
             metrics["response/length_mean"] = self.tokens / self.responses
             metrics["response/length_max"] = self.highest_length

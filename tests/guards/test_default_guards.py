@@ -243,7 +243,7 @@ def test_one_prompt_a_step_that_is_solved_or_not_is_no_collapse_and_no_other_rew
     fired = []
     for step in range(1, 61):
         rewards = np.where(random.random(4) < random.beta(0.3, 0.3), 1.0, wrong)
-        fired += guards.evaluate(step, RewardTotals.of(rewards, np.zeros(4, dtype=int)).metrics()).events
+        fired += guards.evaluate(step, RewardTotals.of(rewards, np.zeros(4, dtype=int), None).metrics()).events
     assert not {action.kind for event in fired for action in event.actions} & {ActionKind.ROLLBACK, ActionKind.STOP}
 
 
@@ -257,11 +257,11 @@ def test_a_rare_large_reward_is_no_other_reward_function(kind: str, prompts: int
         rewards = np.exp(2 * random.standard_normal(4 * prompts))
         if kind == "rare and large":
             rewards = np.where(random.random(4 * prompts) < 0.05, 1.0, 0.02)
-        metrics = RewardTotals.of(rewards, np.repeat(np.arange(prompts), 4)).metrics()
+        metrics = RewardTotals.of(rewards, np.repeat(np.arange(prompts), 4), None).metrics()
         fired += guards.evaluate(step, metrics).events
     assert fired == []
     totals = RewardTotals.of(
-        np.full(4 * prompts, 1e4 if kind == "heavy tail" else 1e3), np.repeat(np.arange(prompts), 4)
+        np.full(4 * prompts, 1e4 if kind == "heavy tail" else 1e3), np.repeat(np.arange(prompts), 4), None
     )
     answers = [list(map(str, guards.evaluate(step, totals.metrics()).actions)) for step in (201, 202)]
     assert answers == [[], ["skip_update"]]

@@ -41,9 +41,10 @@ def ended(step: int, **changed: Any) -> Any:
     return SimpleNamespace(batch=batch, metrics=dict(STATUS), global_step=step, logs=None)
 
 
-def test_a_clean_run_goes_on_and_its_metrics_join_the_log(callback: Any) -> None:
-    for step in range(1, 6):
+def test_a_clean_run_goes_on_and_its_metrics_join_the_log(callback: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(1, 41):
         callback.on_step_end(None, ended(step), None)
+    assert not caplog.records
     logs = {"reward/avg_raw_reward": 0.5}
     callback.on_log(None, SimpleNamespace(logs=logs), None)
     assert logs["guards/mismatch/kl_k3"] > 0

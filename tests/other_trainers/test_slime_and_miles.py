@@ -66,6 +66,43 @@ def test_a_reward_that_is_no_number_is_withheld_in_slime() -> None:
     assert not any(mask.any() for mask in data["loss_masks"])
 
 
+def fired_in_slime(steps: int, caplog: pytest.LogCaptureFixture, **changed: Any) -> list[str]:
+    for step in range(steps):
+        slime.guard_rollout(SLIME_ARGS, step, rollout(step, **changed))
+    return [record.message for record in caplog.records]
+
+
+def test_a_clean_run_in_slime_warns_of_nothing_and_constant_rewards_do(caplog: pytest.LogCaptureFixture) -> None:
+    assert fired_in_slime(40, caplog) == []
+    assert {"constant-reward", "reward-range"}.isdisjoint(slime.guards().off)
+    slime.guards.cache_clear()
+    assert "constant-reward" in "".join(fired_in_slime(16, caplog, rewards=[1.0] * RESPONSES))
+
+
+def test_in_slime_the_rewards_of_responses_that_were_cut_count_for_no_range(caplog: pytest.LogCaptureFixture) -> None:
+    """All but one earn nothing, and that one was cut; the rollout lies in another order than the responses."""
+    partition = list(reversed(range(RESPONSES)))
+    for step in range(16):
+        data = rollout(step, rewards=[1.0] + [0.0] * (RESPONSES - 1)) | {"partition": partition}
+        data["truncated"] = [0] * (RESPONSES - 1) + [1]
+        slime.guard_rollout(SLIME_ARGS, step, data)
+    assert "constant-reward" in caplog.text
+
+
+def test_where_slime_does_not_tell_which_responses_were_cut_all_count() -> None:
+    data = rollout(0, rewards=[1.0] + [0.0] * (RESPONSES - 1))
+    del data["truncated"]
+    slime.guard_rollout(SLIME_ARGS, 0, data)
+    assert slime.guards().state_dict()["history"][0][1]["reward/whole_range"] == 1.0
+
+
+def test_a_clean_run_in_miles_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(40):
+        miles.decide(MILES_ARGS)
+        micro_batch(rollout(step))
+    assert not caplog.records
+
+
 def test_slime_without_the_trainer_s_log_probs_still_sees_the_rewards() -> None:
     data = rollout(0)
     del data["log_probs"]

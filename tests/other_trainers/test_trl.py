@@ -136,6 +136,20 @@ def test_a_loss_that_trl_averages_away_in_its_log_is_seen(trainer: Callable[...,
     assert all(finite for _, finite, _ in steps)
 
 
+def test_a_clean_run_warns_of_nothing_and_constant_rewards_do(trainer: Callable[..., Any]) -> None:
+    clean = trainer(distinct, max_steps=34)
+    steps = watch(clean, guard(clean))
+    clean.train()
+    assert len(steps) == 34
+    assert not any(fired for fired, _, _ in steps)
+    logs = [log for log in clean.state.log_history if "reward" in log]
+    assert all((log["reward/whole_range"] > 0) == (log["response/truncated_share"] < 0.7) for log in logs)
+    flat = trainer(lambda completions, **_: [1.0] * len(completions), max_steps=17)
+    steps = watch(flat, guard(flat))
+    flat.train()
+    assert [number for number, (fired, _, _) in enumerate(steps, start=1) if "constant-reward" in fired] == [16]
+
+
 def test_several_updates_of_a_batch_lower_the_rate_once(trainer: Callable[..., Any]) -> None:
     lowers = {"name": "lowers", "rule": "limit", "metric": "reward/mean", "above": 0.0}
     settings = parse_guards({"defaults": False, "guard": [{**lowers, "actions": ["lower_learning_rate", "log"]}]}, "it")
